@@ -1,0 +1,15 @@
+from django.apps import AppConfig
+
+
+class CompletionsConfig(AppConfig):
+    """Chat completions and models, as OpenAI's API has them."""
+
+    name = "completions"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Tell the worker how the generations of this API are assembled."""
+        from completions.assembler import CHAT, ChatAssembler, failure
+        from worker.assembly import Kind, register
+
+        register(CHAT, Kind(ChatAssembler.from_assembly, failure))

@@ -1,0 +1,11 @@
+"""Routes under /v1."""
+
+from django.urls import path
+
+from completions.views import ChatCompletionsView, ModelsView, ModelView
+
+urlpatterns = [
+    path("chat/completions", ChatCompletionsView.as_view()),
+    path("models", ModelsView.as_view()),
+    path("models/<path:model_id>", ModelView.as_view()),
+]

@@ -1,0 +1,77 @@
+"""Views of chat completions and models."""
+
+from __future__ import annotations
+
+import time
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from completions.assembler import CHAT
+from completions.mapping import to_generation_request
+from completions.wire.chat import ChatCompletionRequest
+from completions.wire.models import Model, ModelList
+from inference_site.http.enqueue import Job, served_model, submit
+from inference_site.http.errors import NotFoundError
+from inference_site.http.payload import parse
+from worker.catalog import catalog
+from worker.engines.base import ModelSpec
+from worker.leases import live_view
+from worker.queue import new_id
+
+
+class ChatCompletionsView(APIView):
+    """``POST /v1/chat/completions``."""
+
+    def post(self, request: Request) -> HttpResponse:
+        body = parse(ChatCompletionRequest, request.data)
+        spec = served_model(body.model)
+        completion_id = new_id("chatcmpl-")
+        stream = bool(body.stream)
+        assembly = {
+            "completion_id": completion_id,
+            "created": int(time.time()),
+            "model": spec.id,
+            "stream": stream,
+            "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+        }
+        ignored = body.ignored_params
+        return submit(
+            request,
+            Job(CHAT, completion_id, to_generation_request(body, spec), assembly, stream, ignored),
+        )
+
+
+class ModelsView(APIView):
+    """``GET /v1/models``."""
+
+    def get(self, request: Request) -> Response:
+        models = [_wire_model(spec) for spec in catalog().models.values()]
+        return Response(ModelList(data=models).model_dump())
+
+
+class ModelView(APIView):
+    """``GET /v1/models/{id}``; the id may contain slashes."""
+
+    def get(self, request: Request, model_id: str) -> Response:
+        spec = catalog().find(model_id)
+        if spec is None:
+            raise NotFoundError(
+                f"The model '{model_id}' does not exist", param="model", code="model_not_found"
+            )
+        return Response(_wire_model(spec).model_dump())
+
+
+def _wire_model(spec: ModelSpec) -> Model:
+    workers = len(live_view.serving(spec.id))
+    created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
+    return Model(
+        id=spec.id,
+        created=created,
+        owned_by="inference-site",
+        status="loaded" if workers else "unloaded",
+        context_length=spec.context_length,
+        workers=workers,
+    )

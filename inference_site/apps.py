@@ -1,0 +1,7 @@
+from django.apps import AppConfig
+
+
+class InferenceSiteConfig(AppConfig):
+    """The project itself: its management commands."""
+
+    name = "inference_site"

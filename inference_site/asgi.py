@@ -1,0 +1,25 @@
+"""The ASGI application: the relay for /v1, Django itself for everything else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
+
+from django.core.asgi import get_asgi_application
+
+_django: Any = get_asgi_application()
+
+from inference_site.http.relay import Receive, Relay, Send  # noqa: E402  # Needs Django set up.
+
+_relay = Relay()
+
+
+async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """Route by protocol and path."""
+    if scope["type"] != "http":
+        raise ValueError(f"Unsupported protocol: {scope['type']}")
+    path: str = scope["path"]
+    is_api = path == "/v1" or path.startswith(("/v1/", "/health"))
+    await (_relay if is_api else _django)(scope, receive, send)

@@ -1,0 +1,11 @@
+"""The Celery application; its configuration is in the settings, prefix ``CELERY_``."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
+
+app = Celery("inference_site")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

@@ -1,0 +1,71 @@
+"""Reading settings from the environment, strictly: a typo is an error, not a False.
+
+Every variable ``X`` may instead be given as ``X_FILE``, the path of a file that holds the value,
+which is how secrets reach a container (django-environ's ``FileAwareEnv``).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+_env = environ.FileAwareEnv()
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def text(name: str, default: str = "") -> str:
+    """Return the variable; an empty one counts as absent."""
+    value: str = _env.str(name, default="")
+    return value.strip() or default
+
+
+def boolean(name: str, default: bool) -> bool:
+    """Return true or false. Raise ImproperlyConfigured for anything else."""
+    value = text(name, str(default)).lower()
+    if value not in _TRUE | _FALSE:
+        raise ImproperlyConfigured(f"{name}: expected true or false, got {value!r}.")
+    return value in _TRUE
+
+
+def number(name: str, default: int, minimum: int = 0) -> int:
+    """Return a whole number. Raise ImproperlyConfigured for anything else."""
+    value = text(name, str(default))
+    if not value.isdecimal() or int(value) < minimum:
+        raise ImproperlyConfigured(
+            f"{name}: expected a whole number from {minimum}, got {value!r}."
+        )
+    return int(value)
+
+
+def number_or_warn(name: str, default: int, minimum: int = 1) -> int:
+    """Return a whole number; a bad value warns and falls back to the default."""
+    try:
+        return number(name, default, minimum)
+    except ImproperlyConfigured as exc:
+        warnings.warn(f"{exc} Using {default}.", RuntimeWarning, stacklevel=2)
+        return default
+
+
+def items(name: str, default: str = "") -> list[str]:
+    """Return a list of values separated by commas."""
+    return [item.strip() for item in text(name, default).split(",") if item.strip()]
+
+
+def database(url: str) -> dict[str, Any]:
+    """Return Django's settings for a database address."""
+    config: dict[str, Any] = dict(_env.db_url_config(url))
+    return config
+
+
+def embedded_services(data_dir: Path) -> dict[str, str]:
+    """Return the addresses that a running ``manage.py serve`` wrote into its data directory."""
+    try:
+        services: dict[str, str] = json.loads((data_dir / "services.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return services

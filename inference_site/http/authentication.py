@@ -1,0 +1,45 @@
+"""Who calls: an API key in ``Authorization: Bearer`` or ``x-api-key``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rest_framework.authentication import BaseAuthentication
+
+from inference_site.accounts.keys import Caller, find_caller
+from inference_site.http.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+
+
+class KeyAuthentication(BaseAuthentication):
+    """Only a key opens the API: a session of the admin never does."""
+
+    def authenticate(self, request: Request) -> tuple[Caller, None]:  # type: ignore[override]  # The stubs allow no user of our own.
+        """Return the caller. Raise AuthenticationError without a key or with a refused one."""
+        secret = _secret(request)
+        caller = find_caller(secret)
+        if caller is None:
+            raise AuthenticationError(
+                f"Incorrect API key provided: {_masked(secret)}.", code="invalid_api_key"
+            )
+        return caller, None
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+def _secret(request: Request) -> str:
+    header: str = request.META.get("HTTP_AUTHORIZATION", "")
+    scheme, _, secret = header.partition(" ")
+    if scheme.lower() == "bearer" and secret.strip():
+        return secret.strip()
+    if key := request.META.get("HTTP_X_API_KEY", "").strip():
+        return str(key)
+    raise AuthenticationError
+
+
+def _masked(secret: str) -> str:
+    """Return enough of the key for its owner to recognise it, and no more."""
+    return f"{secret[:5]}***{secret[-2:]}" if len(secret) > 16 else "***"

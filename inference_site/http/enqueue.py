@@ -1,0 +1,78 @@
+"""The step every endpoint that generates has in common: admit, enqueue, hand off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from inference_site.accounts.keys import Caller
+from inference_site.http.errors import NotFoundError, UnavailableError
+from inference_site.http.handoff import HandOff, hand_off
+from inference_site.http.hub import hub
+from worker.catalog import catalog
+from worker.documents import Document
+from worker.engines.base import ModelSpec
+from worker.generation import GenerationRequest
+from worker.leases import live_view
+from worker.queue import Enqueue, enqueue
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A validated request on its way to a worker. ``assembly`` is for the assembler of its kind."""
+
+    kind: str
+    generation_id: str
+    request: GenerationRequest
+    assembly: dict[str, Any]
+    stream: bool
+    ignored_params: list[str]
+
+
+def served_model(name: str) -> ModelSpec:
+    """Return the model of this name. Raise NotFoundError for an unknown one, and UnavailableError
+    when no live worker serves it."""
+    spec = catalog().find(name)
+    if spec is None:
+        raise NotFoundError(
+            f"The model `{name}` does not exist or you do not have access to it.",
+            param="model",
+            code="model_not_found",
+        )
+    if not live_view.serving(spec.id):
+        raise UnavailableError(
+            f"No worker serves the model `{spec.id}` now. Please try again later.",
+            code="no_worker",
+        )
+    return spec
+
+
+def submit(request: Request, job: Job) -> HttpResponse:
+    """Commit the generation, ring its model's bell, and leave the rest to the relay."""
+    caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
+    follower = hub.follow(job.generation_id)  # Before the worker can send anything.
+    try:
+        enqueue(_order(request, caller, job), Document(job.request, job.assembly), hub.channel)
+    except BaseException:
+        hub.leave(follower)
+        raise
+    response = hand_off(request._request, HandOff(job.generation_id, job.stream))
+    if job.ignored_params:
+        response["x-unsupported-params"] = ",".join(job.ignored_params)
+    return response
+
+
+def _order(request: Request, caller: Caller, job: Job) -> Enqueue:
+    return Enqueue(
+        kind=job.kind,
+        generation_id=job.generation_id,
+        model=job.request.model,
+        project_id=caller.project_id,
+        api_key_id=caller.api_key_id,
+        request_id=request._request.request_id,  # type: ignore[attr-defined]  # Set by ApiHandler.
+        streamed=job.stream,
+        ignored_params=job.ignored_params,
+    )

@@ -1,0 +1,203 @@
+"""Errors as clients see them: a status and OpenAI's envelope, never HTML, never a traceback.
+
+    ApiError
+    ├── InvalidRequestError     400  the request is wrong; ``param`` says where
+    ├── AuthenticationError     401
+    ├── NotFoundError           404
+    ├── MethodNotAllowedError   405
+    ├── PayloadTooLargeError    413
+    ├── UnsupportedMediaError   415
+    ├── InternalError           500
+    └── UnavailableError        503  try again; carries Retry-After
+
+``api_error`` is the one table that maps every other exception to one of these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import kombu.exceptions
+import orjson
+import redis.exceptions
+from django.core.exceptions import RequestDataTooBig
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest
+from rest_framework import exceptions as drf
+from rest_framework.response import Response
+
+from worker import errors as worker
+from worker.engines import base as engine
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """The server had an error while processing your request."""
+
+    status: ClassVar[int] = 500
+    type: str = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.message = message or (self.__doc__ or "").strip()
+        super().__init__(self.message)
+        self.param = param
+        self.code = code or self.code
+        self.headers = dict(headers or {})
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body: ``{"error": {message, type, param, code}}``, all four keys."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def body(self) -> bytes:
+        """The envelope, encoded."""
+        return orjson.dumps(self.envelope)
+
+
+class InvalidRequestError(ApiError):
+    """The request is invalid."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class AuthenticationError(ApiError):
+    """You didn't provide an API key. Send it in the header 'Authorization: Bearer YOUR_KEY'."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, message: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+class NotFoundError(ApiError):
+    """Not found."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowedError(ApiError):
+    """This method is not allowed here."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
+class PayloadTooLargeError(ApiError):
+    """The request body is too large."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaError(ApiError):
+    """The request body must be JSON: send 'Content-Type: application/json'."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_type"
+
+
+class InternalError(ApiError):
+    """The server had an error while processing your request."""
+
+
+class UnavailableError(ApiError):
+    """The server is overloaded or a part of it is down. Please try again later."""
+
+    status = 503
+    code = "server_is_overloaded"
+
+    def __init__(
+        self, message: str | None = None, *, code: str | None = None, retry_after_s: int = 5
+    ) -> None:
+        super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request waited too long for a free slot. Please try again later."""
+
+    status = 504
+    code = "queue_timeout"
+
+
+def api_error(exc: Exception) -> ApiError:
+    """Return what the client is told of this exception. What is not named here is a 500."""
+    match exc:
+        case ApiError():
+            return exc
+        case engine.ContextLengthExceeded():
+            return InvalidRequestError(
+                str(exc), param=exc.param, code="context_length_exceeded"
+            )
+        case engine.InvalidRequest():
+            return InvalidRequestError(str(exc), param=exc.param)
+        case worker.WorkerLost():
+            return UnavailableError(str(exc), code="worker_lost", retry_after_s=1)
+        case worker.DocumentLost() | worker.ShuttingDown():
+            return UnavailableError(str(exc), code="worker_unavailable", retry_after_s=1)
+        case worker.QueueTimeout():
+            return QueueTimeoutError(str(exc))
+        case worker.QueueFull():
+            return UnavailableError(str(exc), code="queue_full")
+        case engine.EngineUnavailable():
+            return UnavailableError(str(exc), code="engine_unavailable")
+        case engine.EngineError():
+            return InternalError(f"The model failed: {exc}", code="model_error")
+        case OperationalError() | InterfaceError():
+            return UnavailableError("The database is not reachable.", code="database_unavailable")
+        case redis.exceptions.RedisError() | kombu.exceptions.OperationalError():
+            return UnavailableError("The queue is not reachable.", code="queue_unavailable")
+        case RequestDataTooBig():
+            return PayloadTooLargeError()
+        case Http404():
+            return NotFoundError()
+        case drf.MethodNotAllowed():
+            return MethodNotAllowedError(str(exc.detail))
+        case drf.UnsupportedMediaType():
+            return UnsupportedMediaError()
+        case drf.NotAuthenticated() | drf.AuthenticationFailed():
+            return AuthenticationError()
+        case _:
+            return InternalError()
+
+
+def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
+    """Log what is the server's fault; the traceback only of what nobody foresaw."""
+    if error.status < 500 or isinstance(exc, ApiError):
+        return
+    request_id = getattr(request, "request_id", "-")
+    traceback = exc if error.status == 500 else None
+    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
+    """Answer an exception that a DRF view raised."""
+    error = api_error(exc)
+    log_error(context["request"]._request, exc, error)
+    headers = dict(error.headers)
+    if isinstance(error, MethodNotAllowedError):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(error.envelope, status=error.status, headers=headers)

@@ -1,0 +1,95 @@
+"""``/health`` and ``/health/ready``: alive, and able to serve. Open to everybody; no secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import psycopg
+import redis
+from django.conf import settings
+from django.db import connection
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from worker.catalog import catalog
+from worker.leases import live_workers
+
+_TIMEOUT_S = 2.0
+_pool = ThreadPoolExecutor(8, thread_name_prefix="health")
+
+
+class OpenView(APIView):
+    """A view that needs no key."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+
+class HealthView(OpenView):
+    """``GET /health``: this process answers."""
+
+    def get(self, request: Request) -> Response:
+        return Response({"status": "ok"})
+
+
+class ReadyView(OpenView):
+    """``GET /health/ready``: PostgreSQL, Redis, and a live worker for each model.
+
+    503 when anything fails; ``checks`` names each part with ``ok`` or what is wrong.
+    """
+
+    def get(self, request: Request) -> Response:
+        checks = _run({"postgres": _check_postgres, "redis": _check_redis})
+        if checks["redis"] == "ok":
+            checks |= _run({"workers": _check_workers})
+        else:
+            checks["workers"] = "unknown while Redis is down"
+        ready = all(result == "ok" for result in checks.values())
+        status = "ready" if ready else "unavailable"
+        headers = None if ready else {"Retry-After": "5"}
+        return Response(
+            {"status": status, "checks": checks}, status=200 if ready else 503, headers=headers
+        )
+
+
+def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
+    """Run the checks side by side; one that hangs is reported, not waited for."""
+    futures = {name: _pool.submit(check) for name, check in checks.items()}
+    wait(futures.values(), timeout=_TIMEOUT_S)
+    return {
+        name: future.result() if future.done() else f"no answer within {_TIMEOUT_S:.0f} s"
+        for name, future in futures.items()
+    }
+
+
+def _check_postgres() -> str:
+    """Use a connection of its own: the pool's may hang with the server."""
+    parameters = connection.get_connection_params()
+    parameters.pop("pool", None)
+    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
+    parameters.pop("context", None)
+    try:
+        with psycopg.connect(**parameters) as own:
+            own.execute("SELECT 1")
+    except psycopg.Error as exc:
+        return f"{type(exc).__name__}: not reachable"
+    return "ok"
+
+
+def _check_redis() -> str:
+    urls = {*settings.EVENT_LOG_URLS, settings.BROKER_URL, *settings.CHANNEL_LAYER_URLS}
+    try:
+        for url in urls:
+            with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
+                client.ping()
+    except redis.RedisError as exc:
+        return f"{type(exc).__name__}: not reachable"
+    return "ok"
+
+
+def _check_workers() -> str:
+    served = {model.id for worker in live_workers() for model in worker.models}
+    missing = [id_ for id_ in catalog().models if id_ not in served]
+    return f"no live worker for: {', '.join(missing)}" if missing else "ok"

@@ -1,0 +1,205 @@
+"""The hub: one channel for each web process, and the followers that wait on it.
+
+Workers send the frames of every stream that this process follows to its channel. A follower that
+starts late, sees a gap, or hears nothing for a second reads the event log and goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import redis.exceptions
+from asgiref.sync import sync_to_async
+from channels.layers import get_channel_layer
+from django.db import DatabaseError
+
+from inference_site.http.errors import UnavailableError
+from worker.assembly import Ending
+from worker.event_log import AsyncEventLog, Batch, trim
+from worker.models import TERMINAL, Generation
+from worker.redis_clients import new_async_clients, shard_of
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 1.0
+_VANISHED_S = 10.0
+"""After this long without a frame it is checked whether the stream's log is gone for good."""
+
+
+class Follower:
+    """One reader's place in one stream."""
+
+    __slots__ = ("_batches", "_waiter", "checked_at", "generation_id", "heard_at", "next_number")
+
+    def __init__(self, generation_id: str, after: int = -1) -> None:
+        self.generation_id = generation_id
+        self.next_number = after + 1
+        self.heard_at = self.checked_at = time.monotonic()
+        self._batches: list[Batch] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def offer(self, batch: Batch) -> bool:
+        """Take a batch; False when frames before it are missing. What is known already is cut."""
+        if batch.first > self.next_number:
+            return False
+        self.heard_at = time.monotonic()
+        for rest in trim([batch], self.next_number):
+            self.next_number = rest.next
+            self._batches.append(rest)
+            self.wake()
+        return True
+
+    def wake(self) -> None:
+        """End the current ``wait``."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> list[Batch]:
+        """Return what has come, in order, and forget it."""
+        batches, self._batches = self._batches, []
+        return batches
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something has come, when woken, or after the timeout."""
+        if self._batches:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, self.wake)  # Half the cost of asyncio.wait_for.
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+class Hub:
+    """This process's channel and followers. Everything but ``follow`` belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.channel = f"web.{uuid.uuid4().hex}"
+        self._followers: dict[str, list[Follower]] = {}
+        self._logs: list[AsyncEventLog] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def follow(self, generation_id: str, after: int = -1) -> Follower:
+        """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
+        follower = Follower(generation_id, after)
+        self._followers[generation_id] = [*self._followers.get(generation_id, ()), follower]
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """Remove a reader."""
+        others = [f for f in self._followers.get(follower.generation_id, ()) if f is not follower]
+        if others:
+            self._followers[follower.generation_id] = others
+        else:
+            self._followers.pop(follower.generation_id, None)
+
+    def find(self, generation_id: str) -> Follower:
+        """Return the reader that a view has added for this generation. Raise KeyError without."""
+        return self._followers[generation_id][0]
+
+    def ensure_running(self) -> None:
+        """Start listening, if this loop does not already."""
+        if not self._tasks:
+            self._logs = [AsyncEventLog(client) for client in new_async_clients()]
+            self._tasks = [
+                asyncio.create_task(self._listen()),
+                asyncio.create_task(self._watch()),
+            ]
+
+    async def cancel(self, generation_id: str) -> None:
+        """Ask the worker to stop a generation."""
+        await self._log(generation_id).request_cancel(generation_id)
+
+    def _log(self, generation_id: str) -> AsyncEventLog:
+        return self._logs[shard_of(generation_id)]
+
+    async def _listen(self) -> None:
+        layer = get_channel_layer()
+        while True:
+            try:
+                message = await layer.receive(self.channel)
+                await self._dispatch(message["streams"])
+            except (redis.exceptions.RedisError, OSError) as exc:
+                logger.warning("hub: channel layer: %s", exc)
+                await layer.flush()  # It takes a failed subscription for a good one otherwise.
+                await asyncio.sleep(_SILENCE_S)
+            except Exception:
+                logger.exception("hub: a message was dropped; its readers will read the log")
+
+    async def _dispatch(self, streams: Iterable[tuple[str, bytes]]) -> None:
+        behind = []
+        for generation_id, payload in streams:
+            followers = self._followers.get(generation_id)
+            if not followers:
+                continue
+            batch = Batch.unpack(payload) if payload else None
+            behind += [f for f in followers if batch is None or not f.offer(batch)]
+        if behind:
+            await self._catch_up(behind)
+
+    async def _watch(self) -> None:
+        """Have those that hear nothing read the log."""
+        while True:
+            await asyncio.sleep(_SILENCE_S / 2)
+            now = time.monotonic()
+            readers = [f for followers in list(self._followers.values()) for f in followers]
+            silent = [f for f in readers if now - max(f.heard_at, f.checked_at) > _SILENCE_S]
+            if not silent:
+                continue
+            try:
+                await self._catch_up(silent)
+                await self._end_vanished([f for f in silent if now - f.heard_at > _VANISHED_S])
+            except (redis.exceptions.RedisError, DatabaseError) as exc:
+                logger.warning("hub: cannot catch up: %s", exc)
+            except Exception:
+                logger.exception("hub: cannot catch up")
+
+    async def _catch_up(self, followers: Sequence[Follower]) -> None:
+        """Read the log for these followers, in one round trip for each server."""
+        now = time.monotonic()
+        shards: dict[int, list[Follower]] = {}
+        for follower in followers:
+            follower.checked_at = now
+            shards.setdefault(shard_of(follower.generation_id), []).append(follower)
+        for shard, readers in shards.items():
+            wanted = [(reader.generation_id, reader.next_number) for reader in readers]
+            found = await self._logs[shard].read_many(wanted)
+            for reader, batches in zip(readers, found, strict=True):
+                for batch in batches:
+                    if not reader.offer(batch):
+                        reader.offer(_vanished(reader.next_number))
+
+    async def _end_vanished(self, followers: Sequence[Follower]) -> None:
+        """End the readers of generations that are over and whose log was lost with its Redis."""
+        ids = {follower.generation_id for follower in followers}
+        if not ids:
+            return
+        over = await sync_to_async(_terminal_ids, thread_sensitive=False)(ids)
+        lost = [f for f in followers if f.generation_id in over]
+        await self._catch_up(lost)  # The end may have come between the two looks.
+        for follower in lost:
+            follower.offer(_vanished(follower.next_number))
+
+
+def _terminal_ids(ids: set[str]) -> set[str]:
+    over = Generation.objects.filter(public_id__in=ids, status__in=TERMINAL)
+    return set(over.values_list("public_id", flat=True))
+
+
+def _vanished(number: int) -> Batch:
+    """Return the end of a stream whose frames are lost."""
+    error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
+    frames = (b"data: " + error.body + b"\n\n", b"data: [DONE]\n\n")
+    return Batch(number, frames, Ending((), error.status, error.body, error_code="stream_lost"))
+
+
+hub = Hub()
+"""The hub of this process."""

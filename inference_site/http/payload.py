@@ -1,0 +1,154 @@
+"""From a decoded body to a wire model: validation errors in OpenAI's words, and unknown fields.
+
+Errors follow the table of the API: ``missing_required_parameter``, ``invalid_type``,
+``invalid_value``, ``integer_below_min_value`` …, each with the path of the field as ``param``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+from django.conf import settings
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from inference_site.http.errors import InvalidRequestError
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+class WireRequest(BaseModel):
+    """Base of request bodies. Fields it does not declare are kept aside and named to the caller."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @property
+    def ignored_params(self) -> list[str]:
+        """The fields that were sent and are not honoured, in the order they came.
+
+        A name that does not fit a response header is no field of any API and is left out.
+        """
+        extra = (self.model_extra or {}).items()
+        return [name for name, value in extra if value is not None and _NAME.fullmatch(name)]
+
+
+class WireObject(BaseModel):
+    """Base of what the server sends: a misspelt field fails at construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+RequestT = TypeVar("RequestT", bound=WireRequest)
+
+
+def parse(model: type[RequestT], body: Any) -> RequestT:
+    """Return the body as a wire model. Raise InvalidRequestError naming the first bad field."""
+    if not isinstance(body, dict):
+        raise InvalidRequestError("The JSON body of your request must be an object.")
+    try:
+        request = model.model_validate(body)
+    except ValidationError as exc:
+        raise _invalid(exc.errors(include_url=False), body) from exc
+    if settings.STRICT_FIELDS and request.ignored_params:
+        name = request.ignored_params[0]
+        raise InvalidRequestError(
+            f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
+        )
+    return request
+
+
+def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
+    # Of the branches of a union, the one that got furthest into the body is what was meant.
+    error = max(errors, key=lambda e: len(_path(e["loc"], body)))
+    param = _format(_path(error["loc"], body))
+    code, message = _describe(error, param)
+    return InvalidRequestError(message, param=param or None, code=code)
+
+
+def _path(loc: tuple[int | str, ...], body: Any) -> list[int | str]:
+    """Return the location without the names of union branches, which are not in the body."""
+    path: list[int | str] = []
+    value = body
+    for i, part in enumerate(loc):
+        if isinstance(value, dict) and (part in value or i == len(loc) - 1):
+            path.append(part)
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            path.append(part)
+            value = value[part] if part < len(value) else None
+    return path
+
+
+def _format(path: list[int | str]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+_KINDS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_BOUNDS = {
+    "greater_than_equal": ("below_min", "below minimum value. Expected a value >= {ge}"),
+    "less_than_equal": ("above_max", "above maximum value. Expected a value <= {le}"),
+    "greater_than": ("below_min", "below minimum value. Expected a value > {gt}"),
+}
+_JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a decimal"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+]
+
+
+def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
+    """Return the code and the message."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "missing":
+        return "missing_required_parameter", f"Missing required parameter: '{param}'."
+    if kind in _KINDS:
+        return (
+            "invalid_type",
+            f"Invalid type for '{param}': expected {_KINDS[kind]}, but got "
+            f"{_json_type(given)} instead.",
+        )
+    if kind in ("literal_error", "union_tag_invalid", "enum"):
+        expected = context.get("expected") or context.get("expected_tags")
+        return "invalid_value", f"Invalid value for '{param}'. Supported values are: {expected}."
+    if kind in _BOUNDS:
+        side, text = _BOUNDS[kind]
+        number = "integer" if isinstance(given, int) else "decimal"
+        return (
+            f"{number}_{side}_value",
+            f"Invalid '{param}': {number} {text.format(**context)}, but got {given} instead.",
+        )
+    if kind == "too_short":
+        return (
+            "empty_array",
+            f"Invalid '{param}': empty array. Expected an array with minimum length "
+            f"{context['min_length']}, but got an empty array instead.",
+        )
+    if kind == "too_long":
+        return (
+            "array_above_max_length",
+            f"Invalid '{param}': array too long. Expected an array with maximum length "
+            f"{context['max_length']}, but got an array with length "
+            f"{context['actual_length']} instead.",
+        )
+    return "invalid_value", f"Invalid '{param}': {error['msg']}."
+
+
+def _json_type(value: Any) -> str:
+    return next((name for type_, name in _JSON_TYPES if isinstance(value, type_)), "null")

@@ -1,0 +1,25 @@
+"""``manage.py create_api_key --project NAME --name NAME``: print a new key, alone, on stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from inference_site.accounts.keys import create_key
+from inference_site.accounts.models import Project
+
+
+class Command(BaseCommand):
+    """Makes the project too, if there is none of this name."""
+
+    help = "Create an API key and print it, alone, on standard output."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--project", default="default", help="name of the project")
+        parser.add_argument("--name", required=True, help="what the key is for")
+
+    def handle(self, *_: Any, project: str, name: str, **__: Any) -> None:
+        owner, _created = Project.objects.get_or_create(name=project)
+        _record, secret = create_key(owner, name)
+        self.stdout.write(secret)

@@ -1,0 +1,92 @@
+"""``manage.py serve``: the whole stack on this machine, with one command."""
+
+from __future__ import annotations
+
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from inference_site import environment
+from inference_site.supervisor.services import ServiceError
+from inference_site.supervisor.stack import Stack
+from worker.catalog import catalog
+
+_READY_TIMEOUT_S = 60.0
+
+
+class Command(BaseCommand):
+    """Runs until SIGINT or SIGTERM."""
+
+    help = "Run everything on this machine: PostgreSQL, Redis, web, worker and beat."
+    requires_system_checks: list[str] = []  # The children run them, with the right environment.
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--host", default=environment.text("HOST", "127.0.0.1"))
+        parser.add_argument("--port", type=int, default=environment.number("PORT", 8000))
+
+    def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
+        started = time.monotonic()
+        data_dir: Path = settings.DATA_DIR
+        data_dir.mkdir(parents=True, exist_ok=True)
+        stack = Stack(data_dir, host, port, _say)
+        try:
+            stack.start_services()
+            facts = stack.prepare()
+            stack.start_processes()
+            url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104  # Only compared.
+            _wait_until_ready(url)
+            _say(f"ready in {time.monotonic() - started:.1f} s")
+            _welcome(stack, url, data_dir, facts)
+            stack.watch()
+        except ServiceError as exc:
+            raise CommandError(str(exc)) from exc
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _say("stopping")
+            stack.stop()
+        _say("stopped")
+
+
+def _say(line: str) -> None:
+    print(f"[serve] {line}", flush=True)
+
+
+def _wait_until_ready(url: str) -> None:
+    """Return when the site can answer a completion; after a minute, go on and say so."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # Our own address.
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    _say("not ready after a minute; the logs say why")
+
+
+def _welcome(stack: Stack, url: str, data_dir: Path, facts: dict[str, Any]) -> None:
+    names = ", ".join(f"{name} ({pid})" for name, pid in stack.processes())
+    print(f"\n  running   {names}")
+    print(f"  logs      {data_dir / 'log'}")
+    print(f"  models    {', '.join(catalog().models)}")
+    print(f"  API       {url}/v1")
+    print(f"  admin     {url}/admin/")
+    if facts["admin_password"]:
+        print(f"            user: admin   password: {facts['admin_password']}   (shown once)")
+    if facts["api_key"]:
+        print(f"  API key   {facts['api_key']}   (shown once; kept in {data_dir / 'api_key'})")
+    model = next(iter(catalog().models))
+    print(
+        f"\n  curl {url}/v1/chat/completions \\\n"
+        f'    -H "Authorization: Bearer $(cat {data_dir / "api_key"})" \\\n'
+        '    -H "Content-Type: application/json" \\\n'
+        f'    -d \'{{"model": "{model}", "stream": true, '
+        '"messages": [{"role": "user", "content": "Tell me a story."}]}\'\n'
+    )
+    sys.stdout.flush()

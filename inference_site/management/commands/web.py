@@ -1,0 +1,26 @@
+"""``manage.py web``: serve HTTP with Daphne."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from daphne.cli import CommandLineInterface
+from django.core.management.base import BaseCommand, CommandParser
+
+
+class Command(BaseCommand):
+    """Daphne with the options this site needs."""
+
+    help = "Serve the API and the admin over HTTP."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", type=int, default=8000)
+
+    def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
+        sys.exit(
+            CommandLineInterface().run(
+                ["-b", host, "-p", str(port), "--no-server-name", "inference_site.asgi:application"]
+            )
+        )

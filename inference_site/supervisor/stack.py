@@ -1,0 +1,153 @@
+"""The whole stack of one machine: services, web, worker, beat; started, watched, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inference_site.supervisor.processes import Child, Program
+from inference_site.supervisor.services import (
+    EmbeddedPostgres,
+    ServiceError,
+    plan_redis,
+    wait_for_redis,
+)
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_STOP_S = 7.0
+_WATCH_S = 0.2
+
+
+class Stack:
+    """Everything ``manage.py serve`` runs. ``say`` prints one line for the operator."""
+
+    def __init__(self, data_dir: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+        self._data_dir, self._host, self._port, self._say = data_dir, host, port, say
+        self._logs = data_dir / "log"
+        self._postgres: EmbeddedPostgres | None = None
+        self._redis: Child | None = None
+        self._children: list[Child] = []
+        self._stop = threading.Event()
+        self.env = dict(os.environ)
+
+    def start_services(self) -> None:
+        """Start PostgreSQL and Redis, unless addresses are given. Raise ServiceError."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        require_free(self._host, self._port)
+        if "REDIS_URL" not in self.env:
+            plan = plan_redis(self._data_dir)
+            self._redis = self._child("redis", plan.command)
+            self._redis.start()
+            self.env["REDIS_URL"] = plan.url
+        if "DATABASE_URL" not in self.env:
+            self._postgres = EmbeddedPostgres(self._data_dir)
+            self.env["DATABASE_URL"] = self._postgres.start()
+        wait_for_redis(self.env["REDIS_URL"])
+        self._remember_services()
+        self.env.setdefault("SECRET_KEY", self._secret_key())
+        self.env.setdefault("HTTPS", "false")
+        self.env.setdefault("DATA_DIR", str(self._data_dir))
+        self.env.setdefault("DRAIN_TIMEOUT_S", "3")
+        self.env["PYTHONUNBUFFERED"] = "1"
+
+    def prepare(self) -> dict[str, Any]:
+        """Migrate, and make what the first run needs; return what is to be shown."""
+        done = subprocess.run(
+            [sys.executable, str(_ROOT / "manage.py"), "prepare_site"],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ServiceError(f"The database could not be prepared:\n{done.stderr.strip()}")
+        facts: dict[str, Any] = json.loads(done.stdout)
+        return facts
+
+    def start_processes(self) -> None:
+        """Start web, worker and beat."""
+        manage = [sys.executable, str(_ROOT / "manage.py")]
+        celery = [sys.executable, "-m", "celery", "--workdir", str(_ROOT), "-A", "inference_site"]
+        beat = ["worker", "-B", "-P", "solo", "-Q", "maintenance", "-n", "maintenance@%h"]
+        quiet = ["--without-gossip", "--without-mingle", "-l", "INFO"]
+        web = ["web", "--host", self._host, "--port", str(self._port)]
+        self._children = [
+            self._child("web", [*manage, *web]),
+            self._child("worker", [*manage, "worker"]),
+            self._child("beat", [*celery, *beat, *quiet]),
+        ]
+        for child in self._children:
+            child.start()
+
+    def processes(self) -> list[tuple[str, int | None]]:
+        """Return the name and process id of everything that runs here."""
+        own = [*([self._redis] if self._redis else []), *self._children]
+        return [(child.program.name, child.pid) for child in own]
+
+    def watch(self) -> None:
+        """Keep everything running until SIGINT or SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stop.set())
+        while not self._stop.wait(_WATCH_S):
+            now = time.monotonic()
+            for child in [*([self._redis] if self._redis else []), *self._children]:
+                child.tend(now)
+
+    def stop(self) -> None:
+        """Stop everything: first who uses the services, then the services."""
+        deadline = time.monotonic() + _STOP_S
+        for child in self._children:
+            child.terminate()
+        for child in self._children:
+            child.wait(deadline)
+        if self._redis is not None:
+            self._redis.terminate()
+            self._redis.wait(time.monotonic() + 2)
+        if self._postgres is not None:
+            self._postgres.stop()
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        program = Program(name, command, self._logs / f"{name}.log")
+        return Child(program, self.env, self._say)
+
+    def _remember_services(self) -> None:
+        """Write the addresses where other ``manage.py`` commands find them."""
+        services = {key: self.env[key] for key in ("DATABASE_URL", "REDIS_URL")}
+        write_private(self._data_dir / "services.json", json.dumps(services))
+
+    def _secret_key(self) -> str:
+        path = self._data_dir / "secret_key"
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(50))
+        return path.read_text()
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise ServiceError when the port is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise ServiceError(
+                f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another with --port."
+            ) from exc
+
+
+def write_private(path: Path, content: str) -> None:
+    """Write a file that only its owner can read, from its first moment on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)

@@ -1,0 +1,93 @@
+"""The engine contract.
+
+An engine takes domain values and pushes domain values into a sink: no HTTP, no JSON of the API, no
+Django. It pushes, rather than being iterated, because the libraries call back on the thread that
+drives them; an iterator would cost a second thread and a queue hop for every token.
+
+    EngineError
+    ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
+    │   └── ContextLengthExceeded
+    ├── GenerationFailed          the library failed while generating
+    └── EngineUnavailable         the engine cannot run anything now; retryable
+        └── EngineLoadError       the model could not be loaded; says which file and why
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from worker.generation import GenerationRequest, Sink
+
+
+class EngineError(Exception):
+    """The engine failed."""
+
+    retryable: ClassVar[bool] = False
+
+
+class InvalidRequest(EngineError):
+    """The engine cannot serve this request."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room in the model's context. Both counts are tokens."""
+
+    def __init__(self, context_length: int, input_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_length} tokens. However, your "
+            f"messages resulted in {input_tokens} tokens. Please reduce the length of the messages.",
+            param="messages",
+        )
+        self.context_length = context_length
+        self.input_tokens = input_tokens
+
+
+class GenerationFailed(EngineError):
+    """The engine failed while generating."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot run anything now."""
+
+    retryable = True
+
+
+class EngineLoadError(EngineUnavailable):
+    """The model could not be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One served model: an entry of the catalogue.
+
+    ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
+    ``options`` belong to the engine alone; each engine documents its own.
+    """
+
+    id: str
+    engine: str
+    file: Path | None = None
+    slots: int = 8
+    context_length: int = 2048
+    threads: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """A loaded model. Thread-safe: ``chat`` runs on as many threads at once as there are slots."""
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate one answer into the sink; return when it is complete or the sink is cancelled.
+
+        A cancelled run returns without a ``Finish`` and within one token's time.
+        Raise EngineError, after which the sink is fed nothing more.
+        """
+
+    def close(self) -> None:
+        """Free the model's memory. Nothing is running when this is called."""

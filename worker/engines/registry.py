@@ -1,0 +1,33 @@
+"""Engine names of ``models.yaml`` → the module that loads them.
+
+Modules are imported on use, so that a host needs only the libraries of the engines it runs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+
+ENGINES = {
+    "llama_cpp": "worker.engines.llama_cpp",
+    "scripted": "worker.engines.scripted",
+}
+
+
+def load_engine(spec: ModelSpec) -> Engine:
+    """Load the model on its engine. Raise EngineLoadError naming the model and the reason."""
+    module = import_module(ENGINES[spec.engine])
+    try:
+        engine: Engine = module.load(spec)
+    except ImportError as exc:
+        raise EngineLoadError(
+            f"Model '{spec.id}': engine '{spec.engine}' is not installed ({exc})."
+        ) from exc
+    return engine
+
+
+def engine_options(name: str) -> frozenset[str]:
+    """Return the keys of ``models.yaml`` that only this engine understands."""
+    options: frozenset[str] = import_module(ENGINES[name]).OPTIONS
+    return options

@@ -1,0 +1,146 @@
+"""An engine without weights: plays back a script of deltas, delays and failures.
+
+For tests of what weights cannot produce on demand, and for people who write clients.
+
+The script is a list of steps, from the model's ``options.script`` or, when that is absent, from the
+last user message if it is a JSON list; any other message is echoed back word by word.
+
+    {"text": "Hello"}        text delta            {"reasoning": "Hm"}   reasoning delta
+    {"sleep_ms": 50}         delay                 {"fail": "boom"}      raise GenerationFailed
+    {"finish": "length"}     end the choice        {"repeat": 3, "steps": […]}   nested steps
+
+A word counts as one token, in the prompt as in the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from worker.engines.base import ContextLengthExceeded, GenerationFailed, InvalidRequest, ModelSpec
+from worker.generation import (
+    Delta,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    ReasoningDelta,
+    Sink,
+    TextDelta,
+    Usage,
+)
+
+OPTIONS = frozenset({"script"})
+
+_POLL_S = 0.005
+"""How often a sleeping script looks whether it was cancelled."""
+
+Step = dict[str, Any]
+
+
+def load(spec: ModelSpec) -> ScriptedEngine:
+    """Return the engine; there is nothing to load."""
+    return ScriptedEngine(spec)
+
+
+class ScriptedEngine:
+    """Plays one script a request; any number of requests at once."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._context_length = spec.context_length
+        self._script: list[Step] | None = spec.options.get("script")
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Play the script into the sink (see ``Engine.chat``)."""
+        prompt = sum(len(message.text.split()) for message in request.messages)
+        if prompt >= self._context_length:
+            raise ContextLengthExceeded(self._context_length, prompt)
+        limit = min(request.max_output_tokens or prompt + self._context_length,
+                    self._context_length - prompt)
+        _Playback(request, sink, prompt, limit).play(self._steps(request))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _steps(self, request: GenerationRequest) -> Iterator[Step]:
+        if self._script is not None:
+            return _flatten(self._script)
+        text = next((m.text for m in reversed(request.messages) if m.role == "user"), "")
+        if text.lstrip().startswith("["):
+            try:
+                return _flatten(json.loads(text))
+            except ValueError as exc:
+                raise InvalidRequest(f"The script is not valid JSON: {exc}", "messages") from exc
+        words = text.split(" ")
+        return iter([{"text": word if i == 0 else f" {word}"} for i, word in enumerate(words)])
+
+
+class _Playback:
+    """One run of a script: counts tokens, watches for stop texts, the limit and cancellation."""
+
+    def __init__(self, request: GenerationRequest, sink: Sink, prompt: int, limit: int) -> None:
+        self._sink, self._limit, self._prompt = sink, limit, prompt
+        self._stop = request.stop
+        self._output = self._reasoning = 0
+        self._finish: FinishReason | None = None
+
+    def play(self, steps: Iterator[Step]) -> None:
+        self._feed(self._usage())
+        for step in steps:
+            if self._sink.cancelled or self._finish is not None:
+                break
+            self._run(step)
+        if self._sink.cancelled:
+            self._feed(self._usage())
+            return
+        self._feed(Finish(self._finish or "stop"))
+        self._feed(self._usage())
+
+    def _run(self, step: Step) -> None:
+        match step:
+            case {"text": str(text)}:
+                self._output += 1
+                self._text(text)
+            case {"reasoning": str(text)}:
+                self._output += 1
+                self._reasoning += 1
+                self._feed(ReasoningDelta(text))
+            case {"sleep_ms": int() | float() as delay_ms}:
+                self._sleep(delay_ms / 1000)
+            case {"fail": str(reason)}:
+                raise GenerationFailed(reason)
+            case {"finish": "stop" | "length" as reason}:
+                self._finish = reason
+            case _:
+                raise InvalidRequest(f"Unknown script step: {step!r}", "messages")
+        if self._finish is None and self._output >= self._limit:
+            self._finish = "length"
+
+    def _text(self, text: str) -> None:
+        cuts = [text.index(stop) for stop in self._stop if stop in text]
+        if cuts:
+            text, self._finish = text[: min(cuts)], "stop"
+        if text:
+            self._feed(TextDelta(text))
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._sink.cancelled:
+            time.sleep(min(left, _POLL_S))
+
+    def _usage(self) -> Usage:
+        return Usage(self._prompt, 0, self._output, self._reasoning)
+
+    def _feed(self, delta: Delta) -> None:
+        self._sink.feed(delta)
+
+
+def _flatten(steps: list[Step]) -> Iterator[Step]:
+    """Yield the steps with repetitions unrolled."""
+    for step in steps:
+        if isinstance(step, dict) and "repeat" in step:
+            for _ in range(int(step["repeat"])):
+                yield from _flatten(step["steps"])
+        else:
+            yield step

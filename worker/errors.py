@@ -1,0 +1,40 @@
+"""What can go wrong with a generation outside its engine.
+
+    EngineUnavailable
+    ├── DocumentLost     the request was lost with the Redis that held it
+    ├── ShuttingDown     the worker was stopped before the end
+    └── WorkerLost       the worker died
+    QueueFull            too many wait for this model already
+    QueueTimeout         waited too long for a slot
+
+A class's docstring is its message.
+"""
+
+from __future__ import annotations
+
+from worker.engines.base import EngineUnavailable
+
+
+class _Documented(EngineUnavailable):
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+class DocumentLost(_Documented):
+    """The request was lost with the server that held it. Please send it again."""
+
+
+class ShuttingDown(_Documented):
+    """The worker was stopped before the answer was complete. Please try again."""
+
+
+class WorkerLost(_Documented):
+    """The worker that ran this request died. Please try again."""
+
+
+class QueueFull(_Documented):
+    """Too many requests wait for this model. Please try again later."""
+
+
+class QueueTimeout(_Documented):
+    """The request waited too long for a free slot. Please try again later."""

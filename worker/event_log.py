@@ -1,0 +1,206 @@
+"""The event log: every frame of every stream, in a Redis Stream that outlives its readers.
+
+One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
+finds any frame by its number, and an append that is repeated after a lost reply is refused instead
+of written twice. The entry that ends a stream has the greatest id there is: whoever writes it
+closes the log, and a worker that was taken for dead cannot add to it any more.
+
+The log is the truth; what travels over the channel layer is a hint that arrives sooner.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import redis
+import redis.asyncio
+from django.conf import settings
+
+from worker.assembly import Ending
+from worker.redis_clients import client_for
+
+_LAST_ID = b"18446744073709551615-0"
+_FIELD = b"b"
+
+
+class LogState(IntEnum):
+    """What the log says to a writer."""
+
+    OPEN = 0
+    CLOSED = 1  # Somebody ended the stream; stop writing.
+    CANCELLED = 2  # Somebody wants the generation stopped.
+
+
+# KEYS: log, cancel flag, followers, request document of each stream.
+# ARGV: time to live of a finished and of an unfinished log (ms); then for each stream the id of the
+# entry ("" for none, the greatest for the last) and its payload.
+_APPEND = """
+local replies = {}
+for i = 1, #KEYS / 4 do
+  local log, cancel, follow, document = KEYS[4*i-3], KEYS[4*i-2], KEYS[4*i-1], KEYS[4*i]
+  local id, payload = ARGV[2*i+1], ARGV[2*i+2]
+  local state, last = 0, id == "18446744073709551615-0"
+  local followers = redis.call("SMEMBERS", follow)
+  if redis.call("EXISTS", cancel) == 1 then state = 2 end
+  if id ~= "" then
+    local added = redis.pcall("XADD", log, id, "b", payload)
+    if type(added) == "table" and added.err then
+      if not string.find(added.err, "equal or smaller", 1, true) then return added end
+      local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
+      if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
+    elseif last then
+      redis.call("PEXPIRE", log, ARGV[1])
+      redis.call("DEL", cancel, follow, document)
+    elseif redis.call("XLEN", log) == 1 then
+      redis.call("PEXPIRE", log, ARGV[2])
+    end
+  end
+  replies[i] = {state, followers}
+end
+return replies
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive frames of one stream; ``first`` is the number of the first one.
+
+    ``ending`` is set on the batch that ends the stream, after its frames.
+    """
+
+    first: int
+    frames: Sequence[bytes]
+    ending: Ending | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the frame after this batch."""
+        return self.first + len(self.frames)
+
+    def pack(self) -> bytes:
+        """Encode for the log and for the channel layer."""
+        end = self.ending
+        tail = end and (end.status, end.body, end.finish_reason, end.error_code)
+        packed: bytes = msgpack.packb((self.first, self.frames, tail))
+        return packed
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Batch:
+        """Decode what ``pack`` made."""
+        first, frames, tail = msgpack.unpackb(payload)
+        return cls(first, frames, Ending((), *tail) if tail else None)
+
+    @property
+    def entry_id(self) -> bytes:
+        """The id of this batch's entry in the log."""
+        return _LAST_ID if self.ending else b"%d-0" % self.next
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log's answer to one append: its state, and the channels of the processes that follow."""
+
+    state: LogState
+    followers: list[str]
+
+
+def log_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:log"
+
+
+def cancel_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:cancel"
+
+
+def followers_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:followers"
+
+
+def document_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:document"
+
+
+def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
+    """Return ``numkeys`` and the arguments of ``EVALSHA`` for (generation id, entry id, payload)."""
+    keys: list[Any] = []
+    arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
+    for generation_id, entry_id, payload in writes:
+        keys += (
+            log_key(generation_id),
+            cancel_key(generation_id),
+            followers_key(generation_id),
+            document_key(generation_id),
+        )
+        arguments += (entry_id, payload)
+    return len(keys), keys + arguments
+
+
+def parse_appended(reply: list[Any]) -> list[Appended]:
+    """Decode the script's reply, one answer for each write, in order."""
+    return [
+        Appended(LogState(state), [channel.decode() for channel in followers])
+        for state, followers in reply
+    ]
+
+
+class AsyncEventLog:
+    """The event log of one server, for asyncio code."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._append = client.register_script(_APPEND)
+
+    async def append(self, writes: Sequence[tuple[str, bytes, bytes]]) -> list[Appended]:
+        """Write one entry for each (generation id, entry id, payload); an empty id only asks."""
+        count, arguments = append_arguments(writes)
+        reply = await self._append(keys=arguments[:count], args=arguments[count:])
+        return parse_appended(reply)
+
+    async def read_many(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
+        """Return, for each (generation id, frame number), the batches from that frame on."""
+        pipeline = self._client.pipeline(transaction=False)
+        for generation_id, number in wanted:
+            pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
+        return [_batches(entries) for entries in await pipeline.execute()]
+
+    async def follow(self, generation_id: str, channel: str) -> None:
+        """Have the writer send this stream's frames to the channel as well."""
+        key = followers_key(generation_id)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.sadd(key, channel)
+        pipeline.expire(key, settings.RUN_TTL_S)
+        await pipeline.execute()
+
+    async def request_cancel(self, generation_id: str) -> None:
+        """Ask the worker to stop this generation; it sees the flag at its next append or poll."""
+        await self._client.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+
+
+def close_log(generation_id: str, ending: Ending) -> Appended:
+    """End a stream in place of its worker; return who must be told. Does nothing if it has ended."""
+    client = client_for(generation_id)
+    last = client.xrevrange(log_key(generation_id), count=1)
+    batches = _batches(last)  # type: ignore[arg-type]  # The stubs know only the asyncio union.
+    first = batches[-1].next if batches else 0
+    batch = Batch(first, ending.frames, ending)
+    count, arguments = append_arguments([(generation_id, batch.entry_id, batch.pack())])
+    return parse_appended(client.eval(_APPEND, count, *arguments))[0]  # type: ignore[no-untyped-call,arg-type]
+
+
+def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
+    return [Batch.unpack(fields[_FIELD]) for _, fields in entries]
+
+
+def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
+    """Drop the frames below this number; keep an ending even when no frame is left with it."""
+    kept = []
+    for batch in batches:
+        frames = list(itertools.islice(batch.frames, max(0, number - batch.first), None))
+        if frames or batch.ending:
+            kept.append(Batch(max(number, batch.first), frames, batch.ending))
+    return kept

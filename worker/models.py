@@ -1,0 +1,200 @@
+"""Generation: the queue of record and the usage log, one row for every accepted request."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import connection, models
+from django.utils import timezone
+
+
+class Status(models.TextChoices):
+    """A generation moves forward only: queued → running → one of the terminal states."""
+
+    QUEUED = "queued"  # Accepted and committed; waits for a worker.
+    RUNNING = "running"  # Claimed by one worker, which holds a lease.
+    COMPLETED = "completed"  # The engine reached its end, by itself or by the token limit.
+    FAILED = "failed"  # An error ended it; error_code says which.
+    CANCELLED = "cancelled"  # The client or an operator stopped it.
+
+
+TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+
+class ServiceClass(models.IntegerChoices):
+    """Who goes first in the queue; the lower number does."""
+
+    FOREGROUND = 0, "foreground"  # Somebody waits on the connection.
+    BACKGROUND = 10, "background"  # Nobody waits.
+
+
+_CLAIM = """
+UPDATE worker_generation SET status = 'running', claimed_at = clock_timestamp(),
+       worker = %(worker)s, attempt = attempt + 1
+WHERE id = (
+    SELECT waiting.id
+    FROM worker_generation waiting
+    LEFT JOIN (
+        SELECT project_id, count(*) AS runs FROM worker_generation
+        WHERE status = 'running' AND model = %(model)s GROUP BY project_id
+    ) share ON share.project_id = waiting.project_id
+    WHERE waiting.status = 'queued' AND waiting.model = %(model)s
+    ORDER BY waiting.service_class, coalesce(share.runs, 0), waiting.created_at
+    LIMIT 1
+    FOR UPDATE OF waiting SKIP LOCKED
+)
+RETURNING public_id, kind, attempt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's hold on one attempt of one generation."""
+
+    public_id: str
+    kind: str
+    attempt: int
+    worker: str
+
+
+class GenerationQuerySet(models.QuerySet["Generation"]):
+    """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
+
+    def claim(self, model: str, worker: str) -> Claim | None:
+        """Take the best waiting generation of this model, or None when none waits.
+
+        Best: service class, then the project with the fewest running, then age. Two workers never
+        take the same row, and none waits for the other.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(_CLAIM, {"model": model, "worker": worker})
+            row = cursor.fetchone()
+        return None if row is None else Claim(row[0], row[1], row[2], worker)
+
+    def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
+        """Move a claimed generation to a terminal state; False if somebody else already did."""
+        held = self.filter(
+            public_id=claim.public_id,
+            status=Status.RUNNING,
+            worker=claim.worker,
+            attempt=claim.attempt,
+        )
+        return bool(held.update(status=status, finished_at=timezone.now(), **result))
+
+    def fail_abandoned(self, public_id: str, worker: str, error_code: str) -> bool:
+        """Fail a generation whose worker is gone; False if it reached its end after all."""
+        held = self.filter(public_id=public_id, status=Status.RUNNING, worker=worker)
+        return bool(
+            held.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
+        )
+
+    def expire_queued(self, public_id: str, error_code: str) -> bool:
+        """Fail a generation that waited too long; False if a worker has claimed it meanwhile."""
+        waiting = self.filter(public_id=public_id, status=Status.QUEUED)
+        return bool(
+            waiting.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
+        )
+
+
+class Generation(models.Model):
+    """One run of a model for one request. Holds no content, only what is counted and timed.
+
+    ``public_id`` is the id clients see (``chatcmpl-…``). Token counts: cached ⊂ input,
+    reasoning ⊂ output. It is written at every step of its life and never deleted by the API.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    kind = models.CharField(max_length=32)
+    # No database constraint: a check of two parents for every request would cost more than it
+    # protects, since projects and keys are never deleted (they are deactivated and revoked).
+    project = models.ForeignKey(
+        "accounts.Project", on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    api_key = models.ForeignKey(
+        "accounts.ApiKey", on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    model = models.CharField(max_length=200)
+    request_id = models.CharField(max_length=128)
+    service_class = models.SmallIntegerField(
+        choices=ServiceClass.choices, default=ServiceClass.FOREGROUND
+    )
+    streamed = models.BooleanField(default=False)
+    ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
+
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    worker = models.CharField(max_length=128, blank=True)
+    attempt = models.PositiveSmallIntegerField(default=0)
+    created_at = models.DateTimeField(default=timezone.now)
+    claimed_at = models.DateTimeField(null=True, blank=True)
+    first_token_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    input_tokens = models.PositiveIntegerField(default=0)
+    cached_tokens = models.PositiveIntegerField(default=0)
+    output_tokens = models.PositiveIntegerField(default=0)
+    reasoning_tokens = models.PositiveIntegerField(default=0)
+    finish_reason = models.CharField(max_length=32, blank=True)
+    error_code = models.CharField(max_length=64, blank=True)
+
+    objects = GenerationQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["model", "service_class", "created_at"],
+                condition=models.Q(status=Status.QUEUED),
+                name="generation_waiting",
+            ),
+            models.Index(
+                fields=["model", "project"],
+                condition=models.Q(status=Status.RUNNING),
+                name="generation_running",
+            ),
+            models.Index(fields=["project", "-id"], name="generation_by_project"),
+            models.Index(fields=["api_key", "-id"], name="generation_by_key"),
+            models.Index(fields=["model", "-id"], name="generation_by_model"),
+            models.Index(fields=["status", "-id"], name="generation_by_status"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(status__in=Status.values), name="generation_status_known"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=sorted(TERMINAL), finished_at__isnull=False)
+                | (~models.Q(status__in=sorted(TERMINAL)) & models.Q(finished_at__isnull=True)),
+                name="generation_finished_iff_terminal",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(cached_tokens__lte=models.F("input_tokens"))
+                & models.Q(reasoning_tokens__lte=models.F("output_tokens")),
+                name="generation_token_parts",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+    @property
+    def queue_ms(self) -> float | None:
+        """Milliseconds from acceptance to the start of the run."""
+        return _milliseconds(self.created_at, self.claimed_at)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token: milliseconds from acceptance to the first delta."""
+        return _milliseconds(self.created_at, self.first_token_at)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens per second after the first; None for fewer than two tokens."""
+        decode_ms = _milliseconds(self.first_token_at, self.finished_at)
+        if not decode_ms or self.output_tokens < 2:
+            return None
+        return (self.output_tokens - 1) / (decode_ms / 1000)
+
+
+def _milliseconds(start: dt.datetime | None, end: dt.datetime | None) -> float | None:
+    return None if start is None or end is None else (end - start).total_seconds() * 1000

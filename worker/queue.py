@@ -1,0 +1,98 @@
+"""The queue: PostgreSQL remembers who waits, Celery rings the bell.
+
+A bell names a model, never a generation. Whoever hears it claims the best waiting row, so a bell
+that is lost, doubled or late does no harm; ``worker.upkeep`` rings again for rows without one.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import kombu.exceptions
+from celery import current_app
+from django.conf import settings
+
+from worker.documents import Document, save_document
+from worker.errors import QueueFull
+from worker.models import Generation, ServiceClass, Status
+from worker.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+GENERATE_TASK = "worker.generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """What to write into the new Generation row."""
+
+    kind: str
+    generation_id: str
+    model: str
+    project_id: int
+    api_key_id: int
+    request_id: str
+    streamed: bool
+    service_class: ServiceClass = ServiceClass.FOREGROUND
+    ignored_params: list[str] = field(default_factory=list)
+
+
+def new_id(prefix: str) -> str:
+    """Return a fresh public id: the prefix and 32 random characters, nothing of the time."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def queue_name(model: str) -> str:
+    """Return the Celery queue of this model's bells."""
+    return f"model.{model}"
+
+
+def enqueue(order: Enqueue, document: Document, follower: str) -> None:
+    """Accept a generation: keep its document, commit its row, ring the bell.
+
+    Raise QueueFull when the model's queue is at its bound. When Redis or PostgreSQL is down their
+    errors pass through and nothing is accepted, except that a bell that cannot be rung is not an
+    error: the row is committed, and upkeep rings later.
+    """
+    _check_bound(order.model)
+    save_document(order.generation_id, document, follower)
+    Generation.objects.create(
+        public_id=order.generation_id,
+        kind=order.kind,
+        project_id=order.project_id,
+        api_key_id=order.api_key_id,
+        model=order.model,
+        request_id=order.request_id,
+        service_class=order.service_class,
+        streamed=order.streamed,
+        ignored_params=order.ignored_params,
+    )
+    ring(order.model)
+
+
+def ring(model: str) -> None:
+    """Tell the workers of this model that a generation waits. A broker that is down is no error."""
+    try:
+        current_app.send_task(
+            GENERATE_TASK, args=(model,), queue=queue_name(model), ignore_result=True, retry=False
+        )
+    except kombu.exceptions.OperationalError as exc:
+        logger.warning("queue: could not ring for %s: %s", model, exc)
+
+
+def bells(model: str) -> int:
+    """Return how many bells of this model nobody has heard yet."""
+    length: Any = site_client().llen(queue_name(model))
+    return int(length)
+
+
+def _check_bound(model: str) -> None:
+    """Raise QueueFull at the bound. Rows are counted only when the bells say that it may be near."""
+    limit = settings.QUEUE_LIMIT
+    if bells(model) < limit // 2:
+        return
+    if Generation.objects.filter(model=model, status=Status.QUEUED).count() >= limit:
+        raise QueueFull

@@ -1,0 +1,117 @@
+"""One attempt of one generation, from its claim to its terminal event.
+
+    claim → document → engine → assembler → publisher → final row → terminal event
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis.exceptions
+from django.db import OperationalError
+from django.utils import timezone
+
+from worker.assembly import Assembler, Ending, kind_of
+from worker.documents import Document, load_document
+from worker.engines.base import Engine, EngineUnavailable
+from worker.errors import DocumentLost, ShuttingDown
+from worker.generation import Delta, Usage
+from worker.models import Claim, Generation, Status
+from worker.publisher import Stream
+
+logger = logging.getLogger(__name__)
+
+_FINISH_RETRY_S = 0.5
+
+
+class Run:
+    """Drives the engine; the sink of its deltas."""
+
+    def __init__(self, claim: Claim, stream: Stream) -> None:
+        self._claim, self._stream = claim, stream
+        self._assembler: Assembler | None = None
+        self._usage = Usage()
+        self._first_token_at: dt.datetime | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the engine must stop now (see ``Sink``)."""
+        return self._stream.cancelled
+
+    def feed(self, delta: Delta) -> None:
+        """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
+        if isinstance(delta, Usage):
+            self._usage = delta
+        elif self._first_token_at is None:
+            self._first_token_at = timezone.now()
+        assert self._assembler is not None
+        if frames := self._assembler.feed(delta):
+            self._stream.append(frames)
+
+    def drive(self, engine: Engine, draining: Callable[[], bool]) -> None:
+        """Run to the end, whatever it is: never raises, and always leaves a terminal state."""
+        try:
+            status, ending = self._generate(engine, draining)
+        except Exception as exc:
+            if not isinstance(exc, EngineUnavailable):
+                logger.exception("generation %s failed", self._claim.public_id)
+            status, ending = Status.FAILED, self._failure(exc)
+        self._finish(status, ending)
+
+    def _generate(self, engine: Engine, draining: Callable[[], bool]) -> tuple[Status, Ending]:
+        document, cancelled = self._document()
+        self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        if not cancelled:
+            engine.chat(document.request, self)
+        if cancelled or self.cancelled:
+            if draining() and not cancelled:
+                raise ShuttingDown
+            return Status.CANCELLED, self._assembler.cancel()
+        return Status.COMPLETED, self._assembler.complete()
+
+    def _document(self) -> tuple[Document, bool]:
+        try:
+            document, cancelled = load_document(self._claim.public_id)
+        except redis.exceptions.RedisError as exc:
+            raise DocumentLost from exc
+        if document is None:
+            raise DocumentLost
+        return document, cancelled
+
+    def _failure(self, error: Exception) -> Ending:
+        if self._assembler is None:
+            return kind_of(self._claim.kind).failure(error)
+        return self._assembler.fail(error)
+
+    def _finish(self, status: Status, ending: Ending) -> None:
+        """Commit the final row, then send the end: who sees it may rely on what is stored.
+
+        While PostgreSQL is down this waits: the client is kept waiting rather than told of an end
+        that is not stored.
+        """
+        while True:
+            try:
+                held = Generation.objects.finish(self._claim, status, **self._result(ending))
+                break
+            except OperationalError as exc:
+                logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
+                time.sleep(_FINISH_RETRY_S)
+        if not held:
+            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
+        self._stream.close(ending)
+
+    def _result(self, ending: Ending) -> dict[str, Any]:
+        usage = self._usage
+        return {
+            "first_token_at": self._first_token_at,
+            "input_tokens": usage.input_tokens,
+            "cached_tokens": min(usage.cached_tokens, usage.input_tokens),
+            "output_tokens": usage.output_tokens,
+            "reasoning_tokens": min(usage.reasoning_tokens, usage.output_tokens),
+            "finish_reason": ending.finish_reason,
+            "error_code": ending.error_code,
+        }

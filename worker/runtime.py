@@ -1,0 +1,109 @@
+"""What a worker process holds: its engines, its publisher and its lease."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.conf import settings
+
+from worker.engines.base import Engine, ModelSpec
+from worker.engines.registry import load_engine
+from worker.leases import Lease, ServedModel
+from worker.models import Claim, Generation
+from worker.publisher import Publisher
+from worker.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel:
+    """An engine and its slots."""
+
+    def __init__(self, spec: ModelSpec, engine: Engine) -> None:
+        self.spec, self.engine = spec, engine
+        self._free = threading.BoundedSemaphore(spec.slots)
+        self._busy = 0
+
+    @property
+    def served(self) -> ServedModel:
+        """What the lease says of this model."""
+        return ServedModel(self.spec.id, self.spec.slots, self._busy)
+
+    @contextmanager
+    def slot(self) -> Iterator[bool]:
+        """Hold a slot if one is free; yield whether one is."""
+        if not self._free.acquire(blocking=False):
+            yield False
+            return
+        self._busy += 1
+        try:
+            yield True
+        finally:
+            self._busy -= 1
+            self._free.release()
+
+
+class Runtime:
+    """One worker process. ``start`` before the first task, ``stop`` after the last."""
+
+    def __init__(self, specs: list[ModelSpec]) -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._specs = specs
+        self._models: dict[str, LoadedModel] = {}
+        self._publisher = Publisher()
+        self._lease = Lease(self.id, self._served)
+        self._draining = False
+
+    def start(self) -> None:
+        """Load every model, then announce them. Raise EngineLoadError for one that cannot load."""
+        for spec in self._specs:
+            self._models[spec.id] = LoadedModel(spec, load_engine(spec))
+            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+        self._publisher.start()
+        self._lease.start()
+
+    def drain(self) -> None:
+        """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
+        self._draining = True
+        timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.cancel_all)
+        timer.daemon = True
+        timer.start()
+
+    def stop(self) -> None:
+        """Send out what is left and give the lease back."""
+        self._publisher.stop()
+        self._lease.stop()
+        for model in self._models.values():
+            model.engine.close()
+
+    def serve(self, model_id: str) -> None:
+        """Answer a bell: run waiting generations of the model until none waits or no slot is free.
+
+        A thread that ends a generation looks for the next one itself, so under load nobody waits
+        for a bell.
+        """
+        model = self._models.get(model_id)
+        if model is None:
+            logger.error("a bell for %s, which this worker does not serve", model_id)
+            return
+        with model.slot() as free:
+            while free and not self._draining:
+                claim = Generation.objects.claim(model_id, self.id)
+                if claim is None:
+                    return
+                self._run(model, claim)
+
+    def _served(self) -> list[ServedModel]:
+        return [] if self._draining else [model.served for model in self._models.values()]
+
+    def _run(self, model: LoadedModel, claim: Claim) -> None:
+        Run(claim, self._publisher.open(claim.public_id)).drive(model.engine, self._is_draining)
+
+    def _is_draining(self) -> bool:
+        return self._draining

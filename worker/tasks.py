@@ -1,0 +1,34 @@
+"""Celery tasks: the bell of a model, and the upkeep that beat asks for."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+from django.db import OperationalError
+
+from worker.process import current_runtime
+from worker.queue import GENERATE_TASK
+from worker.upkeep import tend
+
+logger = logging.getLogger(__name__)
+
+UPKEEP_TASK = "worker.upkeep"
+
+
+@shared_task(name=GENERATE_TASK, ignore_result=True)
+def generate(model: str) -> None:
+    """Answer a bell. With PostgreSQL down the bell is lost, and upkeep rings again."""
+    try:
+        current_runtime().serve(model)
+    except OperationalError as exc:
+        logger.warning("cannot claim for %s: %s", model, exc)
+
+
+@shared_task(name=UPKEEP_TASK, ignore_result=True, expires=5)
+def upkeep() -> None:
+    """Give up what is abandoned, expire what waits too long, ring for what nobody heard."""
+    try:
+        tend()
+    except OperationalError as exc:
+        logger.warning("upkeep: %s", exc)

@@ -1,0 +1,101 @@
+"""What beat does every second so that no generation is forgotten.
+
+    abandoned   running on a worker that is dead: failed
+    expired     waiting for longer than the queue timeout: failed
+    unheard     waiting with no bell: rung for again
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+from django.conf import settings
+from django.db.models import Count, Min
+from django.utils import timezone
+
+from worker.assembly import kind_of
+from worker.errors import QueueTimeout, WorkerLost
+from worker.event_log import close_log
+from worker.leases import forget, is_alive
+from worker.models import Generation, Status
+from worker.publisher import MESSAGE_TYPE
+from worker.queue import bells, ring
+from worker.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+_CONFIRM_S = 2.5
+"""A worker is given up when its lease is found missing twice, this far apart: longer than a renewal
+takes, so that a restart of Redis, which loses all leases, kills no worker."""
+_HEARD_S = 2.0
+"""How long a bell may take before a waiting generation counts as unheard."""
+
+
+def tend() -> None:
+    """Do all of it once."""
+    give_up_abandoned()
+    expire_waiting()
+    ring_unheard()
+
+
+def give_up_abandoned() -> None:
+    """Fail what runs on workers that have been without a lease for ``_CONFIRM_S``."""
+    running = Generation.objects.filter(status=Status.RUNNING)
+    for worker in running.values_list("worker", flat=True).distinct():
+        if not _is_dead(worker):
+            continue
+        logger.warning("worker %s is dead", worker)
+        for generation in running.filter(worker=worker):
+            if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
+                _end_stream(generation, WorkerLost())
+        forget(worker)
+
+
+def expire_waiting() -> None:
+    """Fail what has waited for ``QUEUE_TIMEOUT_S``."""
+    limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
+    for generation in Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit):
+        if Generation.objects.expire_queued(generation.public_id, "queue_timeout"):
+            _end_stream(generation, QueueTimeout())
+
+
+def ring_unheard() -> None:
+    """Ring once for each generation that waits with no bell."""
+    waiting = Generation.objects.filter(status=Status.QUEUED).values("model")
+    heard_by = timezone.now() - timedelta(seconds=_HEARD_S)
+    for row in waiting.annotate(count=Count("id"), oldest=Min("created_at")):
+        if row["oldest"] < heard_by:
+            for _ in range(row["count"] - bells(row["model"])):
+                ring(row["model"])
+
+
+def _is_dead(worker: str) -> bool:
+    """Whether the lease is missing now and was missing ``_CONFIRM_S`` ago."""
+    client, key = site_client(), f"suspect:{worker}"
+    if is_alive(worker):
+        client.delete(key)
+        return False
+    now_s, now_us = _redis_time(client)
+    now = now_s + now_us / 1e6
+    client.set(key, now, nx=True, ex=60)
+    since: Any = client.get(key)
+    return since is not None and now - float(since) >= _CONFIRM_S
+
+
+def _redis_time(client: Any) -> tuple[int, int]:
+    time: tuple[int, int] = client.time()
+    return time
+
+
+def _end_stream(generation: Generation, error: Exception) -> None:
+    """End the stream in place of its worker, and tell who follows it."""
+    ending = kind_of(generation.kind).failure(error)
+    answer = close_log(generation.public_id, ending)
+    send = async_to_sync(get_channel_layer().send)
+    for channel in answer.followers:
+        # No payload: the follower reads the log, which knows the numbers of the frames.
+        send(channel, {"type": MESSAGE_TYPE, "streams": [(generation.public_id, b"")]})
