@@ -93,7 +93,7 @@ class ChatAssembler:
         return (self._chunk(role, b"null"), chunk)
 
     def _chunk(self, delta: bytes, finish_reason: bytes) -> bytes:
-        return b"%b%b,\"logprobs\":null,\"finish_reason\":%b}]%b" % (
+        return b'%b%b,"logprobs":null,"finish_reason":%b}]%b' % (
             self._head,
             delta,
             finish_reason,

@@ -7,7 +7,6 @@ import time
 from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from completions.assembler import CHAT
 from completions.mapping import to_generation_request
@@ -16,13 +15,14 @@ from completions.wire.models import Model, ModelList
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
+from inference_site.http.views import ApiView
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
 from worker.leases import live_view
 from worker.queue import new_id
 
 
-class ChatCompletionsView(APIView):
+class ChatCompletionsView(ApiView):
     """``POST /v1/chat/completions``."""
 
     def post(self, request: Request) -> HttpResponse:
@@ -44,7 +44,7 @@ class ChatCompletionsView(APIView):
         )
 
 
-class ModelsView(APIView):
+class ModelsView(ApiView):
     """``GET /v1/models``."""
 
     def get(self, request: Request) -> Response:
@@ -52,7 +52,7 @@ class ModelsView(APIView):
         return Response(ModelList(data=models).model_dump())
 
 
-class ModelView(APIView):
+class ModelView(ApiView):
     """``GET /v1/models/{id}``; the id may contain slashes."""
 
     def get(self, request: Request, model_id: str) -> Response:

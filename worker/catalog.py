@@ -25,7 +25,7 @@ _INTEGERS = ("slots", "context_length", "threads")
 
 
 def default_threads() -> int:
-    """Half the cores: the engine's threads spin at barriers, and a core taken away stalls them all."""
+    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all."""
     return max(1, (os.cpu_count() or 2) // 2)
 
 
@@ -71,7 +71,9 @@ def parse_catalog(path: Path) -> Catalog:
     entries = document.get("models") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or not entries:
         raise ImproperlyConfigured(f"{path}: 'models' must map model ids to their settings.")
-    return Catalog({str(id_): _parse_entry(path, str(id_), entry) for id_, entry in entries.items()})
+    return Catalog(
+        {str(id_): _parse_entry(path, str(id_), entry) for id_, entry in entries.items()}
+    )
 
 
 def _parse_entry(path: Path, id_: str, entry: Any) -> ModelSpec:

@@ -126,7 +126,7 @@ def document_key(generation_id: str) -> str:
 
 
 def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
-    """Return ``numkeys`` and the arguments of ``EVALSHA`` for (generation id, entry id, payload)."""
+    """Return how many keys there are, and the keys and arguments of the append script."""
     keys: list[Any] = []
     arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
     for generation_id, entry_id, payload in writes:
@@ -182,14 +182,14 @@ class AsyncEventLog:
 
 
 def close_log(generation_id: str, ending: Ending) -> Appended:
-    """End a stream in place of its worker; return who must be told. Does nothing if it has ended."""
+    """End a stream in place of its worker; return who must be told. Ended ones stay as they are."""
     client = client_for(generation_id)
     last = client.xrevrange(log_key(generation_id), count=1)
     batches = _batches(last)  # type: ignore[arg-type]  # The stubs know only the asyncio union.
     first = batches[-1].next if batches else 0
     batch = Batch(first, ending.frames, ending)
     count, arguments = append_arguments([(generation_id, batch.entry_id, batch.pack())])
-    return parse_appended(client.eval(_APPEND, count, *arguments))[0]  # type: ignore[no-untyped-call,arg-type]
+    return parse_appended(client.eval(_APPEND, count, *arguments))[0]
 
 
 def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,20 @@ RETURNING public_id, kind, attempt
 """
 
 
+@contextmanager
+def lent_connection() -> Iterator[None]:
+    """Give the connection back to the pool at the end, unless a transaction goes on around it.
+
+    A worker's threads run for as long as a generation does; holding a connection meanwhile would
+    take as many as there are slots.
+    """
+    try:
+        yield
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A worker's hold on one attempt of one generation."""
@@ -69,7 +85,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         Best: service class, then the project with the fewest running, then age. Two workers never
         take the same row, and none waits for the other.
         """
-        with connection.cursor() as cursor:
+        with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, {"model": model, "worker": worker})
             row = cursor.fetchone()
         return None if row is None else Claim(row[0], row[1], row[2], worker)
@@ -82,7 +98,8 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
             worker=claim.worker,
             attempt=claim.attempt,
         )
-        return bool(held.update(status=status, finished_at=timezone.now(), **result))
+        with lent_connection():
+            return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
     def fail_abandoned(self, public_id: str, worker: str, error_code: str) -> bool:
         """Fail a generation whose worker is gone; False if it reached its end after all."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+import socket
 from typing import Any
 
 from celery import Celery, signals
@@ -12,8 +12,6 @@ from celery import Celery, signals
 from worker.engines.base import ModelSpec
 from worker.queue import queue_name
 from worker.runtime import Runtime
-
-logger = logging.getLogger(__name__)
 
 _runtime: Runtime | None = None
 
@@ -30,7 +28,7 @@ def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> i
 
     SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end.
     """
-    global _runtime
+    global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     runtime = _runtime = Runtime(specs)
     runtime.start()
 
@@ -45,7 +43,7 @@ def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> i
             signal.signal(number, signal.default_int_handler)
 
     worker = app.Worker(
-        hostname=f"models-{os.getpid()}@%h",
+        hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
         concurrency=sum(spec.slots for spec in specs),
         queues=[queue_name(spec.id) for spec in specs],

@@ -34,7 +34,7 @@ _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
 
 MESSAGE_TYPE = "stream.frames"
-"""Type of the channel-layer message; its ``streams`` are pairs of generation id and batch payload."""
+"""Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""
 
 
 class Stream:

@@ -90,7 +90,7 @@ def bells(model: str) -> int:
 
 
 def _check_bound(model: str) -> None:
-    """Raise QueueFull at the bound. Rows are counted only when the bells say that it may be near."""
+    """Raise QueueFull at the bound. Rows are counted only when the bells say it may be near."""
     limit = settings.QUEUE_LIMIT
     if bells(model) < limit // 2:
         return

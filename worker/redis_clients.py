@@ -29,9 +29,7 @@ def shard_of(generation_id: str) -> int:
 @cache
 def _clients() -> list[redis.Redis]:
     retry = Retry(NoBackoff(), 0)
-    return [
-        redis.Redis.from_url(url, retry=retry, **_OPTIONS) for url in settings.EVENT_LOG_URLS
-    ]
+    return [redis.Redis.from_url(url, retry=retry, **_OPTIONS) for url in settings.EVENT_LOG_URLS]
 
 
 def client_for(generation_id: str) -> redis.Redis:

@@ -1,6 +1,6 @@
 """One attempt of one generation, from its claim to its terminal event.
 
-    claim → document → engine → assembler → publisher → final row → terminal event
+claim → document → engine → assembler → publisher → final row → terminal event
 """
 
 from __future__ import annotations

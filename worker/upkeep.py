@@ -1,8 +1,8 @@
 """What beat does every second so that no generation is forgotten.
 
-    abandoned   running on a worker that is dead: failed
-    expired     waiting for longer than the queue timeout: failed
-    unheard     waiting with no bell: rung for again
+abandoned   running on a worker that is dead: failed
+expired     waiting for longer than the queue timeout: failed
+unheard     waiting with no bell: rung for again
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ class ChatCompletionRequest(WireRequest):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
 
+
 # --- Answer --------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length"]
@@ -153,7 +154,7 @@ class ChunkChoice(WireObject):
 
 
 class ChatCompletionChunk(WireObject):
-    """One event of a stream. ``usage`` is there only when it was asked for: null, then the counts."""
+    """One event of a stream. ``usage`` is there only when asked for: null, then the counts."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -26,7 +26,7 @@ class ProjectAdmin(admin.ModelAdmin[Project]):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(admin.ModelAdmin[ApiKey]):
-    """A key is shown once, when it is made; afterwards only its prefix. It is revoked, not deleted."""
+    """A key is shown once, when it is made; later only its prefix. It is revoked, not deleted."""
 
     list_display = ("name", "shown_prefix", "project", "created_at", "revoked_at")
     list_filter = (("revoked_at", admin.EmptyFieldListFilter), "project")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class KeyAuthentication(BaseAuthentication):
     """Only a key opens the API: a session of the admin never does."""
 
-    def authenticate(self, request: Request) -> tuple[Caller, None]:  # type: ignore[override]  # The stubs allow no user of our own.
+    def authenticate(self, request: Request) -> tuple[Caller, None]:
         """Return the caller. Raise AuthenticationError without a key or with a refused one."""
         secret = _secret(request)
         caller = find_caller(secret)

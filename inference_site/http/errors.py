@@ -16,13 +16,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import kombu.exceptions
 import orjson
 import redis.exceptions
-from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest
 from rest_framework import exceptions as drf
@@ -143,45 +142,47 @@ class QueueTimeoutError(UnavailableError):
     code = "queue_timeout"
 
 
+_Make = Callable[[Any], ApiError]
+_TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
+    (
+        (engine.ContextLengthExceeded,),
+        lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
+    ),
+    ((engine.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
+    (
+        (worker.WorkerLost,),
+        lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
+    ),
+    (
+        (worker.DocumentLost, worker.ShuttingDown),
+        lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
+    ),
+    ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
+    ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
+    ((engine.EngineUnavailable,), lambda e: UnavailableError(str(e), code="engine_unavailable")),
+    ((engine.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
+    (
+        (OperationalError, InterfaceError),
+        lambda _: UnavailableError("The database is not reachable.", code="database_unavailable"),
+    ),
+    (
+        (redis.exceptions.RedisError, kombu.exceptions.OperationalError),
+        lambda _: UnavailableError("The queue is not reachable.", code="queue_unavailable"),
+    ),
+    ((drf.MethodNotAllowed,), lambda e: MethodNotAllowedError(str(e.detail))),
+    ((drf.UnsupportedMediaType,), lambda _: UnsupportedMediaError()),
+    ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
+    ((Http404,), lambda _: NotFoundError()),
+)
+"""What the client is told of each exception; the first row that fits counts."""
+
+
 def api_error(exc: Exception) -> ApiError:
-    """Return what the client is told of this exception. What is not named here is a 500."""
-    match exc:
-        case ApiError():
-            return exc
-        case engine.ContextLengthExceeded():
-            return InvalidRequestError(
-                str(exc), param=exc.param, code="context_length_exceeded"
-            )
-        case engine.InvalidRequest():
-            return InvalidRequestError(str(exc), param=exc.param)
-        case worker.WorkerLost():
-            return UnavailableError(str(exc), code="worker_lost", retry_after_s=1)
-        case worker.DocumentLost() | worker.ShuttingDown():
-            return UnavailableError(str(exc), code="worker_unavailable", retry_after_s=1)
-        case worker.QueueTimeout():
-            return QueueTimeoutError(str(exc))
-        case worker.QueueFull():
-            return UnavailableError(str(exc), code="queue_full")
-        case engine.EngineUnavailable():
-            return UnavailableError(str(exc), code="engine_unavailable")
-        case engine.EngineError():
-            return InternalError(f"The model failed: {exc}", code="model_error")
-        case OperationalError() | InterfaceError():
-            return UnavailableError("The database is not reachable.", code="database_unavailable")
-        case redis.exceptions.RedisError() | kombu.exceptions.OperationalError():
-            return UnavailableError("The queue is not reachable.", code="queue_unavailable")
-        case RequestDataTooBig():
-            return PayloadTooLargeError()
-        case Http404():
-            return NotFoundError()
-        case drf.MethodNotAllowed():
-            return MethodNotAllowedError(str(exc.detail))
-        case drf.UnsupportedMediaType():
-            return UnsupportedMediaError()
-        case drf.NotAuthenticated() | drf.AuthenticationFailed():
-            return AuthenticationError()
-        case _:
-            return InternalError()
+    """Return what the client is told of this exception. What is not in the table is a 500."""
+    if isinstance(exc, ApiError):
+        return exc
+    make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
+    return InternalError() if make is None else make(exc)
 
 
 def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:

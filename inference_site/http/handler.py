@@ -54,7 +54,7 @@ class ApiHandler(BaseHandler):
             response: HttpResponseBase = self._get_response(request)  # type: ignore[attr-defined]  # Not in the stubs.
         except Http404:
             return error_response(NotFoundError(f"Invalid URL ({request.method} {request.path})"))
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
             return error_response(error)

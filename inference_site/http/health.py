@@ -11,20 +11,13 @@ from django.conf import settings
 from django.db import connection
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from inference_site.http.views import OpenView
 from worker.catalog import catalog
 from worker.leases import live_workers
 
 _TIMEOUT_S = 2.0
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
-
-
-class OpenView(APIView):
-    """A view that needs no key."""
-
-    authentication_classes = ()
-    permission_classes = ()
 
 
 class HealthView(OpenView):

@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import redis.exceptions
 from asgiref.sync import sync_to_async

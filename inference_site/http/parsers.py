@@ -21,6 +21,5 @@ class JsonParser(BaseParser):
             return orjson.loads(stream.read())
         except orjson.JSONDecodeError as exc:
             raise InvalidRequestError(
-                "We could not parse the JSON body of your request. "
-                f"(The parser said: {exc}.)"
+                f"We could not parse the JSON body of your request. (The parser said: {exc}.)"
             ) from exc

@@ -121,8 +121,7 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
     if kind in _KINDS:
         return (
             "invalid_type",
-            f"Invalid type for '{param}': expected {_KINDS[kind]}, but got "
-            f"{_json_type(given)} instead.",
+            f"Invalid type for '{param}': expected {_KINDS[kind]}, but got {_json_type(given)}.",
         )
     if kind in ("literal_error", "union_tag_invalid", "enum"):
         expected = context.get("expected") or context.get("expected_tags")
@@ -137,15 +136,19 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
     if kind == "too_short":
         return (
             "empty_array",
-            f"Invalid '{param}': empty array. Expected an array with minimum length "
-            f"{context['min_length']}, but got an empty array instead.",
+            (
+                f"Invalid '{param}': empty array. Expected an array with minimum length "
+                f"{context['min_length']}, but got an empty array instead."
+            ),
         )
     if kind == "too_long":
         return (
             "array_above_max_length",
-            f"Invalid '{param}': array too long. Expected an array with maximum length "
-            f"{context['max_length']}, but got an array with length "
-            f"{context['actual_length']} instead.",
+            (
+                f"Invalid '{param}': array too long. Expected an array with maximum length "
+                f"{context['max_length']}, but got an array with length "
+                f"{context['actual_length']} instead."
+            ),
         )
     return "invalid_value", f"Invalid '{param}': {error['msg']}."
 

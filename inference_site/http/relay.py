@@ -24,6 +24,7 @@ from inference_site.http.handler import ApiHandler, error_response
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Slot
 from inference_site.http.hub import Follower, hub
 from worker.assembly import Ending
+from worker.event_log import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +147,9 @@ class _Answer:
             timeout_s = interval_s
             batches = self._follower.take()
             ending = batches[-1].ending if batches else None
-            if ending is not None and ending.error_code and not self._begun:
-                if all(batch.ending for batch in batches):
-                    await self._send_whole(ending)
-                    return
+            if ending is not None and self._failed_early(ending, batches):
+                await self._send_whole(ending)
+                return
             await self._begin(200, _SSE_HEADERS)
             frames = [frame for batch in batches for frame in batch.frames]
             # One write an event: some clients forget an event that arrives in two reads.
@@ -158,6 +158,10 @@ class _Answer:
             if ending is not None:
                 await self._write(b"", more=False)
                 return
+
+    def _failed_early(self, ending: Ending, batches: list[Batch]) -> bool:
+        """Whether nothing came before the failure, so that it can still be a status."""
+        return bool(ending.error_code) and not self._begun and len(batches) == 1
 
     async def _relay_json(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Child processes that are kept running: restarted with back-off when they die, stopped in order."""
+"""Child processes that are kept running: restarted with back-off when they die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Program:
 class Child:
     """One program and its current process."""
 
-    def __init__(self, program: Program, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
         self.program = program
         self._env, self._say = dict(env), say
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +58,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order.
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  # Runs one system call.
+                preexec_fn=_before_exec,  # noqa: PLW1509  # One system call.
             )
 
     def tend(self, now: float) -> None:
@@ -101,6 +103,7 @@ def _describe(status: int) -> str:
     return f"exited with status {status}"
 
 
-def _die_with_parent() -> None:
-    """Have the kernel stop this process when the supervisor is killed outright."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _before_exec() -> None:
+    """Have the kernel stop this process when the supervisor is killed outright (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -64,7 +64,7 @@ class RedisPlan:
 
 
 def plan_redis(data_dir: Path) -> RedisPlan:
-    """Return how to start Redis with its data under ``data_dir``. Raise ServiceError without one."""
+    """Return how to start Redis with its data under ``data_dir``. Raise ServiceError."""
     home = data_dir / "redis"
     home.mkdir(parents=True, exist_ok=True)
     socket_path = home / "redis.sock"

@@ -65,8 +65,7 @@ class Stack:
         done = subprocess.run(
             [sys.executable, str(_ROOT / "manage.py"), "prepare_site"],
             env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             check=False,
         )

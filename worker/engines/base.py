@@ -40,8 +40,9 @@ class ContextLengthExceeded(InvalidRequest):
 
     def __init__(self, context_length: int, input_tokens: int) -> None:
         super().__init__(
-            f"This model's maximum context length is {context_length} tokens. However, your "
-            f"messages resulted in {input_tokens} tokens. Please reduce the length of the messages.",
+            f"This model's maximum context length is {context_length} tokens. "
+            f"However, your messages resulted in {input_tokens} tokens. "
+            "Please reduce the length of the messages.",
             param="messages",
         )
         self.context_length = context_length

@@ -34,7 +34,7 @@ OPTIONS = frozenset({"chat_template_kwargs"})
 
 _GGUF_MAGIC = b"GGUF"
 _PREFILL_BATCH = 512
-"""Tokens of a prompt between two looks at cancellation: a smaller batch cancels sooner and is slower."""
+"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
 
 
 def load(spec: ModelSpec) -> LlamaCppEngine:
@@ -130,7 +130,7 @@ class _Run:
             return True
         try:
             self._feed(orjson.loads(chunk))
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001  # Raised again by close().
             self._failure = exc
             return True
         return False

