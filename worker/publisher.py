@@ -10,6 +10,7 @@ needs no channel of its own and cannot be lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -120,15 +121,20 @@ class Publisher:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._run())
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
 
     async def _run(self) -> None:
         layer = get_channel_layer()
-        runs: list[Coroutine[Any, Any, None]] = [
-            lane.run(AsyncEventLog(client), layer)
-            for lane, client in zip(self._lanes, new_async_clients(), strict=True)
-        ]
-        await asyncio.gather(*runs)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(c) for c in new_async_clients()]
+            runs: list[Coroutine[Any, Any, None]] = [
+                lane.run(AsyncEventLog(client), layer)
+                for lane, client in zip(self._lanes, clients, strict=True)
+            ]
+            await asyncio.gather(*runs)
 
 
 class _Lane:
@@ -149,7 +155,8 @@ class _Lane:
 
     def wake(self) -> None:
         """Flush now rather than at the next tick. For any thread."""
-        self._loop.call_soon_threadsafe(self._wanted.set)
+        with contextlib.suppress(RuntimeError):  # The publisher has stopped; nobody is there.
+            self._loop.call_soon_threadsafe(self._wanted.set)
 
     def stop(self) -> None:
         self._stopping = True

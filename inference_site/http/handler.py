@@ -39,13 +39,16 @@ class ApiHandler(BaseHandler):
         started = time.monotonic()
         signals.request_started.send(sender=type(self), scope=scope)
         request = ASGIRequest({**scope, "path": scope["path"].rstrip("/")}, io.BytesIO(body))
-        request_id = request.request_id = _request_id(request)  # type: ignore[attr-defined]  # Read by views and logs.
-        response = self._answer(request)
-        response["x-request-id"] = request_id
-        response["openai-processing-ms"] = str(round((time.monotonic() - started) * 1000))
-        response["openai-version"] = "2020-10-01"
+        request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
+        request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
+        response = _with_common_headers(self._answer(request), request_id, started)
         response.close()  # Sends request_finished, which gives the database connection back.
         return response
+
+    def refuse(self, scope: dict[str, Any], error: ApiError, started: float) -> HttpResponseBase:
+        """Answer a request that reaches no view; ``started`` is of the monotonic clock."""
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        return _with_common_headers(error_response(error), _request_id(given), started)
 
     def _answer(self, request: HttpRequest) -> HttpResponseBase:
         set_script_prefix("/")
@@ -68,7 +71,15 @@ def error_response(error: ApiError) -> HttpResponse:
     )
 
 
-def _request_id(request: HttpRequest) -> str:
+def _with_common_headers(
+    response: HttpResponseBase, request_id: str, started: float
+) -> HttpResponseBase:
+    response["x-request-id"] = request_id
+    response["openai-processing-ms"] = str(round((time.monotonic() - started) * 1000))
+    response["openai-version"] = "2020-10-01"
+    return response
+
+
+def _request_id(given: str) -> str:
     """Return the caller's id when it is well formed, else a new one."""
-    given: str = request.META.get("HTTP_X_REQUEST_ID", "")
     return given if _WELL_FORMED_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"

@@ -19,8 +19,8 @@ import redis.exceptions
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.http.errors import PayloadTooLargeError, UnavailableError
-from inference_site.http.handler import ApiHandler, error_response
+from inference_site.http.errors import ApiError, PayloadTooLargeError, UnavailableError
+from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Slot
 from inference_site.http.hub import Follower, hub
 from worker.assembly import Ending
@@ -61,12 +61,14 @@ class Relay:
         slot = Slot()
         try:
             body = await _read_body(receive)
+            response = await self._views.run(
+                self._handler.respond, {**scope, SCOPE_KEY: slot}, body
+            )
         except ClientGone:
             return
-        except PayloadTooLargeError as exc:
-            await _send_response(error_response(exc), send)
+        except ApiError as exc:
+            await _send_response(self._handler.refuse(scope, exc, started), send)
             return
-        response = await self._views.run(self._handler.respond, {**scope, SCOPE_KEY: slot}, body)
         if slot.handoff is None:
             await _send_response(response, send)
             return
@@ -88,14 +90,17 @@ class _Views:
         scope: dict[str, Any],
         body: bytes,
     ) -> HttpResponseBase:
-        """Return the view's response, or a 503 when no view comes back for ``WEB_STALL_S``."""
+        """Return the view's response.
+
+        Raise UnavailableError when no view has come back for ``WEB_STALL_S``.
+        """
         future = asyncio.get_running_loop().run_in_executor(self._pool, respond, scope, body)
         submitted_at = time.monotonic()
         while True:
             waited_s = time.monotonic() - max(submitted_at, self._progress_at)
             if waited_s >= settings.WEB_STALL_S:
                 future.add_done_callback(lambda _: _cancel_late(scope))
-                return error_response(UnavailableError("The server's storage does not respond."))
+                raise UnavailableError("The server's storage does not respond.")
             done, _ = await asyncio.wait({future}, timeout=settings.WEB_STALL_S - waited_s)
             if done:
                 self._progress_at = time.monotonic()

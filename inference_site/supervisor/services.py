@@ -45,9 +45,16 @@ class EmbeddedPostgres:
         address: str = self._server.get_uri()
         return address
 
-    def is_running(self) -> bool:
-        """Whether the server answers for its process."""
-        return bool(self._server.get_postmaster_info().process.is_running())
+    def tend(self) -> bool:
+        """Start it again if it has died; return whether it had."""
+        if self._server.get_postmaster_info().process.is_running():
+            return False
+        try:
+            with self._server._lock:  # The wheel has no public way to start a second time.
+                self._server.ensure_postgres_running()
+        except (subprocess.SubprocessError, OSError) as exc:
+            raise ServiceError(f"PostgreSQL does not start again; see {self._dir}/log.") from exc
+        return True
 
     def stop(self) -> None:
         """Stop it; connections are ended, nothing is lost."""

@@ -37,6 +37,7 @@ class Stack:
         self._postgres: EmbeddedPostgres | None = None
         self._redis: Child | None = None
         self._children: list[Child] = []
+        self._postgres_at = 0.0
         self._stop = threading.Event()
         self.env = dict(os.environ)
 
@@ -102,6 +103,19 @@ class Stack:
             now = time.monotonic()
             for child in [*([self._redis] if self._redis else []), *self._children]:
                 child.tend(now)
+            self._tend_postgres(now)
+
+    def _tend_postgres(self, now: float) -> None:
+        """Start an embedded PostgreSQL that has died; it keeps no child for us to wait on."""
+        if self._postgres is None or now < self._postgres_at:
+            return
+        self._postgres_at = now + 1
+        try:
+            if self._postgres.tend():
+                self._say("postgres was gone; started again")
+        except ServiceError as exc:
+            self._postgres_at = now + 10
+            self._say(str(exc))
 
     def stop(self) -> None:
         """Stop everything: first who uses the services, then the services."""

@@ -33,7 +33,7 @@ from worker.generation import (
 
 OPTIONS = frozenset({"script"})
 
-_POLL_S = 0.005
+_POLL_S = 0.02
 """How often a sleeping script looks whether it was cancelled."""
 
 Step = dict[str, Any]

@@ -1,0 +1,114 @@
+"""A client that leaves frees its slot, streaming or not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from tests.served_stack import ServedStack, wait_until
+
+ENDLESS = json.dumps([{"repeat": 4000, "steps": [{"text": "x "}, {"sleep_ms": 20}]}])
+
+
+def busy(stack: ServedStack, model: str) -> int:
+    """How many slots of the model are taken, as its workers last said (every 2 s)."""
+    with stack.redis() as client:
+        leases: Any = [client.get(key) for key in client.keys("worker:*")]
+    served = [entry for lease in leases if lease for entry in orjson.loads(lease)]
+    return sum(entry["busy"] for entry in served if entry["id"] == model)
+
+
+@pytest.mark.parametrize(
+    ("model", "content"), [("scripted", ENDLESS), ("demo", "Tell me a story.")]
+)
+def test_closing_a_stream_frees_the_slot_within_half_a_second(
+    stack: ServedStack, client: openai.OpenAI, model: str, content: str
+) -> None:
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": content}],
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    first = next(iter(stream))
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    wait_until(lambda: stack.row(first.id)["status"] == "cancelled", 0.5, "cancelled")
+    row = stack.row(first.id)
+    assert 3 <= row["output_tokens"] < 1900
+    assert row["input_tokens"] > 0
+    wait_until(lambda: busy(stack, model) == 0, 3, "a lease that says the slot is free")
+
+
+def test_four_that_leave_make_room_for_four_more(stack: ServedStack, client: openai.OpenAI) -> None:
+    def start() -> Any:
+        stream = client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": ENDLESS}], stream=True
+        )
+        next(iter(stream))
+        return stream
+
+    streams = [start() for _ in range(4)]
+    for stream in streams:
+        stream.close()
+    started = time.monotonic()
+    again = [start() for _ in range(4)]
+    assert time.monotonic() - started < 2
+    for stream in again:
+        stream.close()
+
+
+def test_leaving_without_a_stream_cancels_too(stack: ServedStack) -> None:
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": ENDLESS}]})
+    request = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {stack.key}\r\nContent-Type: application/json\r\n"
+        f"X-Request-Id: leaver\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+    def status() -> str | None:
+        rows = stack.sql("SELECT status FROM worker_generation WHERE request_id = 'leaver'")
+        return rows[0][0] if rows else None
+
+    with socket.create_connection(("127.0.0.1", stack.port)) as connection:
+        connection.sendall(request.encode())
+        wait_until(lambda: status() == "running", 3, "running")
+    wait_until(lambda: status() == "cancelled", 0.7, "cancelled")
+
+
+def test_one_that_waits_in_the_queue_is_cancelled_without_running(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    holders = [
+        client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": ENDLESS}], stream=True
+        )
+        for _ in range(4)
+    ]
+    for holder in holders:
+        next(iter(holder))
+    waiting = client.chat.completions.create(
+        model="scripted",
+        messages=[{"role": "user", "content": ENDLESS}],
+        stream=True,
+        extra_headers={"x-request-id": "waiter"},
+    )
+    waiting.close()
+    holders[0].close()
+
+    def row() -> Any:
+        return stack.sql(
+            "SELECT status, first_token_at FROM worker_generation WHERE request_id = 'waiter'"
+        )[0]
+
+    wait_until(lambda: row()[0] == "cancelled", 3, "cancelled")
+    assert row()[1] is None
+    for holder in holders[1:]:
+        holder.close()

@@ -1,0 +1,198 @@
+"""Errors over HTTP: the envelope, the status, the parameter, the headers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.served_stack import ServedStack
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object, once the envelope has been checked."""
+    assert response.headers["content-type"].startswith("application/json")
+    assert response.headers["x-request-id"]
+    assert response.headers["openai-processing-ms"].isdigit()
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, None),
+        ({"Authorization": "Basic abc"}, None),
+        ({"Authorization": "Bearer sk-wrong-but-long-enough"}, "invalid_api_key"),
+    ],
+)
+def test_without_a_good_key_it_is_401(
+    stack: ServedStack, headers: dict[str, str], code: str | None
+) -> None:
+    response = httpx.post(f"{stack.url}{CHAT}", json=HELLO, headers=headers)
+    assert response.status_code == 401
+    assert error_of(response)["code"] == code
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "sk-wrong-but-long-enough" not in response.text
+
+
+def test_revoked_key_is_refused_within_five_seconds(stack: ServedStack) -> None:
+    key = stack.manage("create_api_key", "--project", "other", "--name", "short-lived").strip()
+    assert re.fullmatch(r"sk-[\w-]{40,}", key)
+    client = stack.client(key)
+    client.models.list()
+    stack.sql("UPDATE accounts_apikey SET revoked_at = now() WHERE name = 'short-lived'")
+    import time
+
+    time.sleep(5.1)
+    with pytest.raises(openai.AuthenticationError) as caught:
+        client.models.list()
+    assert caught.value.code == "invalid_api_key"
+
+
+def test_key_in_x_api_key_is_good_too(stack: ServedStack) -> None:
+    response = httpx.get(f"{stack.url}/v1/models", headers={"x-api-key": stack.key})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "model", "missing_required_parameter"),
+        ({"model": "demo"}, "messages", "missing_required_parameter"),
+        ({**HELLO, "messages": []}, "messages", "empty_array"),
+        (
+            {**HELLO, "messages": [*HELLO["messages"], {"role": "user", "content": 5}]},
+            "messages[1].content",
+            "invalid_type",
+        ),
+        (
+            {**HELLO, "messages": [{"role": "ghost", "content": "x"}]},
+            "messages[0].role",
+            "invalid_value",
+        ),
+        ({**HELLO, "temperature": "hot"}, "temperature", "invalid_type"),
+        ({**HELLO, "temperature": 3}, "temperature", None),
+        ({**HELLO, "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+        ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", None),
+        ({**HELLO, "stop": ["a"] * 5}, "stop", "array_above_max_length"),
+    ],
+)
+def test_bad_body_is_400_and_names_the_parameter(
+    http: httpx.Client, body: dict[str, Any], param: str, code: str | None
+) -> None:
+    response = http.post(CHAT, json=body)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    if code:
+        assert error["code"] == code
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"[1]", b"\xff\xfe", b'"text"'])
+def test_body_that_is_no_json_object_is_400(http: httpx.Client, content: bytes) -> None:
+    response = http.post(CHAT, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+def test_body_beyond_the_limit_is_413(http: httpx.Client) -> None:
+    response = http.post(
+        CHAT, content=b" " * (20 * 1024 * 1024 + 1), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 413
+    error_of(response)
+
+
+def test_other_content_types_are_415(http: httpx.Client) -> None:
+    response = http.post(CHAT, data={"model": "demo"})
+    assert response.status_code == 415
+    assert error_of(response)["code"] == "unsupported_content_type"
+
+
+def test_wrong_method_is_405_and_says_which_are_right(http: httpx.Client) -> None:
+    response = http.put(CHAT, json=HELLO)
+    assert response.status_code == 405
+    assert "POST" in response.headers["allow"]
+    assert error_of(response)["code"] == "method_not_supported"
+
+
+def test_unknown_path_is_404_before_authentication(stack: ServedStack) -> None:
+    response = httpx.post(f"{stack.url}/v1/nothing/here", json={})
+    assert response.status_code == 404
+    assert "POST /v1/nothing/here" in error_of(response)["message"]
+
+
+def test_trailing_slash_is_tolerated_and_never_redirects(http: httpx.Client) -> None:
+    assert http.get("/v1/models/").status_code == 200
+    assert http.post(f"{CHAT}/", json=HELLO).status_code == 200
+
+
+def test_unknown_model_is_404(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(**{**HELLO, "model": "ghost"})
+    assert caught.value.code == "model_not_found"
+
+
+def test_request_id_of_the_caller_is_kept_when_well_formed(http: httpx.Client) -> None:
+    good = http.get("/v1/models", headers={"x-request-id": "mine-1.2:3"})
+    assert good.headers["x-request-id"] == "mine-1.2:3"
+    bad = http.get("/v1/models", headers={"x-request-id": "not well formed"})
+    assert bad.headers["x-request-id"].startswith("req_")
+    with http.stream("POST", CHAT, json={**HELLO, "stream": True}) as stream:
+        assert stream.headers["x-request-id"].startswith("req_")
+        assert stream.headers["openai-processing-ms"].isdigit()
+        stream.read()
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "text/html", "x/y"])
+def test_accept_header_is_never_negotiated(http: httpx.Client, accept: str) -> None:
+    response = http.post(CHAT, json={**HELLO, "stream": True}, headers={"Accept": accept})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
+def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
+    listed = {model.id: model for model in client.models.list()}
+    assert set(listed) == {"demo", "scripted"}
+    found = client.models.retrieve("demo")
+    assert found == listed["demo"]
+    assert found.model_dump()["status"] == "loaded"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/other:model")
+    assert caught.value.code == "model_not_found"
+
+
+def test_health_is_open_and_ready_names_its_parts(stack: ServedStack) -> None:
+    assert httpx.get(f"{stack.url}/health").json() == {"status": "ok"}
+    ready = httpx.get(f"{stack.url}/health/ready")
+    assert ready.status_code == 200
+    assert ready.json()["checks"] == {"postgres": "ok", "redis": "ok", "workers": "ok"}
+
+
+def test_session_of_the_admin_opens_no_api(stack: ServedStack) -> None:
+    password = re.search(r"password: (\S+)", stack.text())
+    assert password
+    with httpx.Client(base_url=stack.url, follow_redirects=True) as browser:
+        page = browser.get("/admin/login/")
+        token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', page.text)
+        assert token
+        form = {
+            "username": "admin",
+            "password": password[1],
+            "csrfmiddlewaretoken": token[1],
+            "next": "/admin/",
+        }
+        assert "Generations" in browser.post("/admin/login/", data=form).text
+        assert "chatcmpl-" in browser.get("/admin/worker/generation/").text
+        assert browser.get("/v1/models").status_code == 401

@@ -1,0 +1,201 @@
+"""Kill and freeze the parts of a running stack; clients are told, and the next request works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.served_stack import ServedStack, served_stack, wait_until
+
+
+def messages(*steps: dict[str, Any]) -> list[Any]:
+    """A conversation that makes the scripted model play these steps."""
+    return [{"role": "user", "content": json.dumps(steps)}]
+
+
+def slow(words: int, delay_ms: int = 100) -> list[Any]:
+    """A conversation whose answer takes ``words × delay_ms``."""
+    return messages({"repeat": words, "steps": [{"text": "x "}, {"sleep_ms": delay_ms}]})
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    """A stack to be ill-treated."""
+    with served_stack() as running:
+        yield running
+
+
+def works(stack: ServedStack) -> bool:
+    """Whether a completion succeeds now."""
+    try:
+        stack.client().chat.completions.create(model="scripted", messages=messages({"text": "ok"}))
+        return httpx.get(f"{stack.url}/health/ready").status_code == 200
+    except (openai.APIError, httpx.HTTPError):
+        return False
+
+
+class Reader:
+    """Reads one streamed answer on a thread and keeps what came."""
+
+    def __init__(self, stack: ServedStack, conversation: list[Any]) -> None:
+        self.text, self.id, self.error = "", "", None
+        self.ended_at = 0.0
+        self._stack, self._conversation = stack, conversation
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        wait_until(lambda: self.text or self.error, 10, "the first word")
+
+    def _read(self) -> None:
+        try:
+            with self._stack.client().chat.completions.create(
+                model="scripted", messages=self._conversation, stream=True
+            ) as stream:
+                for chunk in stream:
+                    self.id = chunk.id
+                    self.text += chunk.choices[0].delta.content or ""
+        except (openai.APIError, httpx.HTTPError) as exc:
+            self.error: Exception | None = exc
+        self.ended_at = time.monotonic()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the answer. Raise AssertionError when it hangs."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the stream hangs"
+
+
+def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> None:
+    reader = Reader(stack, slow(1000))
+    killed_at = time.monotonic()
+    os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    reader.wait(15)
+    assert isinstance(reader.error, openai.APIError)
+    assert "died" in str(reader.error)
+    assert reader.ended_at - killed_at < 10
+    row = stack.row(reader.id)
+    assert (row["status"], row["error_code"]) == ("failed", "worker_lost")
+    assert "worker was killed by SIGKILL; restarting" in stack.text()
+    wait_until(lambda: works(stack), 15, "the next request")
+
+
+def test_frozen_redis_delays_a_stream_and_loses_nothing(stack: ServedStack) -> None:
+    reader = Reader(stack, slow(60))
+    redis = stack.pid_of("redis")
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        response = httpx.post(
+            f"{stack.url}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {stack.key}"},
+            json={"model": "scripted", "messages": messages({"text": "x"})},
+            timeout=10,
+        )
+        assert response.status_code == 503
+        assert response.headers["retry-after"]
+        assert response.json()["error"]["type"] == "server_error"
+        assert time.monotonic() - started < 3
+        time.sleep(max(0.0, 3 - (time.monotonic() - started)))
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    reader.wait(20)
+    assert reader.error is not None or reader.text == "x " * 60
+    wait_until(lambda: works(stack), 10, "the next request")
+
+
+def test_killed_redis_ends_or_continues_streams(stack: ServedStack) -> None:
+    reader = Reader(stack, slow(60))
+    os.kill(stack.pid_of("redis"), signal.SIGKILL)
+    reader.wait(40)
+    assert reader.error is not None or reader.text == "x " * 60
+    assert stack.row(reader.id)["status"] in ("completed", "failed", "cancelled")
+    wait_until(lambda: works(stack), 15, "the next request")
+
+
+def test_frozen_postgres_is_a_503_within_three_seconds(stack: ServedStack) -> None:
+    assert works(stack)
+    postgres = [stack.postgres_pid(), *_children(stack.postgres_pid())]
+    for pid in postgres:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(openai.InternalServerError) as caught:
+            stack.client().chat.completions.create(
+                model="scripted", messages=messages({"text": "x"})
+            )
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["x-request-id"]
+        assert time.monotonic() - started < 3
+        ready = httpx.get(f"{stack.url}/health/ready", timeout=5)
+        assert ready.status_code == 503
+    finally:
+        for pid in postgres:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: works(stack), 10, "the next request")
+
+
+def test_killed_postgres_comes_back_and_a_running_stream_is_recorded(stack: ServedStack) -> None:
+    reader = Reader(stack, slow(20))
+    os.kill(stack.postgres_pid(), signal.SIGQUIT)
+    reader.wait(30)
+    wait_until(lambda: works(stack), 20, "the next request")
+    row = stack.row(reader.id)
+    assert row["status"] == "completed"
+    assert reader.text == "x " * 20
+
+
+def test_killed_web_process_comes_back(stack: ServedStack) -> None:
+    reader = Reader(stack, slow(30))
+    os.kill(stack.pid_of("web"), signal.SIGKILL)
+    reader.wait(10)
+    assert reader.error is not None
+    wait_until(lambda: works(stack), 15, "the next request")
+    wait_until(
+        lambda: stack.row(reader.id)["status"] != "running", 10, "the run that nobody follows"
+    )
+
+
+def test_killed_beat_comes_back(stack: ServedStack) -> None:
+    beat = stack.pid_of("beat")
+    os.kill(beat, signal.SIGKILL)
+
+    def is_new() -> bool:
+        try:
+            return stack.pid_of("beat") != beat
+        except AssertionError:
+            return False
+
+    wait_until(is_new, 10, "a new beat")
+
+
+def test_frozen_worker_is_no_worker(stack: ServedStack) -> None:
+    worker = stack.pid_of("worker")
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        time.sleep(6.5)
+        with pytest.raises(openai.InternalServerError) as caught:
+            stack.client().chat.completions.create(
+                model="scripted", messages=messages({"text": "x"})
+            )
+        assert caught.value.status_code == 503
+        assert caught.value.code == "no_worker"
+        assert caught.value.response.headers["retry-after"]
+        ready = httpx.get(f"{stack.url}/health/ready", timeout=5)
+        assert ready.status_code == 503
+        assert "scripted" in ready.json()["checks"]["workers"]
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_until(lambda: works(stack), 10, "the next request")
+
+
+def _children(pid: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]

@@ -1,0 +1,99 @@
+"""``manage.py serve``: starting, stopping, starting again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.served_stack import ROOT, ServedStack, served_stack
+
+
+def descendants(stack: ServedStack) -> list[psutil.Process]:
+    """Every process of the stack, PostgreSQL's too."""
+    assert stack.process is not None
+    own = psutil.Process(stack.process.pid).children(recursive=True)
+    postmaster = psutil.Process(stack.postgres_pid())
+    return [*own, postmaster, *postmaster.children(recursive=True)]
+
+
+def hello(stack: ServedStack) -> Any:
+    return stack.client().chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Hello"}]
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops_within_ten_seconds_and_leaves_nothing(number: signal.Signals) -> None:
+    with served_stack() as stack:
+        first = hello(stack)
+        streaming = stack.client().chat.completions.create(
+            model="scripted",
+            messages=[{"role": "user", "content": '[{"text": "x"}, {"sleep_ms": 60000}]'}],
+            stream=True,
+        )
+        next(iter(streaming))
+        processes = descendants(stack)
+        assert len(processes) >= 5
+        key_file = stack.data_dir / "api_key"
+        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+        key = stack.key
+        assert stack.stop(number) < 10
+        assert [p for p in processes if p.is_running() and p.status() != "zombie"] == []
+        assert "restarting" not in stack.text()
+
+        stack.start()
+        assert stack.key == key
+        assert key not in stack.text()
+        assert stack.row(first.id)["status"] == "completed"
+        assert hello(stack).choices[0].finish_reason == "stop"
+
+
+def test_port_in_use_is_one_clear_line() -> None:
+    with socket.socket() as taken, served_stack_directory() as data_dir:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "manage.py", "serve", "--port", str(port)],
+            cwd=ROOT,
+            env={**os.environ, "DATA_DIR": data_dir},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line]
+    assert errors == [
+        f"CommandError: Cannot listen on 127.0.0.1:{port}: Address already in use. "
+        "Choose another with --port."
+    ]
+
+
+def test_children_end_with_a_supervisor_that_is_killed() -> None:
+    with served_stack() as stack:
+        assert stack.process is not None
+        own = psutil.Process(stack.process.pid).children(recursive=True)
+        stack.process.kill()
+        stack.process.wait()
+        deadline = time.monotonic() + 15
+        while any(p.is_running() and p.status() != "zombie" for p in own):
+            assert time.monotonic() < deadline, [p.cmdline() for p in own if p.is_running()]
+            time.sleep(0.1)
+        stack.start()
+        assert hello(stack).choices[0].finish_reason == "stop"
+
+
+def served_stack_directory() -> Any:
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="served-")

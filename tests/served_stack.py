@@ -1,0 +1,192 @@
+"""The real thing for tests: ``manage.py serve`` in its own directory, with all its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import psycopg
+import redis
+
+from inference_site.supervisor.services import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = """
+models:
+  demo:
+    file: {root}/worker/demo/demo-q8_0.gguf
+    slots: 4
+    threads: 1
+    chat_template_kwargs: {{enable_thinking: false}}
+  scripted:
+    engine: scripted
+    slots: 4
+    context_length: 5000
+"""
+
+
+class ServedStack:
+    """One running stack and the ways to look into it."""
+
+    def __init__(self, data_dir: Path, port: int, env: Mapping[str, str]) -> None:
+        self.data_dir, self.port = data_dir, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.output = data_dir / "serve.out"
+        kept = {k: v for k, v in os.environ.items() if k not in ("DATABASE_URL", "REDIS_URL")}
+        self.env = {**kept, "DATA_DIR": str(data_dir), **env}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._clients: list[openai.OpenAI] = []
+
+    def start(self, timeout_s: float = 60) -> None:
+        """Start it and wait until it says that it is ready."""
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", "serve", "--port", str(self.port)],
+                cwd=ROOT,
+                env=self.env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + timeout_s
+        while "ready in" not in self.text():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"serve did not get ready:\n{self.text()}")
+            time.sleep(0.05)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> float:
+        """Stop it; return how many seconds that took."""
+        assert self.process is not None
+        started = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(20)
+        return time.monotonic() - started
+
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    @property
+    def key(self) -> str:
+        """The key of the first run."""
+        return (self.data_dir / "api_key").read_text()
+
+    @property
+    def services(self) -> dict[str, str]:
+        """Where its PostgreSQL and Redis are."""
+        services: dict[str, str] = json.loads((self.data_dir / "services.json").read_text())
+        return services
+
+    def client(self, key: str | None = None) -> openai.OpenAI:
+        """The official client; it does not retry."""
+        client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0, timeout=30
+        )
+        self._clients.append(client)
+        return client
+
+    def close_clients(self) -> None:
+        """Close the connections of every client that was handed out."""
+        for client in self._clients:
+            client.close()
+
+    def http(self) -> httpx.Client:
+        """A plain HTTP client that sends the key."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
+    def row(self, public_id: str) -> dict[str, Any]:
+        """The generation's row."""
+        with psycopg.connect(self.services["DATABASE_URL"]) as connection:
+            cursor = connection.execute(
+                "SELECT * FROM worker_generation WHERE public_id = %s", [public_id]
+            )
+            row = cursor.fetchone()
+            assert row is not None, f"no row for {public_id}"
+            assert cursor.description is not None
+            return {
+                column.name: value for column, value in zip(cursor.description, row, strict=True)
+            }
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        """The rows of a statement."""
+        with psycopg.connect(self.services["DATABASE_URL"]) as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def redis(self) -> redis.Redis:
+        """A client of its Redis."""
+        return redis.Redis.from_url(self.services["REDIS_URL"])
+
+    def manage(self, *arguments: str) -> str:
+        """The output of a management command."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT,
+            env={**self.env, "SECRET_KEY": "only-for-this-command"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    def pid_of(self, name: str) -> int:
+        """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now."""
+        marks = {"web": "manage.py web", "worker": "manage.py worker"}
+        marks |= {"beat": "maintenance@", "redis": "redis-server"}
+        assert self.process is not None
+        for child in psutil.Process(self.process.pid).children():
+            if child.status() != psutil.STATUS_ZOMBIE and marks[name] in " ".join(child.cmdline()):
+                return int(child.pid)
+        raise AssertionError(f"{name} does not run")
+
+    def postgres_pid(self) -> int:
+        """The process id of the postmaster."""
+        return int((self.data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+
+
+def wait_until(condition: Any, timeout_s: float, what: str) -> float:
+    """Return the seconds until the condition holds. Raise AssertionError past the timeout."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+@contextmanager
+def served_stack(**env: str) -> Iterator[ServedStack]:
+    """Run a stack in a directory of its own; stop it and what may be left of it at the end."""
+    with tempfile.TemporaryDirectory(prefix="served-", ignore_cleanup_errors=True) as name:
+        data_dir = Path(name)
+        data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
+        (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT))
+        stack = ServedStack(
+            data_dir, free_port(), {"MODELS_FILE": str(data_dir / "models.yaml"), **env}
+        )
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.close_clients()
+            if stack.process is not None and stack.process.poll() is None:
+                stack.stop()
+
+
+def generation_id(text: str) -> str:
+    """The id of the generation that a stream's text belongs to."""
+    found = re.search(r"chatcmpl-[0-9a-f]{32}", text)
+    assert found, f"no id in {text!r}"
+    return found.group()
