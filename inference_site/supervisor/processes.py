@@ -57,7 +57,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order.
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone.
                 preexec_fn=_before_exec,  # noqa: PLW1509  # One system call.
             )
 

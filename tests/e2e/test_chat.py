@@ -193,14 +193,14 @@ def test_failure_before_the_first_byte_is_a_status(client: openai.OpenAI) -> Non
 def test_failure_after_the_first_byte_is_an_event(
     stack: ServedStack, client: openai.OpenAI
 ) -> None:
-    seen = []
+    stream = client.chat.completions.create(
+        model="scripted",
+        messages=script({"text": "half"}, {"sleep_ms": 100}, {"fail": "boom"}),
+        stream=True,
+    )
+    seen = [next(stream), next(stream)]
     with pytest.raises(openai.APIError, match="boom"):
-        for chunk in client.chat.completions.create(
-            model="scripted",
-            messages=script({"text": "half"}, {"sleep_ms": 100}, {"fail": "boom"}),
-            stream=True,
-        ):
-            seen.append(chunk)
+        next(stream)
     assert "".join(c.choices[0].delta.content or "" for c in seen) == "half"
     row = stack.row(seen[0].id)
     assert (row["status"], row["error_code"]) == ("failed", "model_error")

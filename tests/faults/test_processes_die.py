@@ -47,7 +47,8 @@ class Reader:
     """Reads one streamed answer on a thread and keeps what came."""
 
     def __init__(self, stack: ServedStack, conversation: list[Any]) -> None:
-        self.text, self.id, self.error = "", "", None
+        self.text, self.id = "", ""
+        self.error: Exception | None = None
         self.ended_at = 0.0
         self._stack, self._conversation = stack, conversation
         self._thread = threading.Thread(target=self._read)
@@ -63,7 +64,7 @@ class Reader:
                     self.id = chunk.id
                     self.text += chunk.choices[0].delta.content or ""
         except (openai.APIError, httpx.HTTPError) as exc:
-            self.error: Exception | None = exc
+            self.error = exc
         self.ended_at = time.monotonic()
 
     def wait(self, timeout_s: float) -> None:

@@ -73,10 +73,8 @@ def test_port_in_use_is_one_clear_line() -> None:
         )
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if line]
-    assert errors == [
-        f"CommandError: Cannot listen on 127.0.0.1:{port}: Address already in use. "
-        "Choose another with --port."
-    ]
+    assert len(errors) == 1
+    assert f"Cannot listen on 127.0.0.1:{port}: Address already in use." in errors[0]
 
 
 def test_children_end_with_a_supervisor_that_is_killed() -> None:
