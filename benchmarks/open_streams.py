@@ -127,8 +127,8 @@ def main() -> None:
     options = parser.parse_args()
     end_on_sigterm()
     allow_files(options.streams)
-    script = {"text": "Once upon a time ", "tokens": 1_000_000, "interval_ms": 1000}
-    entry = {"engine": "scripted", "slots": options.streams, "script": script}
+    second = {"repeat": 1_000_000, "steps": [{"text": "Once "}, {"sleep_ms": 1000}]}
+    entry = {"engine": "scripted", "slots": options.streams, "script": [second]}
     with platform_with({"scripted": entry}) as endpoint:
         web = web_process(endpoint.process.pid)
         asyncio.run(hold(endpoint, web, 8, 30, 0))  # So that imports are not counted as streams.

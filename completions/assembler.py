@@ -8,6 +8,7 @@ test proves that they equal the encoded wire models.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -76,11 +77,11 @@ class ChatAssembler:
 
     def cancel(self) -> Ending:
         """End without a finish reason: whoever listened has left or was told by who cancelled."""
-        return Ending([_DONE], 200, self._body(), finish_reason="cancelled")
+        return Ending([_DONE], 200, self._body())
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
-        return failure(error)
+        return replace(failure(error), is_early=not self._begun)
 
     def _chunks(self, delta: bytes, finish_reason: bytes) -> Sequence[bytes]:
         if not self._stream:
@@ -155,4 +156,12 @@ def failure(error: Exception) -> Ending:
     """End a chat completion with an error: a status before the first byte, an event after it."""
     told = api_error(error)
     event = b"data: " + told.body + b"\n\n"
-    return Ending([event, _DONE], told.status, told.body, error_code=told.code or told.type)
+    retry_after = told.headers.get("Retry-After")
+    return Ending(
+        [event, _DONE],
+        told.status,
+        told.body,
+        error_code=told.code or told.type,
+        is_early=True,
+        retry_after_s=int(retry_after) if retry_after else None,
+    )

@@ -4,8 +4,11 @@ import os
 
 from celery import Celery
 
+from worker import bells
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
 
+bells.install()
 app = Celery("inference_site")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()

@@ -37,7 +37,6 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]  # SECURE_SSL_REDIRECT: see above.
 # --- Applications --------------------------------------------------------------------------------
 
 INSTALLED_APPS = [
-    "daphne",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -139,7 +138,11 @@ CHANNEL_LAYERS = {
 CELERY_BROKER_URL = BROKER_URL.replace("unix://", "redis+socket://", 1)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 5, "socket_connect_timeout": 2}
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    "max_retries": 0,  # A bell that cannot be rung must not hold up the request for seconds.
+}
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
 CELERY_WORKER_DISABLE_PREFETCH = True  # A bell waits in Redis, where an idle worker can hear it.

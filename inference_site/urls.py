@@ -2,10 +2,16 @@
 
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView
 
 from inference_site.http.health import HealthView, ReadyView
 
+admin.site.site_header = admin.site.site_title = "Inference site"
+admin.site.index_title = "Operation"
+admin.site.site_url = None  # No link: the site is an API.
+
 urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/", include("completions.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),

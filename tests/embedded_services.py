@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from inference_site import environment
 from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
 
 data_dir = Path(tempfile.mkdtemp(prefix="inference-test-"))
@@ -24,11 +25,11 @@ def _start() -> None:
     os.environ.setdefault("SECRET_KEY", secrets.token_urlsafe(50))
     os.environ.setdefault("HTTPS", "false")
     atexit.register(shutil.rmtree, data_dir, ignore_errors=True)
-    if "DATABASE_URL" not in os.environ:
+    if not environment.text("DATABASE_URL"):
         postgres = EmbeddedPostgres(data_dir)
         os.environ["DATABASE_URL"] = postgres.start()
         atexit.register(postgres.stop)
-    if "REDIS_URL" not in os.environ:
+    if not environment.text("REDIS_URL"):
         plan = plan_redis(data_dir)
         redis = subprocess.Popen(plan.command, stdout=subprocess.DEVNULL)
         atexit.register(redis.wait)

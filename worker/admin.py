@@ -9,14 +9,17 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 
+from worker.catalog import catalog
 from worker.models import Generation
 
 
 class UncountedPaginator(Paginator[Any]):
-    """Pages without COUNT(*): it claims one page more than it has been asked for so far.
+    """Pages without COUNT(*).
 
-    The count is read from PostgreSQL's own estimate of the table, which costs nothing.
+    A short result is counted by reading it; for a longer one PostgreSQL's estimate of the table
+    stands in, so that a filtered list may offer pages that turn out to be empty.
     """
 
     @cached_property
@@ -36,32 +39,79 @@ class UncountedPaginator(Paginator[Any]):
         return some if some < self.per_page * 10 else max(some, int(estimate))
 
 
+class ModelFilter(admin.SimpleListFilter):
+    """The models of the catalogue; the values of the column would have to be searched for."""
+
+    title = parameter_name = "model"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(id_, id_) for id_ in catalog().models]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[Generation]
+    ) -> QuerySet[Generation]:
+        return queryset if self.value() is None else queryset.filter(model=self.value())
+
+
 @admin.register(Generation)
 class GenerationAdmin(admin.ModelAdmin[Generation]):
     """The queue and the usage log."""
 
     list_display = (
-        "public_id",
-        "created_at",
+        "short_id",
+        "time",
         "project",
-        "api_key",
+        "key",
         "model",
         "status",
-        "input_tokens",
-        "cached_tokens",
-        "output_tokens",
+        "tokens",
         "queue_wait",
         "time_to_first_token",
         "speed",
     )
-    list_filter = ("status", "model", "project", "created_at")
+    list_filter = ("status", ModelFilter, "project", "created_at")
+    show_facets = admin.ShowFacets.NEVER  # Facets count.
     list_select_related = ("project", "api_key")
     list_per_page = 50
     ordering = ("-id",)
+    sortable_by = ()
     search_fields = ("public_id__exact", "request_id__exact")
     search_help_text = "A whole generation id or request id"
     show_full_result_count = False
     paginator = UncountedPaginator
+    fieldsets = (
+        (None, {"fields": ("public_id", "status", "finish_reason", "error_code")}),
+        ("Who asked", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
+        ("How", {"fields": ("service_class", "streamed", "ignored_params", "worker", "attempt")}),
+        (
+            "When",
+            {"fields": ("time", "queue_wait", "time_to_first_token", "speed", "finished_at")},
+        ),
+        (
+            "Tokens",
+            {"fields": ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")},
+        ),
+    )
+
+    @admin.display(description="id")
+    def short_id(self, generation: Generation) -> str:
+        return f"{generation.public_id.rpartition('-')[2][:8]}…"
+
+    @admin.display(description="time (UTC)")
+    def time(self, generation: Generation) -> str:
+        return format_html(
+            '<span style="white-space: nowrap">{}</span>',
+            f"{generation.created_at:%Y-%m-%d %H:%M:%S}",
+        )
+
+    @admin.display(description="tokens in / cached / out")
+    def tokens(self, generation: Generation) -> str:
+        counts = (generation.input_tokens, generation.cached_tokens, generation.output_tokens)
+        return " / ".join(f"{count:,}" for count in counts)
+
+    @admin.display(description="key")
+    def key(self, generation: Generation) -> str:
+        return generation.api_key.name
 
     @admin.display(description="queue wait")
     def queue_wait(self, generation: Generation) -> str:
@@ -74,10 +124,6 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
     @admin.display(description="tokens/s")
     def speed(self, generation: Generation) -> str:
         return "—" if generation.tokens_per_s is None else f"{generation.tokens_per_s:.0f}"
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Generation | None = None) -> list[str]:
-        """Everything."""
-        return [field.name for field in Generation._meta.fields]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -19,8 +19,9 @@ class Ending:
     """How a stream ends.
 
     ``frames`` close an event stream. ``status`` and ``body`` are the answer to a client that does
-    not stream, or whose stream has not begun when the generation fails.
-    ``error_code`` is empty unless it failed; ``finish_reason`` is empty unless it completed.
+    not stream, or, when ``is_early``, to one whose stream has nothing in it but the failure.
+    ``error_code`` is empty unless it failed, ``finish_reason`` unless it completed.
+    ``retry_after_s`` is what a client is told with a 503 or 504.
     """
 
     frames: Sequence[bytes]
@@ -28,6 +29,8 @@ class Ending:
     body: bytes
     finish_reason: str = ""
     error_code: str = ""
+    is_early: bool = False
+    retry_after_s: int | None = None
 
 
 class Assembler(Protocol):

@@ -66,7 +66,7 @@ def parse_catalog(path: Path) -> Catalog:
     """Read a catalogue file. Raise ImproperlyConfigured naming the file and the key."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as exc:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ImproperlyConfigured(f"{path}: cannot be read: {exc}") from exc
     entries = document.get("models") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or not entries:
@@ -82,7 +82,7 @@ def _parse_entry(path: Path, id_: str, entry: Any) -> ModelSpec:
         raise ImproperlyConfigured(f"{where} must be a mapping.")
     rest = dict(entry)
     engine = rest.pop("engine", "llama_cpp")
-    if engine not in ENGINES:
+    if not isinstance(engine, str) or engine not in ENGINES:
         raise ImproperlyConfigured(
             f"{where}.engine: unknown engine {engine!r}; there are {', '.join(sorted(ENGINES))}."
         )

@@ -2,10 +2,11 @@
 
     EngineUnavailable
     ├── DocumentLost     the request was lost with the Redis that held it
+    ├── StreamLost       the answer could not be sent on
     ├── ShuttingDown     the worker was stopped before the end
-    └── WorkerLost       the worker died
-    QueueFull            too many wait for this model already
-    QueueTimeout         waited too long for a slot
+    ├── WorkerLost       the worker died
+    ├── QueueFull        too many wait for this model already
+    └── QueueTimeout     waited too long for a slot
 
 A class's docstring is its message.
 """
@@ -22,6 +23,10 @@ class _Documented(EngineUnavailable):
 
 class DocumentLost(_Documented):
     """The request was lost with the server that held it. Please send it again."""
+
+
+class StreamLost(_Documented):
+    """The answer was lost with the server that carries it. Please try again."""
 
 
 class ShuttingDown(_Documented):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -85,7 +85,7 @@ class Batch:
     def pack(self) -> bytes:
         """Encode for the log and for the channel layer."""
         end = self.ending
-        tail = end and (end.status, end.body, end.finish_reason, end.error_code)
+        tail = end and astuple(end)[1:]  # The frames are among the batch's own.
         packed: bytes = msgpack.packb((self.first, self.frames, tail))
         return packed
 

@@ -101,6 +101,11 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
+    def cancel_queued(self, public_id: str) -> bool:
+        """Cancel a generation that nobody has claimed; False if a worker has it, or it is over."""
+        waiting = self.filter(public_id=public_id, status=Status.QUEUED)
+        return bool(waiting.update(status=Status.CANCELLED, finished_at=timezone.now()))
+
     def fail_abandoned(self, public_id: str, worker: str, error_code: str) -> bool:
         """Fail a generation whose worker is gone; False if it reached its end after all."""
         held = self.filter(public_id=public_id, status=Status.RUNNING, worker=worker)

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from enum import Enum
 from typing import Any
 
 import redis.exceptions
@@ -38,24 +39,37 @@ MESSAGE_TYPE = "stream.frames"
 """Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""
 
 
+class StopReason(Enum):
+    """Why a generation was told to stop."""
+
+    REQUESTED = "requested"  # The client left, or somebody cancelled it.
+    SHUTDOWN = "shutdown"  # The worker drains, and its time is up.
+    LOST = "lost"  # Somebody else ended the stream, or its log is out of reach.
+
+
 class Stream:
     """The outgoing frames of one generation. ``append`` and ``close`` are for its engine's thread.
 
-    ``cancelled`` turns true when the engine must stop; ``lost`` says that it is because somebody
-    else ended the stream, or because its log could not be reached for too long.
+    ``cancelled`` turns true when the engine must stop; ``stop_reason`` says why.
     """
 
     def __init__(self, generation_id: str, lane: _Lane) -> None:
         self.id = generation_id
         self.cancelled = False
-        self.lost = False
-        self.asked_at = 0.0
+        self.stop_reason: StopReason | None = None
+        self.asked_at = time.monotonic()
         self._lane = lane
         self._pending: list[bytes] = []
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
         self._next = 0
         self._started = False
+
+    def stop(self, reason: StopReason) -> None:
+        """Have the engine stop; the first reason counts."""
+        if not self.cancelled:
+            self.stop_reason = reason
+            self.cancelled = True
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
@@ -114,10 +128,10 @@ class Publisher:
         """Start the stream of a generation."""
         return self._lanes[shard_of(generation_id)].open(generation_id)
 
-    def cancel_all(self) -> None:
-        """Make every running generation of this process stop."""
+    def stop_all(self) -> None:
+        """Make every running generation of this process stop, because it shuts down."""
         for lane in self._lanes:
-            lane.cancel_all()
+            lane.stop_all()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -162,9 +176,9 @@ class _Lane:
         self._stopping = True
         self.wake()
 
-    def cancel_all(self) -> None:
+    def stop_all(self) -> None:
         for stream in list(self._streams.values()):
-            stream.cancelled = True
+            stream.stop(StopReason.SHUTDOWN)
 
     async def run(self, log: AsyncEventLog, layer: Any) -> None:
         """Flush until stopped and empty."""
@@ -225,9 +239,9 @@ class _Lane:
     def _settle(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
         stream.acknowledge()
         if answer.state == LogState.CLOSED:
-            stream.cancelled = stream.lost = True
+            stream.stop(StopReason.LOST)
         elif answer.state == LogState.CANCELLED:
-            stream.cancelled = True
+            stream.stop(StopReason.REQUESTED)
         if batch is not None and batch.ending is not None:
             self._streams.pop(stream.id, None)
 
@@ -247,6 +261,6 @@ class _Lane:
         logger.warning("publisher: event log unreachable for %.1f s: %s", down_s, error)
         if down_s > settings.EVENT_LOG_PATIENCE_S:
             for stream_id, stream in list(self._streams.items()):
-                stream.cancelled = stream.lost = True
+                stream.stop(StopReason.LOST)
                 self._streams.pop(stream_id)
         await asyncio.sleep(_RETRY_S)

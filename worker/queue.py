@@ -18,7 +18,7 @@ from django.conf import settings
 from worker.documents import Document, save_document
 from worker.errors import QueueFull
 from worker.models import Generation, ServiceClass, Status
-from worker.redis_clients import site_client
+from worker.redis_clients import broker_client
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def ring(model: str) -> None:
 
 def bells(model: str) -> int:
     """Return how many bells of this model nobody has heard yet."""
-    length: Any = site_client().llen(queue_name(model))
+    length: Any = broker_client().llen(queue_name(model))
     return int(length)
 
 

@@ -27,19 +27,23 @@ def shard_of(generation_id: str) -> int:
 
 
 @cache
-def _clients() -> list[redis.Redis]:
-    retry = Retry(NoBackoff(), 0)
-    return [redis.Redis.from_url(url, retry=retry, **_OPTIONS) for url in settings.EVENT_LOG_URLS]
+def _client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
 
 
 def client_for(generation_id: str) -> redis.Redis:
     """Return this process's thread-safe client of the server that holds this generation."""
-    return _clients()[shard_of(generation_id)]
+    return _client(settings.EVENT_LOG_URLS[shard_of(generation_id)])
 
 
 def site_client() -> redis.Redis:
     """Return this process's thread-safe client for facts of the whole site."""
-    return _clients()[0]
+    return _client(settings.EVENT_LOG_URLS[0])
+
+
+def broker_client() -> redis.Redis:
+    """Return this process's thread-safe client of the server that holds the bells."""
+    return _client(settings.BROKER_URL)
 
 
 def new_async_clients() -> list[redis.asyncio.Redis]:

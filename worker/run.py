@@ -8,20 +8,19 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import redis.exceptions
-from django.db import OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils import timezone
 
 from worker.assembly import Assembler, Ending, kind_of
 from worker.documents import Document, load_document
-from worker.engines.base import Engine, EngineUnavailable
-from worker.errors import DocumentLost, ShuttingDown
-from worker.generation import Delta, Usage
+from worker.engines.base import Engine, EngineError, InvalidRequest
+from worker.errors import DocumentLost, ShuttingDown, StreamLost
+from worker.generation import Delta, Finish, Usage
 from worker.models import Claim, Generation, Status
-from worker.publisher import Stream
+from worker.publisher import StopReason, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ class Run:
         self._assembler: Assembler | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
+        self._finished = False
 
     @property
     def cancelled(self) -> bool:
@@ -48,30 +48,37 @@ class Run:
             self._usage = delta
         elif self._first_token_at is None:
             self._first_token_at = timezone.now()
+        if isinstance(delta, Finish):
+            self._finished = True
         assert self._assembler is not None
         if frames := self._assembler.feed(delta):
             self._stream.append(frames)
 
-    def drive(self, engine: Engine, draining: Callable[[], bool]) -> None:
-        """Run to the end, whatever it is: never raises, and always leaves a terminal state."""
+    def drive(self, engine: Engine) -> None:
+        """Run to the end, whatever it is: never raises, and leaves a terminal state."""
         try:
-            status, ending = self._generate(engine, draining)
-        except Exception as exc:
-            if not isinstance(exc, EngineUnavailable):
-                logger.exception("generation %s failed", self._claim.public_id)
+            status, ending = self._generate(engine)
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
+            self._log(exc)
             status, ending = Status.FAILED, self._failure(exc)
         self._finish(status, ending)
 
-    def _generate(self, engine: Engine, draining: Callable[[], bool]) -> tuple[Status, Ending]:
+    def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
-        if not cancelled:
+        if cancelled:
+            self._stream.stop(StopReason.REQUESTED)
+        else:
             engine.chat(document.request, self)
-        if cancelled or self.cancelled:
-            if draining() and not cancelled:
+        if self._finished or not self._stream.cancelled:
+            return Status.COMPLETED, self._assembler.complete()
+        match self._stream.stop_reason:
+            case StopReason.SHUTDOWN:
                 raise ShuttingDown
-            return Status.CANCELLED, self._assembler.cancel()
-        return Status.COMPLETED, self._assembler.complete()
+            case StopReason.LOST:
+                raise StreamLost
+            case _:
+                return Status.CANCELLED, self._assembler.cancel()
 
     def _document(self) -> tuple[Document, bool]:
         try:
@@ -83,9 +90,19 @@ class Run:
         return document, cancelled
 
     def _failure(self, error: Exception) -> Ending:
-        if self._assembler is None:
+        if self._assembler is not None:
+            return self._assembler.fail(error)
+        try:
             return kind_of(self._claim.kind).failure(error)
-        return self._assembler.fail(error)
+        except KeyError:  # Enqueued by an app that this worker does not have.
+            return Ending((), 500, b"", error_code="unknown_kind")
+
+    def _log(self, error: Exception) -> None:
+        """Log what is not the client's fault; the traceback only of what nobody foresaw."""
+        if isinstance(error, InvalidRequest):
+            return
+        traceback = None if isinstance(error, EngineError) else error
+        logger.error("generation %s: %s", self._claim.public_id, error, exc_info=traceback)
 
     def _finish(self, status: Status, ending: Ending) -> None:
         """Commit the final row, then send the end: who sees it may rely on what is stored.
@@ -96,10 +113,14 @@ class Run:
         while True:
             try:
                 held = Generation.objects.finish(self._claim, status, **self._result(ending))
-                break
-            except OperationalError as exc:
+            except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 time.sleep(_FINISH_RETRY_S)
+                continue
+            except DatabaseError:
+                logger.exception("generation %s: its end was refused", self._claim.public_id)
+                held = True  # Upkeep fails the row when this worker ends; the client goes now.
+            break
         if not held:
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
         self._stream.close(ending)

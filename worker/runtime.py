@@ -71,7 +71,7 @@ class Runtime:
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
         self._draining = True
-        timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.cancel_all)
+        timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
         timer.start()
 
@@ -103,7 +103,4 @@ class Runtime:
         return [] if self._draining else [model.served for model in self._models.values()]
 
     def _run(self, model: LoadedModel, claim: Claim) -> None:
-        Run(claim, self._publisher.open(claim.public_id)).drive(model.engine, self._is_draining)
-
-    def _is_draining(self) -> bool:
-        return self._draining
+        Run(claim, self._publisher.open(claim.public_id)).drive(model.engine)

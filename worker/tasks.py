@@ -6,6 +6,7 @@ import logging
 
 from celery import shared_task
 from django.db import OperationalError
+from redis.exceptions import RedisError
 
 from worker.process import current_runtime
 from worker.queue import GENERATE_TASK
@@ -30,5 +31,5 @@ def upkeep() -> None:
     """Give up what is abandoned, expire what waits too long, ring for what nobody heard."""
     try:
         tend()
-    except OperationalError as exc:
+    except (OperationalError, RedisError) as exc:
         logger.warning("upkeep: %s", exc)

@@ -38,8 +38,3 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether the key is refused."""
-        return self.revoked_at is not None

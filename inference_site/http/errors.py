@@ -9,6 +9,7 @@
     ├── UnsupportedMediaError   415
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
+        └── QueueTimeoutError   504
 
 ``api_error`` is the one table that maps every other exception to one of these.
 """
@@ -154,7 +155,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
     ),
     (
-        (worker.DocumentLost, worker.ShuttingDown),
+        (worker.DocumentLost, worker.StreamLost, worker.ShuttingDown),
         lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
     ),
     ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),

@@ -38,7 +38,7 @@ class ApiHandler(BaseHandler):
         """Answer one request. Never raises."""
         started = time.monotonic()
         signals.request_started.send(sender=type(self), scope=scope)
-        request = ASGIRequest({**scope, "path": scope["path"].rstrip("/")}, io.BytesIO(body))
+        request = ASGIRequest(_scope_of_view(scope, body), io.BytesIO(body))
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
         response = _with_common_headers(self._answer(request), request_id, started)
@@ -69,6 +69,13 @@ def error_response(error: ApiError) -> HttpResponse:
     return HttpResponse(
         error.body, status=error.status, content_type="application/json", headers=error.headers
     )
+
+
+def _scope_of_view(scope: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Return the scope without a trailing slash, and with the length of a body sent in chunks."""
+    headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    return {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
 
 
 def _with_common_headers(

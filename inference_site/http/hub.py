@@ -20,7 +20,7 @@ from django.db import DatabaseError
 from inference_site.http.errors import UnavailableError
 from worker.assembly import Ending
 from worker.event_log import AsyncEventLog, Batch, trim
-from worker.models import TERMINAL, Generation
+from worker.models import TERMINAL, Generation, lent_connection
 from worker.redis_clients import new_async_clients, shard_of
 
 logger = logging.getLogger(__name__)
@@ -33,22 +33,37 @@ _VANISHED_S = 10.0
 class Follower:
     """One reader's place in one stream."""
 
-    __slots__ = ("_batches", "_waiter", "checked_at", "generation_id", "heard_at", "next_number")
+    __slots__ = (
+        "_batches",
+        "_ended",
+        "_waiter",
+        "checked_at",
+        "generation_id",
+        "heard_at",
+        "next_number",
+    )
 
     def __init__(self, generation_id: str, after: int = -1) -> None:
         self.generation_id = generation_id
         self.next_number = after + 1
         self.heard_at = self.checked_at = time.monotonic()
         self._batches: list[Batch] = []
+        self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, batch: Batch) -> bool:
-        """Take a batch; False when frames before it are missing. What is known already is cut."""
+        """Take a batch; False when frames before it are missing.
+
+        What is known already is cut; after the ending nothing is taken any more.
+        """
+        if self._ended:
+            return True
         if batch.first > self.next_number:
             return False
         self.heard_at = time.monotonic()
         for rest in trim([batch], self.next_number):
             self.next_number = rest.next
+            self._ended = rest.ending is not None
             self._batches.append(rest)
             self.wake()
         return True
@@ -78,7 +93,7 @@ class Follower:
 
 
 class Hub:
-    """This process's channel and followers. Everything but ``follow`` belongs to the event loop."""
+    """This process's channel and followers. ``follow`` and ``leave`` are for any thread."""
 
     def __init__(self) -> None:
         self.channel = f"web.{uuid.uuid4().hex}"
@@ -114,8 +129,9 @@ class Hub:
             ]
 
     async def cancel(self, generation_id: str) -> None:
-        """Ask the worker to stop a generation."""
+        """Stop a generation: at once if it still waits, else by asking its worker."""
         await self._log(generation_id).request_cancel(generation_id)
+        await sync_to_async(_cancel_queued, thread_sensitive=False)(generation_id)
 
     def _log(self, generation_id: str) -> AsyncEventLog:
         return self._logs[shard_of(generation_id)]
@@ -188,9 +204,15 @@ class Hub:
             follower.offer(_vanished(follower.next_number))
 
 
+def _cancel_queued(generation_id: str) -> None:
+    with lent_connection():
+        Generation.objects.cancel_queued(generation_id)
+
+
 def _terminal_ids(ids: set[str]) -> set[str]:
-    over = Generation.objects.filter(public_id__in=ids, status__in=TERMINAL)
-    return set(over.values_list("public_id", flat=True))
+    with lent_connection():
+        over = Generation.objects.filter(public_id__in=ids, status__in=TERMINAL)
+        return set(over.values_list("public_id", flat=True))
 
 
 def _vanished(number: int) -> Batch:

@@ -7,6 +7,7 @@ Errors follow the table of the API: ``missing_required_parameter``, ``invalid_ty
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -15,7 +16,9 @@ from pydantic_core import ErrorDetails
 
 from inference_site.http.errors import InvalidRequestError
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
+_LONGEST_ECHO = 100
+"""Characters of a bad value that its error repeats."""
 
 
 class WireRequest(BaseModel):
@@ -25,12 +28,22 @@ class WireRequest(BaseModel):
 
     @property
     def ignored_params(self) -> list[str]:
-        """The fields that were sent and are not honoured, in the order they came.
+        """The fields that were sent and are not honoured, in the order they came, each once.
 
+        Those of nested objects are named by their path without positions: ``messages[].name``.
         A name that does not fit a response header is no field of any API and is left out.
         """
-        extra = (self.model_extra or {}).items()
-        return [name for name, value in extra if value is not None and _NAME.fullmatch(name)]
+        return [name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name)]
+
+    def _ignored(self) -> Iterator[str]:
+        yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, WireRequest):
+                yield from (f"{field}.{name}" for name in value._ignored())
+            elif isinstance(value, list):
+                parts = (part for part in value if isinstance(part, WireRequest))
+                yield from (f"{field}[].{name}" for part in parts for name in part._ignored())
 
 
 class WireObject(BaseModel):
@@ -60,17 +73,19 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
 
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
     # Of the branches of a union, the one that got furthest into the body is what was meant.
-    error = max(errors, key=lambda e: len(_path(e["loc"], body)))
-    param = _format(_path(error["loc"], body))
+    error = max(errors, key=lambda e: len(_path(e, body)))
+    param = _format(_path(error, body))
     code, message = _describe(error, param)
     return InvalidRequestError(message, param=param or None, code=code)
 
 
-def _path(loc: tuple[int | str, ...], body: Any) -> list[int | str]:
+def _path(error: ErrorDetails, body: Any) -> list[int | str]:
     """Return the location without the names of union branches, which are not in the body."""
     path: list[int | str] = []
-    value = body
+    value, loc, missing = body, error["loc"], error["type"] == "missing"
     for i, part in enumerate(loc):
+        if value is error["input"] and not missing:
+            break
         if isinstance(value, dict) and (part in value or i == len(loc) - 1):
             path.append(part)
             value = value.get(part)
@@ -99,9 +114,10 @@ _KINDS = {
     "model_attributes_type": "an object",
 }
 _BOUNDS = {
-    "greater_than_equal": ("below_min", "below minimum value. Expected a value >= {ge}"),
-    "less_than_equal": ("above_max", "above maximum value. Expected a value <= {le}"),
-    "greater_than": ("below_min", "below minimum value. Expected a value > {gt}"),
+    "greater_than": ("below_min", "below minimum value", ">", "gt"),
+    "greater_than_equal": ("below_min", "below minimum value", ">=", "ge"),
+    "less_than": ("above_max", "above maximum value", "<", "lt"),
+    "less_than_equal": ("above_max", "above maximum value", "<=", "le"),
 }
 _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "a boolean"),
@@ -121,17 +137,27 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
     if kind in _KINDS:
         return (
             "invalid_type",
-            f"Invalid type for '{param}': expected {_KINDS[kind]}, but got {_json_type(given)}.",
+            (
+                f"Invalid type for '{param}': expected {_KINDS[kind]}, "
+                f"but got {_json_type(given)} instead."
+            ),
         )
-    if kind in ("literal_error", "union_tag_invalid", "enum"):
-        expected = context.get("expected") or context.get("expected_tags")
-        return "invalid_value", f"Invalid value for '{param}'. Supported values are: {expected}."
+    if kind == "literal_error":
+        first, _, last = context["expected"].rpartition(" or ")
+        supported = f"{first}{',' * (',' in first)} and {last}" if first else last
+        given = repr(str(given)[:_LONGEST_ECHO])
+        return "invalid_value", f"Invalid value: {given}. Supported values are: {supported}."
     if kind in _BOUNDS:
-        side, text = _BOUNDS[kind]
-        number = "integer" if isinstance(given, int) else "decimal"
+        side, what, sign, key = _BOUNDS[kind]
+        bound = context[key]
+        number = "integer" if isinstance(bound, int) else "decimal"
+        shown = bound if isinstance(bound, int) else f"{bound:g}"
         return (
             f"{number}_{side}_value",
-            f"Invalid '{param}': {number} {text.format(**context)}, but got {given} instead.",
+            (
+                f"Invalid '{param}': {number} {what}. "
+                f"Expected a value {sign} {shown}, but got {given} instead."
+            ),
         )
     if kind == "too_short":
         return (

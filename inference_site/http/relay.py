@@ -17,6 +17,7 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
+from django.db import DatabaseError
 from django.http.response import HttpResponseBase
 
 from inference_site.http.errors import ApiError, PayloadTooLargeError, UnavailableError
@@ -141,7 +142,7 @@ class _Answer:
     async def _cancel(self) -> None:
         try:
             await hub.cancel(self._handoff.generation_id)
-        except redis.exceptions.RedisError as exc:
+        except (redis.exceptions.RedisError, DatabaseError) as exc:
             logger.warning("relay: cannot cancel %s: %s", self._handoff.generation_id, exc)
 
     async def _relay_stream(self) -> None:
@@ -165,8 +166,8 @@ class _Answer:
                 return
 
     def _failed_early(self, ending: Ending, batches: list[Batch]) -> bool:
-        """Whether nothing came before the failure, so that it can still be a status."""
-        return bool(ending.error_code) and not self._begun and len(batches) == 1
+        """Whether the stream has nothing but a failure, so that it can still be a status."""
+        return ending.is_early and not self._begun and batches[0].first == 0 and len(batches) == 1
 
     async def _relay_json(self) -> None:
         while True:
@@ -182,7 +183,10 @@ class _Answer:
             raise ClientGone
 
     async def _send_whole(self, ending: Ending) -> None:
-        await self._begin(ending.status, [*_JSON_HEADERS, *_retry_headers(ending.status)])
+        headers = list(_JSON_HEADERS)
+        if ending.retry_after_s is not None:
+            headers.append((b"retry-after", str(ending.retry_after_s).encode()))
+        await self._begin(ending.status, headers)
         await self._write(ending.body, more=False)
 
     async def _begin(self, status: int, headers: Headers) -> None:
@@ -201,10 +205,6 @@ class _Answer:
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _retry_headers(status: int) -> Headers:
-    return [(b"retry-after", b"1")] if status in (503, 504) else []
 
 
 def _own_headers(response: HttpResponseBase) -> Headers:

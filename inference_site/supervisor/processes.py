@@ -25,7 +25,6 @@ class Program:
     name: str
     command: list[str]
     log: Path
-    stop_timeout_s: float = 6.0
 
 
 class Child:

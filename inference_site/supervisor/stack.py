@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+
+from inference_site import environment
 from inference_site.supervisor.processes import Child, Program
 from inference_site.supervisor.services import (
     EmbeddedPostgres,
@@ -45,21 +48,36 @@ class Stack:
         """Start PostgreSQL and Redis, unless addresses are given. Raise ServiceError."""
         self._logs.mkdir(parents=True, exist_ok=True)
         require_free(self._host, self._port)
-        if "REDIS_URL" not in self.env:
-            plan = plan_redis(self._data_dir)
-            self._redis = self._child("redis", plan.command)
-            self._redis.start()
-            self.env["REDIS_URL"] = plan.url
-        if "DATABASE_URL" not in self.env:
-            self._postgres = EmbeddedPostgres(self._data_dir)
-            self.env["DATABASE_URL"] = self._postgres.start()
-        wait_for_redis(self.env["REDIS_URL"])
-        self._remember_services()
-        self.env.setdefault("SECRET_KEY", self._secret_key())
+        redis_url = environment.text("REDIS_URL") or self._start_redis()
+        database_url = environment.text("DATABASE_URL") or self._start_postgres()
+        wait_for_redis(redis_url)
+        services = {"DATABASE_URL": database_url, "REDIS_URL": redis_url}
+        # Other `manage.py` commands find the addresses here.
+        write_private(self._data_dir / "services.json", json.dumps(services))
+        self._set_environment(services)
+
+    def _start_redis(self) -> str:
+        plan = plan_redis(self._data_dir)
+        self._redis = self._child("redis", plan.command)
+        self._redis.start()
+        return plan.url
+
+    def _start_postgres(self) -> str:
+        self._postgres = EmbeddedPostgres(self._data_dir)
+        return self._postgres.start()
+
+    def _set_environment(self, services: dict[str, str]) -> None:
+        """Fix what the children read: the same addresses and absolute paths for each of them."""
+        for name in services:
+            self.env.pop(f"{name}_FILE", None)
+        self.env |= services
+        self.env |= {"DATA_DIR": str(self._data_dir), "PYTHONUNBUFFERED": "1"}
+        if settings.MODELS_FILE is not None:
+            self.env["MODELS_FILE"] = str(settings.MODELS_FILE)
+        if not environment.text("SECRET_KEY"):
+            self.env["SECRET_KEY"] = self._secret_key()
         self.env.setdefault("HTTPS", "false")
-        self.env.setdefault("DATA_DIR", str(self._data_dir))
         self.env.setdefault("DRAIN_TIMEOUT_S", "3")
-        self.env["PYTHONUNBUFFERED"] = "1"
 
     def prepare(self) -> dict[str, Any]:
         """Migrate, and make what the first run needs; return what is to be shown."""
@@ -119,6 +137,10 @@ class Stack:
 
     def stop(self) -> None:
         """Stop everything: first who uses the services, then the services."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # A second Ctrl-C must not leave half of it running.
         deadline = time.monotonic() + _STOP_S
         for child in self._children:
             child.terminate()
@@ -133,11 +155,6 @@ class Stack:
     def _child(self, name: str, command: list[str]) -> Child:
         program = Program(name, command, self._logs / f"{name}.log")
         return Child(program, self.env, self._say)
-
-    def _remember_services(self) -> None:
-        """Write the addresses where other ``manage.py`` commands find them."""
-        services = {key: self.env[key] for key in ("DATABASE_URL", "REDIS_URL")}
-        write_private(self._data_dir / "services.json", json.dumps(services))
 
     def _secret_key(self) -> str:
         path = self._data_dir / "secret_key"

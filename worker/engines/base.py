@@ -8,7 +8,7 @@ drives them; an iterator would cost a second thread and a queue hop for every to
     ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
     │   └── ContextLengthExceeded
     ├── GenerationFailed          the library failed while generating
-    └── EngineUnavailable         the engine cannot run anything now; retryable
+    └── EngineUnavailable         the engine cannot run anything now; try again
         └── EngineLoadError       the model could not be loaded; says which file and why
 """
 
@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from worker.generation import GenerationRequest, Sink
 
 
 class EngineError(Exception):
     """The engine failed."""
-
-    retryable: ClassVar[bool] = False
 
 
 class InvalidRequest(EngineError):
@@ -54,9 +52,7 @@ class GenerationFailed(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot run anything now."""
-
-    retryable = True
+    """The engine cannot run anything now; another time, or another worker, may."""
 
 
 class EngineLoadError(EngineUnavailable):

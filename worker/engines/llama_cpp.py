@@ -87,6 +87,8 @@ class LlamaCppEngine:
         try:
             self._server.handle_chat_completions(self._payload(request), run.on_chunk)
         except (RuntimeError, ValueError) as exc:
+            if run.begun:
+                raise GenerationFailed(f"llama.cpp: {exc}") from exc
             raise InvalidRequest(str(exc), "messages") from exc
         run.close()
 
@@ -123,6 +125,11 @@ class _Run:
         self._sink = sink
         self._timings: dict[str, Any] = {}
         self._failure: BaseException | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether llama.cpp took the request: what it raises before is about the request."""
+        return bool(self._timings)
 
     def on_chunk(self, chunk: bytes) -> bool:
         """Feed one chunk; return True to stop. llama.cpp swallows exceptions, so they are kept."""

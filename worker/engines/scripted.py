@@ -33,8 +33,9 @@ from worker.generation import (
 
 OPTIONS = frozenset({"script"})
 
-_POLL_S = 0.02
-"""How often a sleeping script looks whether it was cancelled."""
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
+"""How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
+A thousand sleepers that looked much more often would keep a core busy."""
 
 Step = dict[str, Any]
 
@@ -86,6 +87,7 @@ class _Playback:
         self._stop = request.stop
         self._output = self._reasoning = 0
         self._finish: FinishReason | None = None
+        self._held = ""
 
     def play(self, steps: Iterator[Step]) -> None:
         self._feed(self._usage())
@@ -96,6 +98,8 @@ class _Playback:
         if self._sink.cancelled:
             self._feed(self._usage())
             return
+        if self._held:
+            self._feed(TextDelta(self._held))
         self._feed(Finish(self._finish or "stop"))
         self._feed(self._usage())
 
@@ -120,16 +124,25 @@ class _Playback:
             self._finish = "length"
 
     def _text(self, text: str) -> None:
+        text = self._held + text
         cuts = [text.index(stop) for stop in self._stop if stop in text]
         if cuts:
             text, self._finish = text[: min(cuts)], "stop"
-        if text:
-            self._feed(TextDelta(text))
+        shown = len(text) if cuts else len(text) - self._half_a_stop(text)
+        self._held = text[shown:]
+        if shown:
+            self._feed(TextDelta(text[:shown]))
+
+    def _half_a_stop(self, text: str) -> int:
+        """Return how much of the end may be the beginning of a stop text."""
+        starts = (stop[:n] for stop in self._stop for n in range(1, len(stop)))
+        return max((len(start) for start in starts if text.endswith(start)), default=0)
 
     def _sleep(self, seconds: float) -> None:
+        poll_s = min(max(seconds / 10, _SHORTEST_POLL_S), _LONGEST_POLL_S)
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._sink.cancelled:
-            time.sleep(min(left, _POLL_S))
+            time.sleep(min(left, poll_s))
 
     def _usage(self) -> Usage:
         return Usage(self._prompt, 0, self._output, self._reasoning)
@@ -141,8 +154,9 @@ class _Playback:
 def _flatten(steps: list[Step]) -> Iterator[Step]:
     """Yield the steps with repetitions unrolled."""
     for step in steps:
-        if isinstance(step, dict) and "repeat" in step:
-            for _ in range(int(step["repeat"])):
-                yield from _flatten(step["steps"])
-        else:
-            yield step
+        match step:
+            case {"repeat": int(times), "steps": list(nested)}:
+                for _ in range(times):
+                    yield from _flatten(nested)
+            case _:
+                yield step

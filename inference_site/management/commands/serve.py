@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import urllib.error
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site import environment
@@ -32,6 +34,10 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
         started = time.monotonic()
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # Stops a start-up as Ctrl-C does.
+        _require_catalog()
         data_dir: Path = settings.DATA_DIR
         data_dir.mkdir(parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, _say)
@@ -39,7 +45,7 @@ class Command(BaseCommand):
             stack.start_services()
             facts = stack.prepare()
             stack.start_processes()
-            url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104  # Only compared.
+            url = _url(host, port)
             _wait_until_ready(url)
             _say(f"ready in {time.monotonic() - started:.1f} s")
             _welcome(stack, url, data_dir, facts)
@@ -52,6 +58,20 @@ class Command(BaseCommand):
             _say("stopping")
             stack.stop()
         _say("stopped")
+
+
+def _require_catalog() -> None:
+    """Raise CommandError for a bad models file, before anything is started."""
+    try:
+        catalog()
+    except ImproperlyConfigured as exc:
+        raise CommandError(str(exc)) from exc
+
+
+def _url(host: str, port: int) -> str:
+    """Return where a client on this machine finds the site."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Only compared.
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def _say(line: str) -> None:
