@@ -89,8 +89,7 @@ AUTH_PASSWORD_VALIDATORS = [
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
-WHITENOISE_USE_FINDERS = True
+WHITENOISE_USE_FINDERS = True  # Served from the packages they come in; nothing is collected.
 
 # --- PostgreSQL and Redis ------------------------------------------------------------------------
 

@@ -20,7 +20,13 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 
-from inference_site.http.errors import ApiError, NotFoundError, api_error, log_error
+from inference_site.http.errors import (
+    ApiError,
+    InvalidRequestError,
+    NotFoundError,
+    api_error,
+    log_error,
+)
 
 _WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -38,7 +44,11 @@ class ApiHandler(BaseHandler):
         """Answer one request. Never raises."""
         started = time.monotonic()
         signals.request_started.send(sender=type(self), scope=scope)
-        request = ASGIRequest(_scope_of_view(scope, body), io.BytesIO(body))
+        try:
+            request = ASGIRequest(_scope_of_view(scope, body), io.BytesIO(body))
+        except UnicodeDecodeError:
+            error = InvalidRequestError("The query of the URL is not UTF-8.")
+            return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
         response = _with_common_headers(self._answer(request), request_id, started)

@@ -178,7 +178,8 @@ class _Answer:
                 return
 
     async def _wait(self, timeout_s: float) -> None:
-        await self._follower.wait(timeout_s)
+        if not self._gone:  # It may have left during a write, when nothing waited to be woken.
+            await self._follower.wait(timeout_s)
         if self._gone:
             raise ClientGone
 

@@ -1,0 +1,212 @@
+"""The admin, through Django's test client: what it shows, and what it never allows."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from inference_site.accounts.keys import find_caller
+from inference_site.accounts.models import ApiKey, Project
+from tests.generations import create_generation
+from worker.models import Generation, Status
+
+Key = tuple[ApiKey, str]
+GENERATIONS = "/admin/worker/generation/"
+KEYS = "/admin/accounts/apikey/"
+PROJECTS = "/admin/accounts/project/"
+
+
+@pytest.fixture
+def admin(db: None) -> Client:
+    """A browser in which a superuser is logged in."""
+    user = get_user_model().objects.create_superuser("admin", "", "a long password")
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+def page(response: Any) -> str:
+    assert response.status_code == 200
+    text: str = response.content.decode()
+    return text
+
+
+def finished(api_key: ApiKey, **fields: Any) -> Generation:
+    return create_generation(api_key, status=Status.COMPLETED, finished_at=timezone.now(), **fields)
+
+
+@pytest.mark.parametrize("path", ["/admin/", GENERATIONS, KEYS, PROJECTS])
+@pytest.mark.django_db
+def test_strangers_are_sent_to_the_login(path: str) -> None:
+    response = Client().get(path)
+    assert response.status_code == 302
+    assert response["Location"].startswith("/admin/login/")
+
+
+@pytest.mark.django_db
+def test_an_api_key_does_not_open_the_admin(api_key: Key) -> None:
+    response = Client().get(GENERATIONS, headers={"authorization": f"Bearer {api_key[1]}"})
+    assert response.status_code == 302
+
+
+def test_the_password_opens_the_admin(admin: Client) -> None:
+    admin.logout()
+    wrong, right = ({"username": "admin", "password": p} for p in ("wrong", "a long password"))
+    admin.post("/admin/login/", wrong)
+    assert admin.get(GENERATIONS).status_code == 302
+    admin.post("/admin/login/", right)
+    assert admin.get(GENERATIONS).status_code == 200
+
+
+def is_listed(row: Generation, text: str) -> bool:
+    return f"{GENERATIONS}{row.pk}/change/" in text
+
+
+def test_the_list_shows_who_asked_what_and_how_long_it_took(admin: Client, api_key: Key) -> None:
+    start = timezone.now()
+    row = finished(
+        api_key[0],
+        model="tiny",
+        created_at=start,
+        claimed_at=start + timedelta(seconds=1.25),
+        first_token_at=start + timedelta(seconds=2.5),
+        finished_at=start + timedelta(seconds=4.5),
+        input_tokens=1107,
+        cached_tokens=13,
+        output_tokens=85,
+    )
+    shown = page(admin.get(GENERATIONS))
+    assert is_listed(row, shown)
+    for text in ("owner", "tiny", "Completed", "1,250 ms", "2,500 ms", ">42<", "1,107", "13", "85"):
+        assert text in shown
+
+
+def test_the_list_is_never_counted(admin: Client, api_key: Key) -> None:
+    for _ in range(60):
+        finished(api_key[0])
+    for query in ("", "?p=2", "?status__exact=completed", "?q=chatcmpl-x", "?o=2", "?_facets=True"):
+        with CaptureQueriesContext(
+            connection,
+        ) as captured:
+            page(admin.get(f"{GENERATIONS}{query}"))
+        counted = [q["sql"] for q in captured if re.search(r"count\s*\(", q["sql"], re.I)]
+        assert counted == []
+
+
+def test_the_list_takes_as_many_queries_for_fifty_rows_as_for_one(
+    admin: Client, api_key: Key
+) -> None:
+    taken = []
+    for rows in (1, 49):
+        for _ in range(rows):
+            finished(api_key[0])
+        with CaptureQueriesContext(connection) as captured:
+            page(admin.get(GENERATIONS))
+        taken.append(len(captured))
+    assert taken[0] == taken[1]
+
+
+def test_a_long_list_has_pages_and_each_shows_its_rows(admin: Client, api_key: Key) -> None:
+    rows = [finished(api_key[0]) for _ in range(60)]
+    first, second = page(admin.get(GENERATIONS)), page(admin.get(f"{GENERATIONS}?p=2"))
+    oldest, newest = rows[:10], rows[10:]
+    assert all(is_listed(row, first) and not is_listed(row, second) for row in newest)
+    assert all(is_listed(row, second) and not is_listed(row, first) for row in oldest)
+
+
+def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_key: Key) -> None:
+    wanted = finished(api_key[0], request_id="req_wanted")
+    other = finished(api_key[0], request_id="req_other")
+    for query in (wanted.public_id, "req_wanted"):
+        shown = page(admin.get(GENERATIONS, {"q": query}))
+        assert is_listed(wanted, shown)
+        assert not is_listed(other, shown)
+
+
+def test_generations_are_neither_added_nor_changed_nor_deleted(admin: Client, api_key: Key) -> None:
+    row = finished(api_key[0])
+    shown = page(admin.get(f"{GENERATIONS}{row.pk}/change/"))
+    assert row.public_id in shown
+    assert 'name="_save"' not in shown
+    assert admin.get(f"{GENERATIONS}add/").status_code == 403
+    assert admin.post(f"{GENERATIONS}{row.pk}/change/", {"status": "failed"}).status_code == 403
+    assert admin.post(f"{GENERATIONS}{row.pk}/delete/", {"post": "yes"}).status_code == 403
+    selected = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+    admin.post(GENERATIONS, selected)
+    row.refresh_from_db()
+    assert row.status == Status.COMPLETED
+
+
+def test_a_key_is_shown_once_and_later_only_its_prefix(admin: Client, project: Project) -> None:
+    form = {"project": project.pk, "name": "laptop", "_save": "Save"}
+    shown = page(admin.post(f"{KEYS}add/", form, follow=True))
+    (secret,) = re.findall(r"sk-[A-Za-z0-9_-]{40,}", shown)
+    record = ApiKey.objects.get()
+    caller = find_caller(secret)
+    assert caller is not None
+    assert (caller.api_key_id, caller.project_id) == (record.pk, project.pk)
+    for path in (KEYS, f"{KEYS}{record.pk}/change/", f"{KEYS}{record.pk}/history/"):
+        later = page(admin.get(path))
+        assert secret not in later
+        assert record.digest not in later
+    assert record.prefix in page(admin.get(KEYS))
+
+
+def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key: Key) -> None:
+    record, secret = api_key
+    other = Project.objects.create(name="other")
+    form = {"name": "renamed", "project": other.pk, "_save": "Save"}
+    admin.post(f"{KEYS}{record.pk}/change/", form)
+    record.refresh_from_db()
+    assert (record.name, record.project.name) == ("renamed", "owner")
+    assert find_caller(secret) is not None
+
+
+def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key) -> None:
+    record, secret = api_key
+    assert find_caller(secret) is not None
+    form = {"action": "revoke", "_selected_action": [record.pk]}
+    shown = page(admin.post(KEYS, form, follow=True))
+    assert "Revoked" in shown
+    record.refresh_from_db()
+    assert record.revoked_at is not None
+    assert find_caller(secret) is None
+
+
+def test_who_may_only_look_cannot_revoke(admin: Client, api_key: Key) -> None:
+    looker = get_user_model().objects.create_user("looker", is_staff=True)
+    looker.user_permissions.add(Permission.objects.get(codename="view_apikey"))
+    admin.force_login(looker)
+    form = {"action": "revoke", "_selected_action": [api_key[0].pk]}
+    admin.post(KEYS, form, follow=True)
+    api_key[0].refresh_from_db()
+    assert api_key[0].revoked_at is None
+
+
+@pytest.mark.parametrize("kind", ["project", "apikey"])
+def test_projects_and_keys_are_never_deleted(admin: Client, api_key: Key, kind: str) -> None:
+    record = api_key[0].project if kind == "project" else api_key[0]
+    path = f"/admin/accounts/{kind}/"
+    assert admin.post(f"{path}{record.pk}/delete/", {"post": "yes"}).status_code == 403
+    selected = {"action": "delete_selected", "_selected_action": [record.pk], "post": "yes"}
+    admin.post(path, selected)
+    record.refresh_from_db()
+    assert "delete_selected" not in page(admin.get(path))
+
+
+def test_a_project_is_made_and_deactivated(admin: Client) -> None:
+    admin.post(f"{PROJECTS}add/", {"name": "new", "is_active": "on", "_save": "Save"})
+    project = Project.objects.get(name="new")
+    assert project.is_active
+    admin.post(f"{PROJECTS}{project.pk}/change/", {"name": "new", "_save": "Save"})
+    project.refresh_from_db()
+    assert not project.is_active

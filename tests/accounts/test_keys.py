@@ -1,0 +1,169 @@
+"""API keys: made once, kept as hashes, refused when revoked."""
+
+from __future__ import annotations
+
+import hashlib
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+from django.core.management import CommandError, call_command
+from pytest_django import DjangoAssertNumQueries
+
+from inference_site.accounts import keys
+from inference_site.accounts.keys import Caller, create_key, find_caller, revoke_key
+from inference_site.accounts.models import ApiKey, Project
+
+Key = tuple[ApiKey, str]
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the cache, which starts empty."""
+    stopped = Clock()
+    monkeypatch.setattr(keys, "time", SimpleNamespace(monotonic=stopped.monotonic))
+    monkeypatch.setattr(keys, "_cache", {})
+    return stopped
+
+
+def test_a_key_finds_its_caller(api_key: Key) -> None:
+    record, secret = api_key
+    assert find_caller(secret) == Caller(record.pk, record.project_id)
+
+
+def test_the_secret_is_not_kept(api_key: Key) -> None:
+    record, secret = api_key
+    row = ApiKey.objects.filter(pk=record.pk).values().get()
+    assert row["digest"] == hashlib.sha256(secret.encode()).hexdigest()
+    assert row["prefix"] == secret[:10]
+    assert not [value for value in row.values() if secret[10:] in str(value)]
+
+
+def test_a_key_is_long_random_and_its_own(project: Project) -> None:
+    secrets = {create_key(project, "same name")[1] for _ in range(50)}
+    assert len(secrets) == 50
+    assert all(secret.startswith("sk-") and len(secret) >= 50 for secret in secrets)
+
+
+@pytest.mark.usefixtures("api_key")
+@pytest.mark.parametrize("given", ["", "sk-", "wrong", "x" * 10_000, "Ż" * 20])
+def test_another_secret_finds_nobody(given: str) -> None:
+    assert find_caller(given) is None
+
+
+def test_neither_the_prefix_nor_the_hash_opens_anything(api_key: Key) -> None:
+    record, secret = api_key
+    for given in (record.prefix, record.digest, secret.upper(), f"{secret} ", secret[:-1]):
+        assert find_caller(given) is None
+
+
+def test_a_revoked_key_is_refused_here_at_once(api_key: Key) -> None:
+    record, secret = api_key
+    assert find_caller(secret) is not None
+    revoke_key(record)
+    assert find_caller(secret) is None
+
+
+def test_a_key_revoked_elsewhere_is_refused_within_five_seconds(api_key: Key, clock: Clock) -> None:
+    record, secret = api_key
+    assert find_caller(secret) is not None
+    remembered = dict(keys._cache)
+    revoke_key(record)
+    keys._cache.update(remembered)  # What a process remembers that did not revoke it.
+    clock.now += 4.9
+    assert find_caller(secret) is not None
+    clock.now += 0.2
+    assert find_caller(secret) is None
+
+
+def test_revoking_again_keeps_the_first_time(api_key: Key) -> None:
+    record, _ = api_key
+    revoke_key(record)
+    first = ApiKey.objects.get(pk=record.pk).revoked_at
+    revoke_key(record)
+    assert ApiKey.objects.get(pk=record.pk).revoked_at == first is not None
+
+
+def test_revoking_one_key_leaves_the_others(api_key: Key, project: Project) -> None:
+    _, other = create_key(project, "other")
+    revoke_key(api_key[0])
+    assert find_caller(other) is not None
+
+
+def test_keys_of_an_inactive_project_are_refused(
+    api_key: Key, project: Project, clock: Clock
+) -> None:
+    _, secret = api_key
+    assert find_caller(secret) is not None
+    project.is_active = False
+    project.save()
+    clock.now += 5.1
+    assert find_caller(secret) is None
+    project.is_active = True
+    project.save()
+    assert find_caller(secret) is not None
+
+
+def test_finding_a_caller_is_one_query_and_then_none_for_five_seconds(
+    api_key: Key, clock: Clock, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    with django_assert_num_queries(1):
+        for _ in range(3):
+            find_caller(api_key[1])
+    clock.now += 5.1
+    with django_assert_num_queries(1):
+        find_caller(api_key[1])
+
+
+def test_what_is_refused_is_not_remembered(project: Project) -> None:
+    """A key that is made while somebody tries it works at once."""
+    assert find_caller("sk-chosen") is None
+    digest = hashlib.sha256(b"sk-chosen").hexdigest()
+    ApiKey.objects.create(project=project, name="n", prefix="sk-chosen", digest=digest)
+    assert find_caller("sk-chosen") is not None
+
+
+def test_the_memory_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_CACHE_SIZE", 3)
+    for _ in range(10):
+        assert find_caller(create_key(project, "n")[1]) is not None
+        assert len(keys._cache) <= 3
+
+
+def create_api_key(*arguments: str) -> str:
+    out = StringIO()
+    call_command("create_api_key", *arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.django_db
+def test_the_command_prints_the_key_and_nothing_else() -> None:
+    printed = create_api_key("--project", "new", "--name", "laptop")
+    caller = find_caller(printed.removesuffix("\n"))
+    assert caller is not None
+    record = ApiKey.objects.get(pk=caller.api_key_id)
+    assert (record.name, record.project.name) == ("laptop", "new")
+
+
+def test_the_command_uses_the_project_that_is_there(project: Project) -> None:
+    create_api_key("--project", project.name, "--name", "a")
+    create_api_key("--project", project.name, "--name", "b")
+    assert Project.objects.count() == 1
+    assert project.api_keys.count() == 2
+
+
+@pytest.mark.django_db
+def test_the_command_needs_a_name() -> None:
+    with pytest.raises(CommandError, match="--name"):
+        create_api_key()
+    assert not ApiKey.objects.exists()

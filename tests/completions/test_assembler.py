@@ -1,0 +1,242 @@
+"""Deltas in, chunks and one completion out: the same content, streamed or not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import openai.types.chat as openai_chat
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completions.assembler import CHAT, ChatAssembler, failure
+from completions.wire.chat import ChatCompletion, ChatCompletionChunk
+from worker.assembly import Ending, kind_of
+from worker.engines.base import ContextLengthExceeded, GenerationFailed
+from worker.errors import DocumentLost, QueueTimeout
+from worker.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, Usage
+
+Frames = list[bytes]
+DONE = b"data: [DONE]\n\n"
+STOP = Finish("stop")
+pieces = st.lists(
+    st.one_of(st.builds(TextDelta, st.text()), st.builds(ReasoningDelta, st.text())), max_size=8
+)
+reasons = st.sampled_from(["stop", "length"])
+counts = st.integers(0, 2**31)
+
+
+def assembler(*, stream: bool = True, include_usage: bool = False) -> ChatAssembler:
+    return ChatAssembler("chatcmpl-1", 1_700_000_000, "demo", stream, include_usage)
+
+
+def run(deltas: Sequence[Delta], **options: bool) -> tuple[Frames, Ending]:
+    """Return every frame, those of the ending included, and the ending."""
+    fold = assembler(**options)
+    frames = [frame for delta in deltas for frame in fold.feed(delta)]
+    ending = fold.complete()
+    return [*frames, *ending.frames], ending
+
+
+def chunks(frames: Frames) -> list[dict[str, Any]]:
+    """Decode the events before ``[DONE]``, which must be the last one."""
+    assert frames[-1] == DONE
+    for frame in frames:
+        assert frame.startswith(b"data: ")
+        assert frame.endswith(b"\n\n")
+        assert frame.count(b"\n") == 2  # One line of data each, whatever the text holds.
+    return [orjson.loads(frame[6:]) for frame in frames[:-1]]
+
+
+def content(frames: Frames, key: str = "content") -> str:
+    choices = [choice for chunk in chunks(frames) for choice in chunk["choices"]]
+    return "".join(choice["delta"].get(key) or "" for choice in choices)
+
+
+def completion(deltas: Sequence[Delta]) -> dict[str, Any]:
+    frames, ending = run(deltas, stream=False)
+    assert frames == [DONE]  # Nothing goes out before the end.
+    decoded: dict[str, Any] = orjson.loads(ending.body)
+    return decoded
+
+
+@given(pieces, reasons, st.booleans())
+def test_every_chunk_equals_its_wire_model(
+    deltas: list[Delta], reason: FinishReason, include_usage: bool
+) -> None:
+    frames, _ = run([*deltas, Finish(reason), Usage(3, 1, 2, 1)], include_usage=include_usage)
+    keys = {"id", "object", "created", "model", "choices", "service_tier", "system_fingerprint"}
+    for chunk in chunks(frames):
+        assert ChatCompletionChunk.model_validate(chunk).model_dump(exclude_unset=True) == chunk
+        openai_chat.ChatCompletionChunk.model_validate(chunk)
+        assert chunk.keys() == (keys | {"usage"} if include_usage else keys)
+        for choice in chunk["choices"]:
+            assert choice.keys() == {"index", "delta", "logprobs", "finish_reason"}
+    firsts = {(c["id"], c["created"], c["model"], c["object"]) for c in chunks(frames)}
+    assert firsts == {("chatcmpl-1", 1_700_000_000, "demo", "chat.completion.chunk")}
+
+
+@given(pieces, reasons, counts, counts)
+def test_the_completion_equals_its_wire_model(
+    deltas: list[Delta], reason: FinishReason, input_tokens: int, output_tokens: int
+) -> None:
+    body = completion([*deltas, Finish(reason), Usage(input_tokens, 0, output_tokens)])
+    assert ChatCompletion.model_validate(body).model_dump(exclude_unset=True) == body
+    openai_chat.ChatCompletion.model_validate(body)
+    assert body["usage"]["total_tokens"] == input_tokens + output_tokens
+
+
+@given(st.text(), st.lists(st.integers(0, 60)), reasons)
+def test_however_the_text_is_split_the_deltas_add_up_to_the_completion(
+    text: str, cuts: list[int], reason: FinishReason
+) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    split = [TextDelta(text[a:b]) for a, b in itertools.pairwise(edges)]
+    frames, _ = run([*split, Finish(reason)])
+    (choice,) = completion([*split, Finish(reason)])["choices"]
+    assert content(frames) == choice["message"]["content"] == text
+    assert choice["finish_reason"] == chunks(frames)[-1]["choices"][0]["finish_reason"] == reason
+
+
+@given(pieces)
+def test_reasoning_and_text_are_kept_apart(deltas: list[TextDelta | ReasoningDelta]) -> None:
+    reasoning = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
+    frames, _ = run([*deltas, STOP])
+    message = completion([*deltas, STOP])["choices"][0]["message"]
+    assert content(frames, "reasoning_content") == reasoning
+    assert message.get("reasoning_content", "") == reasoning
+    assert ("reasoning_content" in message) == bool(reasoning)
+
+
+@given(pieces)
+def test_the_role_comes_first_and_once(deltas: list[Delta]) -> None:
+    frames, _ = run([*deltas, STOP])
+    seen = [choice["delta"] for chunk in chunks(frames) for choice in chunk["choices"]]
+    assert seen[0] == {"role": "assistant", "content": "", "refusal": None}
+    assert not any("role" in delta for delta in seen[1:])
+
+
+def test_the_finish_reason_comes_last_and_once_with_an_empty_delta() -> None:
+    frames, _ = run([TextDelta("a"), TextDelta("b"), Finish("length")])
+    choices = [chunk["choices"][0] for chunk in chunks(frames)]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
+    assert choices[-1]["delta"] == {}
+
+
+@given(pieces)
+def test_usage_is_null_until_the_last_chunk_which_has_no_choices(deltas: list[Delta]) -> None:
+    frames, _ = run([*deltas, STOP, Usage(7, 4, 5, 2)], include_usage=True)
+    *earlier, last = chunks(frames)
+    assert [chunk["usage"] for chunk in earlier] == [None] * len(earlier)
+    assert all(chunk["choices"] for chunk in earlier)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 2,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def test_usage_is_absent_when_it_is_not_asked_for() -> None:
+    frames, _ = run([TextDelta("a"), STOP, Usage(7, 4, 5, 2)])
+    assert not any("usage" in chunk for chunk in chunks(frames))
+
+
+def test_a_later_usage_replaces_an_earlier_one() -> None:
+    body = completion([Usage(7, 0, 1), TextDelta("a"), STOP, Usage(7, 0, 9)])
+    assert body["usage"]["completion_tokens"] == 9
+
+
+def test_an_answer_without_text_is_an_empty_string() -> None:
+    assert completion([STOP])["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "",
+        "refusal": None,
+        "annotations": [],
+    }
+
+
+def test_a_streamed_answer_keeps_no_body() -> None:
+    _, ending = run([TextDelta("a"), STOP])
+    assert (ending.status, ending.body, ending.finish_reason, ending.error_code) == (
+        200,
+        b"",
+        "stop",
+        "",
+    )
+
+
+def test_a_cancelled_stream_ends_without_a_finish_reason() -> None:
+    fold = assembler(include_usage=True)
+    fold.feed(TextDelta("a"))
+    ending = fold.cancel()
+    assert (list(ending.frames), ending.finish_reason, ending.error_code) == ([DONE], "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type_", "param", "code"),
+    [
+        (
+            ContextLengthExceeded(10, 20),
+            400,
+            "invalid_request_error",
+            "messages",
+            "context_length_exceeded",
+        ),
+        (GenerationFailed("boom"), 500, "server_error", None, "model_error"),
+        (DocumentLost(), 503, "server_error", None, "worker_unavailable"),
+        (QueueTimeout(), 504, "server_error", None, "queue_timeout"),
+        (ZeroDivisionError("secret"), 500, "server_error", None, None),
+    ],
+)
+def test_a_failure_is_a_status_and_an_event_with_the_same_envelope(
+    error: Exception, status: int, type_: str, param: str | None, code: str | None
+) -> None:
+    ending = assembler().fail(error)
+    assert ending == failure(error) == kind_of(CHAT).failure(error)
+    event, done = ending.frames
+    assert (event, done) == (b"data: " + ending.body + b"\n\n", DONE)
+    envelope = orjson.loads(ending.body)
+    assert envelope.keys() == {"error"}
+    told = envelope["error"]
+    assert (ending.status, told["type"], told["param"], told["code"]) == (
+        status,
+        type_,
+        param,
+        code,
+    )
+    assert told["message"]
+    assert "secret" not in told["message"]
+    assert ending.error_code == (code or type_)
+    assert ending.finish_reason == ""
+    assert (ending.retry_after_s is not None) == (status in (503, 504))
+
+
+def test_a_failure_is_early_until_the_first_chunk() -> None:
+    fold = assembler()
+    fold.feed(Usage(3, 0, 0))
+    assert fold.fail(GenerationFailed("boom")).is_early
+    fold.feed(TextDelta("a"))
+    assert not fold.fail(GenerationFailed("boom")).is_early
+
+
+def test_the_kind_makes_the_assembler_from_the_document() -> None:
+    assembly = {
+        "completion_id": "chatcmpl-9",
+        "created": 5,
+        "model": "m",
+        "stream": True,
+        "include_usage": False,
+    }
+    role, _ = kind_of(CHAT).assembler(assembly).feed(TextDelta("a"))
+    assert orjson.loads(role[6:])["id"] == "chatcmpl-9"

@@ -1,0 +1,200 @@
+"""Bad bodies and what is told of them; unknown fields; nulls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pytest_django.fixtures import Settings
+
+from completions.wire.chat import ChatCompletionRequest
+from inference_site.http.errors import InvalidRequestError
+from inference_site.http.payload import parse
+
+USER = {"role": "user", "content": "hi"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """Return a good body with these fields replaced; ``...`` removes one."""
+    whole = {"model": "m", "messages": [USER], **fields}
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def refused(whole: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(ChatCompletionRequest, whole)
+    assert (caught.value.status, caught.value.type) == (400, "invalid_request_error")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"model": ...}, "model", "missing_required_parameter"),
+        ({"messages": ...}, "messages", "missing_required_parameter"),
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": "hi"}, "messages", "invalid_type"),
+        ({"messages": {"role": "user"}}, "messages", "invalid_type"),
+        ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        (
+            {"messages": [{"role": "robot", "content": "hi"}]},
+            "messages[0].role",
+            "invalid_value",
+        ),
+        ({"messages": [USER, {**USER, "content": 5}]}, "messages[1].content", "invalid_type"),
+        ({"messages": [USER, {**USER, "content": None}]}, "messages[1].content", "invalid_type"),
+        ({"messages": [{**USER, "content": {}}]}, "messages[0].content", "invalid_type"),
+        (
+            {"messages": [{**USER, "content": {"text": "hi"}}]},
+            "messages[0].content",
+            "invalid_type",
+        ),
+        ({"messages": [{**USER, "content": ["hi"]}]}, "messages[0].content[0]", "invalid_type"),
+        (
+            {"messages": [{**USER, "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        (
+            {"messages": [{**USER, "content": [{"type": "text", "text": "a"}, {"type": "x"}]}]},
+            "messages[0].content[1].type",
+            "invalid_value",
+        ),
+        ({"model": 5}, "model", "invalid_type"),
+        ({"model": None}, "model", "invalid_type"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"temperature": 2.1}, "temperature", "decimal_above_max_value"),
+        ({"temperature": 3}, "temperature", "decimal_above_max_value"),
+        ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
+        ({"temperature": -1}, "temperature", "decimal_below_min_value"),
+        ({"top_p": 1.5}, "top_p", "decimal_above_max_value"),
+        ({"top_p": []}, "top_p", "invalid_type"),
+        ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "integer_below_min_value"),
+        ({"max_completion_tokens": "5"}, "max_completion_tokens", "invalid_type"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array_above_max_length"),
+        ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
+        ({"stop": 5}, "stop", "invalid_type"),
+        ({"stop": {}}, "stop", "invalid_type"),
+        ({"stop": {"text": "a"}}, "stop", "invalid_type"),
+        ({"seed": 1.5}, "seed", "invalid_type"),
+        ({"seed": 2**63}, "seed", "integer_above_max_value"),
+        ({"seed": -(2**63) - 1}, "seed", "integer_below_min_value"),
+        ({"stream": "true"}, "stream", "invalid_type"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"stream_options": True}, "stream_options", "invalid_type"),
+        (
+            {"stream_options": {"include_usage": "yes"}},
+            "stream_options.include_usage",
+            "invalid_type",
+        ),
+    ],
+)
+def test_a_bad_field_is_named_with_what_is_wrong(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    error = refused(body(**fields))
+    assert (error.param, error.code) == (param, code)
+    assert code == "invalid_value" or f"'{param}'" in error.message
+
+
+@pytest.mark.parametrize("whole", [None, [], "text", 5, True, [body()]])
+def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
+    error = refused(whole)
+    assert (error.param, error.code) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": ...}, "Missing required parameter: 'messages'."),
+        (
+            {"temperature": "hot"},
+            "Invalid type for 'temperature': expected a decimal, but got a string instead.",
+        ),
+        (
+            {"stream": 1},
+            "Invalid type for 'stream': expected a boolean, but got an integer instead.",
+        ),
+        (
+            {"max_tokens": 0},
+            "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0",
+        ),
+        (
+            {"temperature": 3},
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3",
+        ),
+        (
+            {"messages": []},
+            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an",
+        ),
+        (
+            {"stop": list("abcde")},
+            "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an",
+        ),
+        (
+            {"messages": [{"role": "robot", "content": "hi"}]},
+            "Invalid value: 'robot'. Supported values are: 'system', 'developer', 'user', and",
+        ),
+        (
+            {"messages": [{**USER, "content": [{"type": "image"}]}]},
+            "Invalid value: 'image'. Supported values are: 'text'.",
+        ),
+    ],
+)
+def test_errors_use_the_words_of_the_api(fields: dict[str, Any], message: str) -> None:
+    assert refused(body(**fields)).message.startswith(message)
+
+
+def test_the_error_deepest_in_the_body_is_told() -> None:
+    error = refused(body(temperature="hot", messages=[USER, {"role": "user", "content": 5}]))
+    assert error.param == "messages[1].content"
+
+
+def test_null_counts_as_not_given() -> None:
+    optional = ChatCompletionRequest.model_fields.keys() - {"model", "messages"}
+    nulls = parse(ChatCompletionRequest, body(**dict.fromkeys(optional), unknown=None))
+    assert nulls.model_dump() == {
+        **parse(ChatCompletionRequest, body()).model_dump(),
+        "unknown": None,
+    }
+    assert nulls.ignored_params == []
+
+
+def test_whole_numbers_are_decimals() -> None:
+    assert parse(ChatCompletionRequest, body(temperature=1)).temperature == 1.0
+
+
+def test_the_bounds_belong_to_the_range() -> None:
+    for fields in (
+        {"temperature": 0, "top_p": 0, "seed": -(2**63), "max_tokens": 1},
+        {"temperature": 2, "top_p": 1, "seed": 2**63 - 1, "stop": list("abcd")},
+    ):
+        parse(ChatCompletionRequest, body(**fields))
+
+
+def test_unknown_fields_are_named_in_the_order_they_came() -> None:
+    whole = body(zeta=1, logit_bias={"5": 1}, alpha=False, nothing=None)
+    assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "logit_bias", "alpha"]
+
+
+@pytest.mark.parametrize("name", ["bad\r\nset-cookie: a", "a,b", "naïve", "x" * 65, ""])
+def test_a_name_that_does_not_fit_a_header_is_left_out(name: str) -> None:
+    assert parse(ChatCompletionRequest, body(**{name: 1})).ignored_params == []
+
+
+def test_strict_fields_refuse_what_is_unknown(settings: Settings) -> None:
+    settings.STRICT_FIELDS = True
+    error = refused(body(logit_bias={"5": 1}, other=1))
+    assert (error.param, error.code) == ("logit_bias", "unknown_parameter")
+    parse(ChatCompletionRequest, body(logit_bias=None))
+
+
+def test_a_long_bad_value_is_not_repeated_whole() -> None:
+    error = refused(body(messages=[{"role": "x" * 100_000, "content": "hi"}]))
+    assert len(error.message) < 300

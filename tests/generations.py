@@ -1,0 +1,38 @@
+"""Rows and documents of generations, as the API makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from completions.assembler import CHAT
+from inference_site.accounts.models import ApiKey
+from worker.documents import Document
+from worker.generation import GenerationRequest, Message
+from worker.models import Generation
+from worker.queue import new_id
+
+
+def create_generation(api_key: ApiKey, **fields: Any) -> Generation:
+    """Insert a row; it waits for the model ``m`` unless the fields say otherwise."""
+    row = {
+        "public_id": new_id("chatcmpl-"),
+        "kind": CHAT,
+        "project_id": api_key.project_id,
+        "api_key_id": api_key.pk,
+        "model": "m",
+        "request_id": "req_test",
+        **fields,
+    }
+    return Generation.objects.create(**row)
+
+
+def chat_document(generation_id: str, text: str, *, stream: bool = True) -> Document:
+    """Return the document of a chat completion that asks this of the model ``m``."""
+    assembly = {
+        "completion_id": generation_id,
+        "created": 1_700_000_000,
+        "model": "m",
+        "stream": stream,
+        "include_usage": False,
+    }
+    return Document(GenerationRequest("m", (Message("user", text),)), assembly)

@@ -1,0 +1,134 @@
+"""Settings from the environment: a typo is an error, not a False."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from inference_site import environment
+
+NAME = "TEST_OF_ENVIRONMENT"
+
+
+def given(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv(NAME, raising=False)
+    else:
+        monkeypatch.setenv(NAME, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("a b", "a b"), ("  a ", "a"), ("", "fallback"), (None, "fallback")]
+)
+def test_an_empty_variable_counts_as_absent(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: str
+) -> None:
+    given(monkeypatch, value)
+    assert environment.text(NAME, "fallback") == expected
+
+
+def test_a_secret_may_lie_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hidden\n")
+    monkeypatch.setenv(f"{NAME}_KEPT_FILE", str(tmp_path / "secret"))
+    assert environment.text(f"{NAME}_KEPT", "fallback") == "hidden"  # Read once, then remembered.
+
+
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("1", True),
+        ("yes", True),
+        (" on ", True),
+        ("false", False),
+        ("0", False),
+        ("No", False),
+        ("off", False),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_boolean_is_one_of_the_known_words_or_the_default(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool | None, default: bool
+) -> None:
+    given(monkeypatch, value)
+    assert environment.boolean(NAME, default) is (default if expected is None else expected)
+
+
+@pytest.mark.parametrize("value", ["ture", "2", "y", "none", "true false"])
+def test_a_boolean_that_is_neither_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    given(monkeypatch, value)
+    with pytest.raises(ImproperlyConfigured, match=NAME) as caught:
+        environment.boolean(NAME, False)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("12", 12), (" 5 ", 5), ("", 7), (None, 7)])
+def test_a_number_is_read_or_defaulted(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: int
+) -> None:
+    given(monkeypatch, value)
+    assert environment.number(NAME, 7) == expected
+
+
+@pytest.mark.parametrize("value", ["4", "-5", "1.5", "5s", "1e3", "five", "²"])
+def test_a_number_below_the_minimum_or_none_at_all_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    given(monkeypatch, value)
+    with pytest.raises(ImproperlyConfigured, match=NAME) as caught:
+        environment.number(NAME, 7, minimum=5)
+    assert "from 5" in str(caught.value)
+
+
+def test_the_minimum_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "5")
+    assert environment.number(NAME, 7, minimum=5) == 5
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon"])
+def test_a_bad_number_may_warn_and_fall_back(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    given(monkeypatch, value)
+    with pytest.warns(RuntimeWarning, match=f"{NAME}.*Using 7"):
+        assert environment.number_or_warn(NAME, 7) == 7
+
+
+def test_a_good_number_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "9")
+    assert environment.number_or_warn(NAME, 7) == 9
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("a", ["a"]), (" a , b,,", ["a", "b"]), ("", ["x", "y"]), (None, ["x", "y"]), (",", [])],
+)
+def test_a_list_is_separated_by_commas(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: list[str]
+) -> None:
+    given(monkeypatch, value)
+    assert environment.items(NAME, "x,y") == expected
+
+
+def test_a_database_address_becomes_djangos_settings() -> None:
+    config = environment.database("postgresql://user:pass%40word@db.example:5433/site")
+    assert config["ENGINE"] == "django.db.backends.postgresql"
+    assert (config["HOST"], config["PORT"], config["NAME"]) == ("db.example", 5433, "site")
+    assert (config["USER"], config["PASSWORD"]) == ("user", "pass@word")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "not json"])
+def test_no_running_stack_means_no_addresses(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "services.json").write_text(content)
+    assert environment.embedded_services(tmp_path) == {}
+
+
+def test_the_addresses_of_a_running_stack_are_found(tmp_path: Path) -> None:
+    services = {"DATABASE_URL": "postgresql:///x", "REDIS_URL": "redis://y"}
+    (tmp_path / "services.json").write_text(json.dumps(services))
+    assert environment.embedded_services(tmp_path) == services

@@ -1,0 +1,202 @@
+"""What beat does so that no generation is forgotten. The clock is moved, not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis.client
+from channels.layers import get_channel_layer
+from django.utils import timezone
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from worker.documents import load_document, save_document
+from worker.event_log import Batch, log_key
+from worker.leases import Lease, forget
+from worker.models import Generation, Status
+from worker.queue import bells, new_id, queue_name, ring
+from worker.redis_clients import broker_client, client_for, site_client
+from worker.upkeep import expire_waiting, give_up_abandoned, ring_unheard, tend
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def worker() -> Iterator[str]:
+    name = new_id("host:")
+    yield name
+    site_client().delete(f"worker:{name}", f"suspect:{name}")
+    forget(name)
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    name = new_id("model-")
+    yield name
+    broker_client().delete(queue_name(name))
+
+
+def running(api_key: Key, worker: str) -> Generation:
+    row = create_generation(api_key[0], status=Status.RUNNING, worker=worker)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
+    return row
+
+
+def waiting(api_key: Key, age_s: float, **fields: Any) -> Generation:
+    created_at = timezone.now() - timedelta(seconds=age_s)
+    row = create_generation(api_key[0], created_at=created_at, **fields)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
+    return row
+
+
+def suspect(worker: str, ago_s: float) -> None:
+    """Have the lease be found missing so long ago, by the clock of Redis."""
+    seconds, _ = site_client().time()
+    site_client().set(f"suspect:{worker}", seconds - ago_s, ex=60)
+
+
+def state(row: Generation) -> tuple[str, str]:
+    row.refresh_from_db()
+    return row.status, row.error_code
+
+
+def stream_end(row: Generation) -> Batch | None:
+    """Return the last batch of the stream if it has ended."""
+    entries: Any = client_for(row.public_id).xrevrange(log_key(row.public_id), count=1)
+    last = Batch.unpack(entries[0][1][b"b"]) if entries else None
+    return last if last is not None and last.ending is not None else None
+
+
+def test_one_missing_lease_is_not_a_death(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    give_up_abandoned()
+    give_up_abandoned()  # At once: too soon to be sure.
+    assert state(row) == (Status.RUNNING, "")
+    assert stream_end(row) is None
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "expected"),
+    [(1.0, (Status.RUNNING, "")), (4.0, (Status.FAILED, "worker_lost"))],
+)
+def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
+    api_key: Key, worker: str, ago_s: float, expected: tuple[str, str]
+) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s)
+    give_up_abandoned()
+    assert state(row) == expected
+
+
+def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    Lease(worker, list).renew()
+    give_up_abandoned()
+    site_client().delete(f"worker:{worker}")
+    give_up_abandoned()  # Missing again: the first look of a new suspicion.
+    assert state(row) == (Status.RUNNING, "")
+
+
+def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, worker: str) -> None:
+    mine, other = running(api_key, worker), running(api_key, new_id("host:"))
+    queued = waiting(api_key, age_s=1, worker=worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert [state(row)[0] for row in (mine, other, queued)] == ["failed", "running", "queued"]
+
+
+def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
+    api_key: Key, worker: str
+) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    end = stream_end(row)
+    assert end is not None
+    assert end.ending is not None
+    assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
+    assert end.frames[-1] == b"data: [DONE]\n\n"
+    assert load_document(row.public_id) == (None, False)
+
+
+def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:
+    channel = new_id("web.")
+    row = running(api_key, worker)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), channel)
+    with site_client().pubsub() as pubsub:  # type: ignore[no-untyped-call]  # Not annotated.
+        pubsub.subscribe(channel)
+        suspect(worker, ago_s=30)
+        give_up_abandoned()
+        assert heard(pubsub)["streams"] == [[row.public_id, b""]]
+
+
+def heard(pubsub: redis.client.PubSub) -> dict[str, Any]:
+    """Return the channel-layer message that has come."""
+    for _ in range(100):
+        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=0.05)
+        if message is not None:
+            decoded: dict[str, Any] = get_channel_layer().deserialize(message["data"])
+            return decoded
+    raise AssertionError("no message came")
+
+
+def test_who_has_waited_too_long_is_told_so(api_key: Key, settings: Settings) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    old, young = waiting(api_key, age_s=61), waiting(api_key, age_s=59)
+    expire_waiting()
+    assert state(old) == (Status.FAILED, "queue_timeout")
+    assert state(young) == (Status.QUEUED, "")
+    end = stream_end(old)
+    assert end is not None
+    assert end.ending is not None
+    assert (end.ending.status, end.ending.error_code) == (504, "queue_timeout")
+    assert stream_end(young) is None
+
+
+def test_an_old_generation_that_runs_does_not_expire(api_key: Key, settings: Settings) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    row = waiting(api_key, age_s=1000, status=Status.RUNNING, worker="w")
+    expire_waiting()
+    assert state(row) == (Status.RUNNING, "")
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "rung", "expected"),
+    [
+        ([10, 9, 8], 0, 3),  # Nobody rang: one bell each.
+        ([10, 9, 8], 2, 3),  # Only what is missing is rung.
+        ([10, 9], 3, 3),  # More bells than rows do no harm and are left alone.
+        ([1, 0], 0, 0),  # The bell may still be on its way.
+        ([10, 0], 0, 2),  # One unheard bell says that the others may be lost as well.
+    ],
+)
+def test_a_bell_is_rung_for_each_that_waits_unheard(
+    api_key: Key, model: str, ages_s: list[float], rung: int, expected: int
+) -> None:
+    for age_s in ages_s:
+        waiting(api_key, age_s, model=model)
+    for _ in range(rung):
+        ring(model)
+    ring_unheard()
+    assert bells(model) == expected
+
+
+def test_one_round_does_all_of_it(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    abandoned = running(api_key, worker)
+    expired, unheard = waiting(api_key, age_s=100, model=model), waiting(api_key, 10, model=model)
+    suspect(worker, ago_s=30)
+    tend()
+    assert [state(row)[1] for row in (abandoned, expired, unheard)] == [
+        "worker_lost",
+        "queue_timeout",
+        "",
+    ]
+    assert bells(model) == 1
