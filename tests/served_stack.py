@@ -145,12 +145,24 @@ class ServedStack:
     def pid_of(self, name: str) -> int:
         """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now."""
         marks = {"web": "manage.py web", "worker": "manage.py worker"}
-        marks |= {"beat": "maintenance@", "redis": "redis-server"}
+        marks |= {"beat": "manage.py beat", "redis": "redis-server"}
         assert self.process is not None
         for child in psutil.Process(self.process.pid).children():
             if child.status() != psutil.STATUS_ZOMBIE and marks[name] in " ".join(child.cmdline()):
                 return int(child.pid)
         raise AssertionError(f"{name} does not run")
+
+    def leftovers(self) -> list[psutil.Process]:
+        """Every process that was started for this stack and still runs, whoever its parent is."""
+        left = []
+        for process in psutil.process_iter():
+            try:
+                environ = process.environ()
+            except psutil.Error:
+                continue
+            if environ.get("DATA_DIR") == str(self.data_dir):
+                left.append(process)
+        return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
     def postgres_pid(self) -> int:
         """The process id of the postmaster."""
@@ -183,6 +195,10 @@ def served_stack(**env: str) -> Iterator[ServedStack]:
             stack.close_clients()
             if stack.process is not None and stack.process.poll() is None:
                 stack.stop()
+            left = stack.leftovers()
+            for process in left:
+                process.kill()
+        assert left == [], "processes were left running"
 
 
 def generation_id(text: str) -> str:

@@ -96,14 +96,11 @@ class Stack:
     def start_processes(self) -> None:
         """Start web, worker and beat."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
-        celery = [sys.executable, "-m", "celery", "--workdir", str(_ROOT), "-A", "inference_site"]
-        beat = ["worker", "-B", "-P", "solo", "-Q", "maintenance", "-n", "maintenance@%h"]
-        quiet = ["--without-gossip", "--without-mingle", "-l", "INFO"]
         web = ["web", "--host", self._host, "--port", str(self._port)]
         self._children = [
             self._child("web", [*manage, *web]),
             self._child("worker", [*manage, "worker"]),
-            self._child("beat", [*celery, *beat, *quiet]),
+            self._child("beat", [*manage, "beat"]),
         ]
         for child in self._children:
             child.start()

@@ -13,6 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import find_caller
 from inference_site.accounts.models import ApiKey, Project
@@ -26,8 +27,9 @@ PROJECTS = "/admin/accounts/project/"
 
 
 @pytest.fixture
-def admin(db: None) -> Client:
+def admin(db: None, settings: Settings) -> Client:
     """A browser in which a superuser is logged in."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # Fast.
     user = get_user_model().objects.create_superuser("admin", "", "a long password")
     browser = Client()
     browser.force_login(user)
@@ -41,7 +43,8 @@ def page(response: Any) -> str:
 
 
 def finished(api_key: ApiKey, **fields: Any) -> Generation:
-    return create_generation(api_key, status=Status.COMPLETED, finished_at=timezone.now(), **fields)
+    ended = {"status": Status.COMPLETED, "finished_at": timezone.now()}
+    return create_generation(api_key, **(ended | fields))
 
 
 @pytest.mark.parametrize("path", ["/admin/", GENERATIONS, KEYS, PROJECTS])

@@ -183,6 +183,18 @@ def test_unknown_fields_are_named_in_the_order_they_came() -> None:
     assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "logit_bias", "alpha"]
 
 
+def test_unknown_fields_of_nested_objects_are_named_once_by_their_path() -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {}}
+    messages = [{**USER, "name": "Ann"}, {**USER, "name": "Bob", "content": [part, part]}]
+    whole = body(messages=messages, stream_options={"include_obfuscation": False}, top=1)
+    assert parse(ChatCompletionRequest, whole).ignored_params == [
+        "top",
+        "messages[].name",
+        "messages[].content[].cache_control",
+        "stream_options.include_obfuscation",
+    ]
+
+
 @pytest.mark.parametrize("name", ["bad\r\nset-cookie: a", "a,b", "naïve", "x" * 65, ""])
 def test_a_name_that_does_not_fit_a_header_is_left_out(name: str) -> None:
     assert parse(ChatCompletionRequest, body(**{name: 1})).ignored_params == []

@@ -1,0 +1,42 @@
+"""``manage.py beat``: the clock of the site, and the worker of what it asks for. Run one of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+from celery.beat import EmbeddedService
+from django.core.management.base import BaseCommand, CommandParser
+
+from inference_site.celery import app
+
+
+class Command(BaseCommand):
+    """Beat in a thread of a worker that hears the maintenance queue alone.
+
+    Apart from the model workers, so that upkeep never waits behind generations; and in a thread,
+    because Celery's own ``-B`` forks a process that survives when the worker is killed.
+    """
+
+    help = "Schedule the periodic work of the site and run it. One process for the whole site."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--loglevel", default="INFO")
+
+    def handle(self, *_: Any, loglevel: str, **__: Any) -> None:
+        clock = EmbeddedService(app, thread=True)
+        clock.start()
+        worker = app.Worker(
+            hostname=f"maintenance-{os.getpid()}@{socket.gethostname()}",
+            pool_cls="solo",
+            queues=["maintenance"],
+            loglevel=loglevel,
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        )
+        worker.start()
+        clock.stop()
+        sys.exit(worker.exitcode or 0)
