@@ -80,8 +80,14 @@ def on_site(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Site], Awaitabl
     asyncio.run(main())
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub read the log only when it is told to."""
+    monkeypatch.setattr(hub_module, "_SILENCE_S", 60.0)
+
+
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def soon(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the hub lose patience within a moment."""
     monkeypatch.setattr(hub_module, "_SILENCE_S", 0.04)
     monkeypatch.setattr(hub_module, "_VANISHED_S", 0.15)

@@ -26,7 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("--loglevel", default="INFO")
 
     def handle(self, *_: Any, loglevel: str, **__: Any) -> None:
-        clock = EmbeddedService(app, thread=True)
+        clock: Any = EmbeddedService(app, thread=True)
         clock.start()
         worker = app.Worker(
             hostname=f"maintenance-{os.getpid()}@{socket.gethostname()}",
