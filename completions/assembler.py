@@ -16,14 +16,27 @@ import orjson
 from completions.wire.chat import (
     ChatCompletion,
     Choice,
+    ChoiceLogprobs,
     CompletionTokensDetails,
     CompletionUsage,
+    ContentLogprob,
     PromptTokensDetails,
     ResponseMessage,
+    TopLogprob,
 )
+from completions.wire.tools import FunctionCall, MessageToolCall
 from inference_site.http.errors import api_error
 from worker.assembly import Ending
-from worker.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, Usage
+from worker.generation import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 
 CHAT = "chat.completion"
 """Name of this kind of generation."""
@@ -33,20 +46,76 @@ SYSTEM_FINGERPRINT = "fp_inference_site"
 _DONE = b"data: [DONE]\n\n"
 
 
+class _CallFold:
+    """What one tool call has come to so far."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.id, self.name = call_id, name
+        self.arguments: list[str] = []
+
+    def wire(self) -> MessageToolCall:
+        function = FunctionCall(name=self.name, arguments="".join(self.arguments))
+        return MessageToolCall(id=self.id, function=function)
+
+
+class _ChoiceFold:
+    """What one choice has come to so far."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.calls: list[_CallFold] = []
+        self.finish: FinishReason = "stop"
+
+    def take_call(self, delta: ToolCallDelta) -> None:
+        """Add a piece of a tool call."""
+        if delta.id is not None and delta.name is not None:
+            self.calls.append(_CallFold(delta.id, delta.name))
+        self.calls[delta.call].arguments.append(delta.arguments)
+
+    def wire(self, with_logprobs: bool) -> dict[str, Any]:
+        """Return the choice of an answer; reasoning and calls are there only when there are any."""
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        choice = Choice(
+            index=self.index,
+            message=ResponseMessage(
+                content=None if self.calls and not text else text,
+                reasoning_content=reasoning or None,
+                tool_calls=[call.wire() for call in self.calls] or None,
+            ),
+            logprobs=_wire_logprobs(self.logprobs) if with_logprobs else None,
+            finish_reason=self.finish,
+        ).model_dump()
+        for name in ("reasoning_content", "tool_calls"):
+            if choice["message"][name] is None:
+                del choice["message"][name]
+        return choice
+
+
 class ChatAssembler:
     """Assembles one chat completion (see ``worker.assembly.Assembler``)."""
 
     def __init__(
-        self, completion_id: str, created: int, model: str, stream: bool, include_usage: bool
+        self,
+        completion_id: str,
+        created: int,
+        model: str,
+        stream: bool,
+        include_usage: bool,
+        choices: int = 1,
+        logprobs: bool = False,
     ) -> None:
         self._id, self._created, self._model = completion_id, created, model
-        self._stream, self._include_usage = stream, include_usage
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self._stream, self._include_usage, self._logprobs = stream, include_usage, logprobs
+        self._choices = [_ChoiceFold(index) for index in range(choices)]
         self._usage = Usage()
-        self._finish: FinishReason = "stop"
         self._begun = False
-        self._head = self._chunk_head()
+        start = self._chunk_start()
+        self._heads = [
+            b'data: %b,"choices":[{"index":%d,"delta":' % (start, index) for index in range(choices)
+        ]
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     @classmethod
@@ -57,15 +126,21 @@ class ChatAssembler:
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""
         match delta:
-            case TextDelta(text):
-                self._text.append(text)
-                return self._chunks(b'{"content":' + orjson.dumps(text) + b"}", b"null")
-            case ReasoningDelta(text):
-                self._reasoning.append(text)
-                return self._chunks(b'{"reasoning_content":' + orjson.dumps(text) + b"}", b"null")
-            case Finish(reason):
-                self._finish = reason
-                return self._chunks(b"{}", orjson.dumps(reason))
+            case TextDelta(text, index, logprobs):
+                self._choices[index].text.append(text)
+                self._choices[index].logprobs += logprobs
+                content = b'{"content":' + orjson.dumps(text) + b"}"
+                return self._chunks(index, content, b"null", logprobs)
+            case ReasoningDelta(text, index):
+                self._choices[index].reasoning.append(text)
+                content = b'{"reasoning_content":' + orjson.dumps(text) + b"}"
+                return self._chunks(index, content, b"null")
+            case ToolCallDelta():
+                self._choices[delta.index].take_call(delta)
+                return self._chunks(delta.index, _call_piece(delta), b"null")
+            case Finish(reason, index):
+                self._choices[index].finish = reason
+                return self._chunks(index, b"{}", orjson.dumps(reason))
             case Usage():
                 self._usage = delta
                 return ()
@@ -73,7 +148,7 @@ class ChatAssembler:
     def complete(self) -> Ending:
         """End with usage, if it was asked for, and ``[DONE]``."""
         frames = [self._usage_chunk(), _DONE] if self._include_usage else [_DONE]
-        return Ending(frames, 200, self._body(), finish_reason=self._finish)
+        return Ending(frames, 200, self._body(), finish_reason=self._choices[0].finish)
 
     def cancel(self) -> Ending:
         """End without a finish reason: whoever listened has left or was told by who cancelled."""
@@ -83,27 +158,33 @@ class ChatAssembler:
         """End with the error."""
         return replace(failure(error), is_early=not self._begun)
 
-    def _chunks(self, delta: bytes, finish_reason: bytes) -> Sequence[bytes]:
+    def _chunks(
+        self,
+        index: int,
+        delta: bytes,
+        finish_reason: bytes,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> Sequence[bytes]:
         if not self._stream:
             return ()
-        chunk = self._chunk(delta, finish_reason)
+        told = orjson.dumps(_wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
+        chunk = self._chunk(index, delta, finish_reason, told)
         if self._begun:
             return (chunk,)
         self._begun = True
+        # Choice 0 first, whichever speaks first: the SDKs count on it.
         role = b'{"role":"assistant","content":"","refusal":null}'
-        return (self._chunk(role, b"null"), chunk)
+        roles = [self._chunk(n, role, b"null", b"null") for n in range(len(self._choices))]
+        return (*roles, chunk)
 
-    def _chunk(self, delta: bytes, finish_reason: bytes) -> bytes:
-        return b'%b%b,"logprobs":null,"finish_reason":%b}]%b' % (
-            self._head,
+    def _chunk(self, index: int, delta: bytes, finish_reason: bytes, logprobs: bytes) -> bytes:
+        return b'%b%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+            self._heads[index],
             delta,
+            logprobs,
             finish_reason,
             self._tail,
         )
-
-    def _chunk_head(self) -> bytes:
-        """Everything up to the delta of the only choice, index 0."""
-        return b"data: " + self._chunk_start() + b',"choices":[{"index":0,"delta":'
 
     def _chunk_start(self) -> bytes:
         fields = {
@@ -117,39 +198,59 @@ class ChatAssembler:
         return orjson.dumps(fields)[:-1]
 
     def _usage_chunk(self) -> bytes:
-        usage = orjson.dumps(self._wire_usage().model_dump())
+        usage = orjson.dumps(_wire_usage(self._usage).model_dump())
         return b"data: " + self._chunk_start() + b',"choices":[],"usage":' + usage + b"}\n\n"
 
     def _body(self) -> bytes:
         if self._stream:
             return b""
-        message = ResponseMessage(
-            content="".join(self._text), reasoning_content="".join(self._reasoning) or None
-        )
         completion = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[Choice(index=0, message=message, finish_reason=self._finish)],
-            usage=self._wire_usage(),
+            choices=[],
+            usage=_wire_usage(self._usage),
             system_fingerprint=SYSTEM_FINGERPRINT,
-        )
-        body = completion.model_dump()
-        if message.reasoning_content is None:
-            del body["choices"][0]["message"]["reasoning_content"]
-        return orjson.dumps(body)
+        ).model_dump()
+        completion["choices"] = [choice.wire(self._logprobs) for choice in self._choices]
+        return orjson.dumps(completion)
 
-    def _wire_usage(self) -> CompletionUsage:
-        usage = self._usage
-        return CompletionUsage(
-            prompt_tokens=usage.input_tokens,
-            completion_tokens=usage.output_tokens,
-            total_tokens=usage.input_tokens + usage.output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=usage.reasoning_tokens
-            ),
-        )
+
+def _call_piece(delta: ToolCallDelta) -> bytes:
+    """Return the delta of a chunk: id, type and name once, or the SDKs would add them up."""
+    piece: dict[str, Any] = {"index": delta.call}
+    function: dict[str, Any] = {"arguments": delta.arguments}
+    if delta.id is not None:
+        piece |= {"id": delta.id, "type": "function"}
+        function = {"name": delta.name, **function}
+    return orjson.dumps({"tool_calls": [{**piece, "function": function}]})
+
+
+def _wire_usage(usage: Usage) -> CompletionUsage:
+    return CompletionUsage(
+        prompt_tokens=usage.input_tokens,
+        completion_tokens=usage.output_tokens,
+        total_tokens=usage.input_tokens + usage.output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    return ChoiceLogprobs(
+        content=[
+            ContentLogprob(
+                token=entry.token,
+                logprob=entry.logprob,
+                bytes=list(entry.text_bytes),
+                top_logprobs=[
+                    TopLogprob(token=o.token, logprob=o.logprob, bytes=list(o.text_bytes))
+                    for o in entry.top
+                ],
+            )
+            for entry in logprobs
+        ]
+    )
 
 
 def failure(error: Exception) -> Ending:

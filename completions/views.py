@@ -28,6 +28,7 @@ class ChatCompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         body = parse(ChatCompletionRequest, request.data)
         spec = served_model(body.model)
+        asked = to_generation_request(body, spec)
         completion_id = new_id("chatcmpl-")
         stream = bool(body.stream)
         assembly = {
@@ -36,12 +37,11 @@ class ChatCompletionsView(ApiView):
             "model": spec.id,
             "stream": stream,
             "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+            "choices": asked.choices,
+            "logprobs": asked.top_logprobs is not None,
         }
-        ignored = body.ignored_params
-        return submit(
-            request,
-            Job(CHAT, completion_id, to_generation_request(body, spec), assembly, stream, ignored),
-        )
+        job = Job(CHAT, completion_id, asked, assembly, stream, body.ignored_params)
+        return submit(request, job)
 
 
 class ModelsView(ApiView):

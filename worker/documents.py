@@ -38,6 +38,12 @@ def save_document(generation_id: str, document: Document, follower: str) -> None
     pipeline.execute()
 
 
+def drop_document(generation_id: str) -> None:
+    """Forget the request of a generation that will never run."""
+    keys = (document_key, followers_key, cancel_key)
+    client_for(generation_id).delete(*(key(generation_id) for key in keys))
+
+
 def load_document(generation_id: str) -> tuple[Document | None, bool]:
     """Return the document and whether the generation was cancelled while it waited.
 

@@ -6,27 +6,92 @@ Frozen values without I/O, HTTP or JSON. The names follow docs/glossary.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-Role = Literal["system", "user", "assistant"]
-FinishReason = Literal["stop", "length"]
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made; ``arguments`` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the conversation, as the model's chat template receives it."""
+    """One turn of the conversation, as the model's chat template receives it.
+
+    ``text`` is None only for an assistant turn that made calls and said nothing. A turn of the
+    role ``tool`` answers the call with the id ``tool_call_id``.
+    """
 
     role: Role
-    text: str
+    text: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampler settings. ``None`` means "the model's own default"; an explicit 0 is honoured."""
+    """Sampler settings. ``None`` means "the model's own default"; an explicit 0 is honoured.
+
+    ``repetition_penalty`` multiplies (1 is off), the presence and frequency penalties subtract.
+    ``dry_*`` is the DRY sampler ("don't repeat yourself"), ``xtc_*`` "exclude top choices";
+    both are off until their multiplier or probability is above 0. ``logit_bias`` holds pairs of a
+    token id of the served model and what is added to its logit.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+
+
+ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the answer's text must match.
+
+    ``source`` is the schema as JSON text for ``json_schema``, a llguidance grammar as JSON text for
+    ``llguidance``, the grammar or expression itself for the others, and empty for ``json_object``.
+    ``param`` names the request's field it came from.
+    """
+
+    kind: ConstraintKind
+    source: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +101,12 @@ class GenerationRequest:
     ``max_output_tokens=None`` means "until the context is full".
     ``stop`` holds texts; none of them ever appears in the output.
     ``ignore_eos`` goes on past the model's end-of-sequence token (for benchmarks).
+    ``choices`` answers are sampled from one prefill of the prompt.
+    ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
+    ``template_vars`` are variables of the chat template, over those of the model's record.
+    ``reasoning_budget`` ends the reasoning after so many tokens.
+    ``must_call`` has the answer be a call of one of the ``tools`` and nothing else; otherwise the
+    model chooses.
     """
 
     model: str
@@ -44,14 +115,40 @@ class GenerationRequest:
     max_output_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    choices: int = 1
+    top_logprobs: int | None = None
+    constraint: Constraint | None = None
+    template_vars: dict[str, Any] = field(default_factory=dict)
+    reasoning_budget: int | None = None
+    tools: tuple[Tool, ...] = ()
+    must_call: bool = False
+    parallel_tool_calls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability.
+
+    ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
+    ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
+    """
+
+    token: str
+    logprob: float
+    text_bytes: bytes
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the answer's text; never splits a Unicode character."""
+    """A piece of the answer's text; never splits a Unicode character.
+
+    ``logprobs`` are those of the tokens it is made of, when they were asked for.
+    """
 
     text: str
     index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +156,20 @@ class ReasoningDelta:
     """A piece of the model's reasoning, which is not part of the answer."""
 
     text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. The first of a call has its id and name; the later ones have none.
+
+    ``call`` numbers the calls of one choice from 0; the pieces of ``arguments`` add up to JSON.
+    """
+
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
     index: int = 0
 
 
@@ -80,7 +191,7 @@ class Usage:
     reasoning_tokens: int = 0
 
 
-Delta = TextDelta | ReasoningDelta | Finish | Usage
+Delta = TextDelta | ReasoningDelta | ToolCallDelta | Finish | Usage
 """What an engine yields, in order: pieces, one ``Finish`` a choice, and ``Usage`` last.
 
 ``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that

@@ -35,7 +35,7 @@ class Run:
         self._assembler: Assembler | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
-        self._finished = False
+        self._unfinished = 1
 
     @property
     def cancelled(self) -> bool:
@@ -49,7 +49,7 @@ class Run:
         elif self._first_token_at is None:
             self._first_token_at = timezone.now()
         if isinstance(delta, Finish):
-            self._finished = True
+            self._unfinished -= 1
         assert self._assembler is not None
         if frames := self._assembler.feed(delta):
             self._stream.append(frames)
@@ -66,11 +66,12 @@ class Run:
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        self._unfinished = document.request.choices
         if cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
             engine.chat(document.request, self)
-        if self._finished or not self._stream.cancelled:
+        if not (self._unfinished and self._stream.cancelled):
             return Status.COMPLETED, self._assembler.complete()
         match self._stream.stop_reason:
             case StopReason.SHUTDOWN:

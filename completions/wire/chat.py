@@ -5,37 +5,20 @@ Source: API reference, "Chat completions" (create, object, chunk object).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from completions.wire.constraint import GrammarField, ResponseFormat
+from completions.wire.messages import RequestMessage, wrap_text
+from completions.wire.sampling import SamplingFields
+from completions.wire.tools import FunctionTool, MessageToolCall, ToolChoice
 from inference_site.http.payload import WireObject, WireRequest
 
 # --- Request -------------------------------------------------------------------------------------
 
 
-class TextPart(WireRequest):
-    """A content part of type ``text``."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _content_kind(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
-
-
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")],
-    Discriminator(_content_kind),
-]
-
-
-class RequestMessage(WireRequest):
-    """One message of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(WireRequest):
@@ -56,17 +39,32 @@ StopTexts = Annotated[
 ]
 
 
-class ChatCompletionRequest(WireRequest):
-    """The body of ``POST /v1/chat/completions``. ``ignore_eos`` is an extension."""
+class ChatCompletionRequest(SamplingFields):
+    """The body of ``POST /v1/chat/completions``.
+
+    Extensions: ``messages`` as a bare string, ``grammar``, ``enable_thinking``,
+    ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
+    ``ignore_eos``, and those of ``SamplingFields``.
+    """
 
     model: str
-    messages: Annotated[list[RequestMessage], Field(min_length=1)]
+    messages: Annotated[list[RequestMessage], BeforeValidator(wrap_text), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = None
     stop: StopTexts | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    grammar: GrammarField | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    template_vars: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -74,7 +72,7 @@ class ChatCompletionRequest(WireRequest):
 
 # --- Answer --------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(WireObject):
@@ -103,12 +101,34 @@ class CompletionUsage(WireObject):
     completion_tokens_details: CompletionTokensDetails
 
 
+class TopLogprob(WireObject):
+    """``choices[].logprobs.content[].top_logprobs[]``."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """``choices[].logprobs.content[]``: a token of the answer; concatenated bytes are its text."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(WireObject):
+    """``choices[].logprobs``, of an answer or of a chunk."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
 class ResponseMessage(WireObject):
     """``choices[].message``."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
     refusal: None = None
     annotations: list[None] = Field(default_factory=list)
 
@@ -118,7 +138,7 @@ class Choice(WireObject):
 
     index: int
     message: ResponseMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -135,12 +155,29 @@ class ChatCompletion(WireObject):
     system_fingerprint: str
 
 
+class ChunkFunction(WireObject):
+    """``choices[].delta.tool_calls[].function``: the name comes once, the arguments in pieces."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ChunkToolCall(WireObject):
+    """``choices[].delta.tool_calls[]``: id and type come with the first piece of a call only."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: ChunkFunction
+
+
 class ChunkDelta(WireObject):
     """``choices[].delta``: only the keys that are set go out."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ChunkToolCall] | None = None
     refusal: None = None
 
 
@@ -149,7 +186,7 @@ class ChunkChoice(WireObject):
 
     index: int
     delta: ChunkDelta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 

@@ -19,6 +19,7 @@ from django.db import DatabaseError
 
 from inference_site.http.errors import UnavailableError
 from worker.assembly import Ending
+from worker.documents import drop_document
 from worker.event_log import AsyncEventLog, Batch, trim
 from worker.models import TERMINAL, Generation, lent_connection
 from worker.redis_clients import new_async_clients, shard_of
@@ -206,7 +207,8 @@ class Hub:
 
 def _cancel_queued(generation_id: str) -> None:
     with lent_connection():
-        Generation.objects.cancel_queued(generation_id)
+        if Generation.objects.cancel_queued(generation_id):
+            drop_document(generation_id)
 
 
 def _terminal_ids(ids: set[str]) -> set[str]:

@@ -92,7 +92,13 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
         elif isinstance(value, list) and isinstance(part, int):
             path.append(part)
             value = value[part] if part < len(value) else None
-    return path
+    return [*path, *_discriminator(error)]
+
+
+def _discriminator(error: ErrorDetails) -> list[str]:
+    """Return the field that tells the branches of a union apart, when it is what is wrong."""
+    name = str(error.get("ctx", {}).get("discriminator", ""))
+    return [name.strip("'")] if name.startswith("'") else []
 
 
 def _format(path: list[int | str]) -> str:
@@ -132,7 +138,7 @@ _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
 def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
     """Return the code and the message."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return "missing_required_parameter", f"Missing required parameter: '{param}'."
     if kind in _KINDS:
         return (
@@ -142,11 +148,10 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"but got {_json_type(given)} instead."
             ),
         )
-    if kind == "literal_error":
-        first, _, last = context["expected"].rpartition(" or ")
-        supported = f"{first}{',' * (',' in first)} and {last}" if first else last
-        given = repr(str(given)[:_LONGEST_ECHO])
-        return "invalid_value", f"Invalid value: {given}. Supported values are: {supported}."
+    if kind in ("literal_error", "union_tag_invalid"):
+        supported = _listed(context.get("expected") or context["expected_tags"])
+        echo = repr(str(context.get("tag", given))[:_LONGEST_ECHO])
+        return "invalid_value", f"Invalid value: {echo}. Supported values are: {supported}."
     if kind in _BOUNDS:
         side, what, sign, key = _BOUNDS[kind]
         bound = context[key]
@@ -177,6 +182,14 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
             ),
         )
     return "invalid_value", f"Invalid '{param}': {error['msg']}."
+
+
+def _listed(quoted: str) -> str:
+    """Return pydantic's list of quoted values as the API writes it: ``'a', 'b', and 'c'``."""
+    values = re.findall(r"'[^']*'", quoted)
+    if len(values) < 3:
+        return " and ".join(values)
+    return f"{', '.join(values[:-1])}, and {values[-1]}"
 
 
 def _json_type(value: Any) -> str:

@@ -25,7 +25,7 @@ def test_what_is_not_given_is_left_to_the_model() -> None:
     assert mapped() == GenerationRequest(
         model="demo",
         messages=(Message("user", "hi"),),
-        sampling=Sampling(None, None, None),
+        sampling=Sampling(),
         max_output_tokens=None,
         stop=(),
         ignore_eos=False,
@@ -37,11 +37,15 @@ def test_the_model_is_named_as_the_catalogue_names_it() -> None:
 
 
 def test_an_explicit_zero_is_honoured() -> None:
-    assert mapped(temperature=0, top_p=0, seed=0).sampling == Sampling(0.0, 0.0, 0)
+    assert mapped(temperature=0, top_p=0, seed=0).sampling == Sampling(
+        temperature=0.0, top_p=0.0, seed=0
+    )
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    assert mapped(temperature=0.5, top_p=0.25, seed=-3).sampling == Sampling(0.5, 0.25, -3)
+    assert mapped(temperature=0.5, top_p=0.25, seed=-3).sampling == Sampling(
+        temperature=0.5, top_p=0.25, seed=-3
+    )
 
 
 @pytest.mark.parametrize(

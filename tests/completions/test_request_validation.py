@@ -33,7 +33,7 @@ def refused(whole: Any) -> InvalidRequestError:
         ({"model": ...}, "model", "missing_required_parameter"),
         ({"messages": ...}, "messages", "missing_required_parameter"),
         ({"messages": []}, "messages", "empty_array"),
-        ({"messages": "hi"}, "messages", "invalid_type"),
+        ({"messages": 5}, "messages", "invalid_type"),
         ({"messages": {"role": "user"}}, "messages", "invalid_type"),
         ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "missing_required_parameter"),
@@ -139,11 +139,11 @@ def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
         ),
         (
             {"messages": [{"role": "robot", "content": "hi"}]},
-            "Invalid value: 'robot'. Supported values are: 'system', 'developer', 'user', and",
+            "Invalid value: 'robot'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool', and",
         ),
         (
             {"messages": [{**USER, "content": [{"type": "image"}]}]},
-            "Invalid value: 'image'. Supported values are: 'text'.",
+            "Invalid value: 'image'. Supported values are: 'text' and 'refusal'.",
         ),
     ],
 )
@@ -179,17 +179,17 @@ def test_the_bounds_belong_to_the_range() -> None:
 
 
 def test_unknown_fields_are_named_in_the_order_they_came() -> None:
-    whole = body(zeta=1, logit_bias={"5": 1}, alpha=False, nothing=None)
-    assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "logit_bias", "alpha"]
+    whole = body(zeta=1, verbosity="low", alpha=False, nothing=None)
+    assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "verbosity", "alpha"]
 
 
 def test_unknown_fields_of_nested_objects_are_named_once_by_their_path() -> None:
     part = {"type": "text", "text": "hi", "cache_control": {}}
-    messages = [{**USER, "name": "Ann"}, {**USER, "name": "Bob", "content": [part, part]}]
+    messages = [{**USER, "mood": "good"}, {**USER, "mood": "bad", "content": [part, part]}]
     whole = body(messages=messages, stream_options={"include_obfuscation": False}, top=1)
     assert parse(ChatCompletionRequest, whole).ignored_params == [
         "top",
-        "messages[].name",
+        "messages[].mood",
         "messages[].content[].cache_control",
         "stream_options.include_obfuscation",
     ]
@@ -202,9 +202,9 @@ def test_a_name_that_does_not_fit_a_header_is_left_out(name: str) -> None:
 
 def test_strict_fields_refuse_what_is_unknown(settings: Settings) -> None:
     settings.STRICT_FIELDS = True
-    error = refused(body(logit_bias={"5": 1}, other=1))
-    assert (error.param, error.code) == ("logit_bias", "unknown_parameter")
-    parse(ChatCompletionRequest, body(logit_bias=None))
+    error = refused(body(verbosity="low", other=1))
+    assert (error.param, error.code) == ("verbosity", "unknown_parameter")
+    parse(ChatCompletionRequest, body(verbosity=None))
 
 
 def test_a_long_bad_value_is_not_repeated_whole() -> None:

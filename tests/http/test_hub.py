@@ -14,9 +14,10 @@ from django.utils import timezone
 from inference_site.accounts.models import ApiKey
 from inference_site.http import hub as hub_module
 from inference_site.http.hub import Follower, Hub
-from tests.generations import create_generation
+from tests.generations import chat_document, create_generation
 from worker.assembly import Ending
-from worker.event_log import AsyncEventLog, Batch, cancel_key
+from worker.documents import load_document, save_document
+from worker.event_log import AsyncEventLog, Batch
 from worker.models import Generation, Status
 from worker.publisher import MESSAGE_TYPE
 from worker.queue import new_id
@@ -241,14 +242,18 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
 ) -> None:
     waiting = create_generation(api_key[0])
     running_row = create_generation(api_key[0], status=Status.RUNNING, worker="w")
+    for row in (waiting, running_row):
+        save_document(row.public_id, chat_document(row.public_id, "secret"), "web.one")
 
     async def scenario(site: Site) -> None:
         for row in (waiting, running_row):
             await site.hub.cancel(row.public_id)
 
     on_site(monkeypatch, scenario)
-    for row in (waiting, running_row):
-        assert client_for(row.public_id).exists(cancel_key(row.public_id))
+    assert load_document(waiting.public_id)[0] is None  # Its content is not kept for a day.
+    document, cancelled = load_document(running_row.public_id)
+    assert document is not None
+    assert cancelled
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states == {waiting.public_id: "cancelled", running_row.public_id: "running"}
 

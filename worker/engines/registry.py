@@ -31,3 +31,9 @@ def engine_options(name: str) -> frozenset[str]:
     """Return the keys of ``models.yaml`` that only this engine understands."""
     options: frozenset[str] = import_module(ENGINES[name]).OPTIONS
     return options
+
+
+def engine_capabilities(name: str) -> frozenset[str]:
+    """Return what requests to this engine may ask for beyond text; see docs/glossary.md."""
+    capabilities: frozenset[str] = import_module(ENGINES[name]).CAPABILITIES
+    return capabilities

@@ -32,6 +32,7 @@ from worker.generation import (
 )
 
 OPTIONS = frozenset({"script"})
+CAPABILITIES = frozenset[str]()
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 """How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
@@ -54,7 +55,7 @@ class ScriptedEngine:
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Play the script into the sink (see ``Engine.chat``)."""
-        prompt = sum(len(message.text.split()) for message in request.messages)
+        prompt = sum(len((message.text or "").split()) for message in request.messages)
         if prompt >= self._context_length:
             raise ContextLengthExceeded(self._context_length, prompt)
         limit = min(
@@ -69,7 +70,7 @@ class ScriptedEngine:
     def _steps(self, request: GenerationRequest) -> Iterator[Step]:
         if self._script is not None:
             return _flatten(self._script)
-        text = next((m.text for m in reversed(request.messages) if m.role == "user"), "")
+        text = next((m.text for m in reversed(request.messages) if m.role == "user"), None) or ""
         if text.lstrip().startswith("["):
             try:
                 return _flatten(json.loads(text))

@@ -1,0 +1,69 @@
+"""From ``response_format`` and ``grammar`` to the one constraint an engine is given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from completions.wire.chat import ChatCompletionRequest
+from completions.wire.constraint import Grammar, JsonObjectFormat, JsonSchemaFormat
+from inference_site.http.errors import InvalidRequestError
+from worker.generation import Constraint
+
+
+def to_constraint(body: ChatCompletionRequest) -> Constraint | None:
+    """Return what the text must match, or None. Raise InvalidRequestError for two constraints."""
+    formatted = _from_format(body)
+    if body.grammar is None:
+        return formatted
+    if formatted is not None:
+        raise InvalidRequestError(
+            "Request `grammar` and `response_format` were both provided but are mutually "
+            "exclusive.",
+            param="grammar",
+        )
+    if isinstance(body.grammar, str):
+        return Constraint("gbnf", body.grammar, "grammar")
+    return _from_grammar(body.grammar)
+
+
+def _from_format(body: ChatCompletionRequest) -> Constraint | None:
+    match body.response_format:
+        case JsonObjectFormat():
+            return Constraint("json_object", "", "response_format")
+        case JsonSchemaFormat(json_schema=wanted):
+            schema = json.dumps(wanted.json_schema)
+            return Constraint("json_schema", schema, "response_format")
+        case _:
+            return None
+
+
+def _from_grammar(grammar: Grammar) -> Constraint:
+    takes_object = grammar.type in ("json_schema", "llguidance")
+    value: Any = grammar.value
+    if takes_object:
+        value = json.dumps(_json_object(value))
+    elif not isinstance(value, str):
+        raise InvalidRequestError(
+            f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
+            param="grammar.value",
+            code="invalid_type",
+        )
+    return Constraint(grammar.type, value, "grammar")
+
+
+def _json_object(value: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the value as an object; its JSON text is good too."""
+    try:
+        decoded = json.loads(value) if isinstance(value, str) else value
+    except ValueError as exc:
+        raise InvalidRequestError(
+            f"Invalid 'grammar.value': it is not JSON ({exc}).", param="grammar.value"
+        ) from exc
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError(
+            "Invalid type for 'grammar.value': expected an object.",
+            param="grammar.value",
+            code="invalid_type",
+        )
+    return decoded

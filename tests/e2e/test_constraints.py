@@ -1,0 +1,145 @@
+"""``response_format`` and ``grammar``: the text matches, whatever the model would have said."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+
+QUESTION: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"type": "string", "enum": ["red", "green"]},
+        "size": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["colour", "size"],
+    "additionalProperties": False,
+}
+
+
+def text_of(client: openai.OpenAI, **fields: Any) -> str:
+    """The answer to a question that asks for something else altogether."""
+    completion = client.chat.completions.create(
+        model="demo", messages=QUESTION, max_tokens=200, temperature=1.5, extra_body=fields
+    )
+    assert completion.choices[0].finish_reason == "stop"
+    return completion.choices[0].message.content or ""
+
+
+def fits(value: Any) -> bool:
+    """Whether the value matches SCHEMA."""
+    return (
+        set(value) == {"colour", "size"}
+        and value["colour"] in ("red", "green")
+        and value["size"] in range(1, 10)
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_json_schema_is_always_met(client: openai.OpenAI, strict: bool | None) -> None:
+    wanted = {"name": "thing", "schema": SCHEMA, "strict": strict}
+    for _ in range(4):
+        text = text_of(client, response_format={"type": "json_schema", "json_schema": wanted})
+        assert fits(json.loads(text))
+
+
+def test_json_object_is_an_object(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Give me JSON with a name."}],
+        temperature=0,
+        response_format={"type": "json_object"},
+        max_tokens=300,
+    )
+    text = completion.choices[0].message.content or ""
+    assert text.lstrip().startswith("{")
+    if completion.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def test_text_format_constrains_nothing(client: openai.OpenAI) -> None:
+    assert text_of(client, response_format={"type": "text"}, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ('root ::= ("yes" | "no") "!"', r"(yes|no)!"),
+        ({"type": "gbnf", "value": "root ::= [0-9] [0-9]"}, r"\d\d"),
+        ({"type": "regex", "value": r"[A-F]{3}-[0-9]{2}"}, r"[A-F]{3}-[0-9]{2}"),
+        ({"type": "regex", "value": r"a/b|c/d"}, r"a/b|c/d"),
+        ({"type": "lark", "value": 'start: "left" | "right"'}, r"left|right"),
+        (
+            {"type": "llguidance", "value": {"grammars": [{"lark_grammar": "start: /x{2,3}/"}]}},
+            r"x{2,3}",
+        ),
+    ],
+)
+def test_grammar_of_each_kind_is_met(client: openai.OpenAI, grammar: Any, pattern: str) -> None:
+    for _ in range(3):
+        assert re.fullmatch(pattern, text_of(client, grammar=grammar))
+
+
+@pytest.mark.parametrize("value", [SCHEMA, json.dumps(SCHEMA)])
+def test_grammar_may_be_a_json_schema(client: openai.OpenAI, value: Any) -> None:
+    assert fits(json.loads(text_of(client, grammar={"type": "json_schema", "value": value})))
+
+
+def test_constraint_also_holds_in_a_stream_and_for_every_choice(client: openai.OpenAI) -> None:
+    chunks = client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,
+        n=2,
+        stream=True,
+        extra_body={"grammar": {"type": "regex", "value": "[ab]{8}"}},
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert all(re.fullmatch("[ab]{8}", text) for text in texts)
+
+
+class Thing(pydantic.BaseModel):
+    """What the client wants to be given."""
+
+    colour: Literal["red", "green"]
+    size: Literal[1, 2, 3]
+
+
+def test_parse_with_a_pydantic_model(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.parse(
+        model="demo", messages=QUESTION, response_format=Thing, max_tokens=100
+    )
+    assert isinstance(completion.choices[0].message.parsed, Thing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"grammar": "root ::= 'x'", "response_format": {"type": "json_object"}}, "grammar"),
+        ({"grammar": {"type": "abnf", "value": "x"}}, "grammar.type"),
+        ({"grammar": {"type": "regex", "value": {}}}, "grammar.value"),
+        ({"grammar": {"type": "json_schema", "value": "{"}}, "grammar.value"),
+        ({"grammar": {"type": "json_schema", "value": "[]"}}, "grammar.value"),
+        ({"grammar": {"type": "llguidance", "value": {"grammars": []}}}, "grammar"),
+        ({"grammar": "this is no grammar"}, "grammar"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema",
+                                 "json_schema": {"name": "x", "schema": {"type": "ghost"}}}},
+            "response_format",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_constraint_is_400_and_names_the_parameter(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=QUESTION, extra_body=fields)
+    assert caught.value.param == param

@@ -1,0 +1,70 @@
+"""Reasoning: switched on and off, kept apart, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
+
+
+def message_of(client: openai.OpenAI, **fields: Any) -> tuple[str, str, Any]:
+    """The reasoning, the answer, and the usage."""
+    completion = client.chat.completions.create(
+        model="demo", messages=CAPITAL, temperature=0, extra_body=fields
+    )
+    message = completion.choices[0].message
+    reasoning = message.model_dump().get("reasoning_content") or ""
+    return reasoning, message.content or "", completion.usage
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"enable_thinking": True},
+        {"reasoning_effort": "low"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"template_vars": {"enable_thinking": True}},
+    ],
+)
+def test_each_switch_turns_reasoning_on(client: openai.OpenAI, switch: dict[str, Any]) -> None:
+    reasoning, text, usage = message_of(client, **switch)
+    assert reasoning
+    assert text
+    assert "<think>" not in reasoning + text
+    assert "</think>" not in reasoning + text
+    assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+
+
+@pytest.mark.parametrize("switch", [{}, {"enable_thinking": False}, {"reasoning_effort": "none"}])
+def test_it_is_off_by_the_models_record_and_by_each_switch(
+    client: openai.OpenAI, switch: dict[str, Any]
+) -> None:
+    reasoning, text, usage = message_of(client, **switch)
+    assert (reasoning, usage.completion_tokens_details.reasoning_tokens) == ("", 0)
+    assert "Tokyo" in text
+
+
+def test_budget_of_zero_ends_the_reasoning_at_once(client: openai.OpenAI) -> None:
+    free, _, _ = message_of(client, enable_thinking=True)
+    bounded, text, _ = message_of(client, enable_thinking=True, reasoning_budget=0)
+    assert len(bounded) < len(free)
+    assert text
+
+
+def test_stream_gives_the_same_reasoning_and_answer(client: openai.OpenAI) -> None:
+    whole = message_of(client, enable_thinking=True)
+    reasoning = text = ""
+    for chunk in client.chat.completions.create(
+        model="demo",
+        messages=CAPITAL,
+        temperature=0,
+        stream=True,
+        extra_body={"enable_thinking": True},
+    ):
+        delta = chunk.choices[0].delta
+        reasoning += delta.model_dump().get("reasoning_content") or ""
+        text += delta.content or ""
+    assert (reasoning, text) == whole[:2]

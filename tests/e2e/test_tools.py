@@ -1,0 +1,237 @@
+"""Tools: the model chooses, or must; the calls are whole, typed, and fit their schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+PICK: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "colour": {"enum": ["red", "green"]},
+                "deep": {
+                    "type": "object",
+                    "properties": {"text": {"type": "string", "maxLength": 5}},
+                    "required": ["text"],
+                },
+            },
+            "required": ["colour", "deep"],
+            "additionalProperties": False,
+        },
+    },
+}
+OSLO: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+
+
+def ask(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
+    """The first choice of an answer of the demo model."""
+    fields = {"temperature": 0, "max_tokens": 300, **fields}
+    return client.chat.completions.create(model="demo", messages=messages, **fields).choices[0]
+
+
+def test_model_that_chooses_to_call(client: openai.OpenAI) -> None:
+    choice = ask(client, OSLO, tools=[WEATHER])
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    assert call.id
+
+
+def test_model_that_chooses_to_talk_has_no_calls(client: openai.OpenAI) -> None:
+    choice = ask(client, [{"role": "user", "content": "Hello"}], tools=[WEATHER])
+    assert choice.finish_reason == "stop"
+    assert choice.message.content
+    assert choice.message.tool_calls is None
+
+
+def test_none_hides_the_tools(client: openai.OpenAI) -> None:
+    choice = ask(client, OSLO, tools=[WEATHER], tool_choice="none")
+    assert choice.message.tool_calls is None
+    assert "<tool_call>" not in (choice.message.content or "")
+
+
+@pytest.mark.parametrize(
+    "tool_choice",
+    [
+        "required",
+        {"type": "function", "function": {"name": "pick"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "pick"}}],
+            },
+        },
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1.9])
+def test_forced_call_always_comes_and_fits(
+    client: openai.OpenAI, tool_choice: Any, temperature: float
+) -> None:
+    for seed in range(3):
+        choice = ask(
+            client,
+            STORY,
+            tools=[WEATHER, PICK],
+            tool_choice=tool_choice,
+            temperature=temperature,
+            seed=seed,
+        )
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        [call] = choice.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        if tool_choice != "required":
+            assert call.function.name == "pick"
+        if call.function.name == "pick":
+            assert arguments["colour"] in ("red", "green")
+            assert len(arguments["deep"]["text"]) <= 5
+        else:
+            assert set(arguments) == {"city"}
+
+
+def test_allowed_tools_hide_the_others(client: openai.OpenAI) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "pick"}}]}
+    choice = ask(
+        client,
+        OSLO,
+        tools=[WEATHER, PICK],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+    names = [call.function.name for call in choice.message.tool_calls or []]
+    assert "get_weather" not in names
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_streamed_call_has_its_name_once_and_then_its_arguments(
+    client: openai.OpenAI, tool_choice: Any
+) -> None:
+    question: dict[str, Any] = {"model": "demo", "messages": OSLO, "tools": [WEATHER]}
+    question |= {"tool_choice": tool_choice, "temperature": 0, "stream": True}
+    parts: list[Any] = [c.choices[0] for c in client.chat.completions.create(**question)]
+    assert parts[0].delta.role == "assistant"
+    assert all(not part.delta.content for part in parts)
+    pieces = [piece for part in parts for piece in part.delta.tool_calls or []]
+    assert pieces[0].id
+    assert pieces[0].type == "function"
+    assert pieces[0].function.name == "get_weather"
+    assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
+    assert {piece.index for piece in pieces} == {0}
+    assert len(pieces) > 3
+    arguments = "".join(piece.function.arguments for piece in pieces)
+    assert json.loads(arguments) == {"city": "Oslo"}
+    assert parts[-1].finish_reason == "tool_calls"
+
+
+def test_sdk_adds_a_streamed_call_up(client: openai.OpenAI) -> None:
+    question: dict[str, Any] = {"model": "demo", "messages": OSLO, "tools": [WEATHER]}
+    with client.chat.completions.stream(**question, temperature=0) as stream:
+        for _ in stream:
+            pass
+        completion = stream.get_final_completion()
+    [call] = completion.choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+
+
+def test_call_cut_by_the_limit_is_length(client: openai.OpenAI) -> None:
+    choice = ask(client, OSLO, tools=[WEATHER], tool_choice="required", max_tokens=12)
+    assert choice.finish_reason == "length"
+
+
+def test_result_of_a_tool_is_answered(client: openai.OpenAI) -> None:
+    message = ask(client, OSLO, tools=[WEATHER]).message
+    [call] = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 5}'}
+    answer = ask(client, [*OSLO, message, result], tools=[WEATHER])
+    assert "5" in answer.message.content
+    assert "Oslo" in answer.message.content
+
+
+def turn(*calls: tuple[str, str]) -> dict[str, Any]:
+    """An assistant's turn that made these calls, given by id and arguments."""
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": id_, "type": "function",
+             "function": {"name": "get_weather", "arguments": arguments}}
+            for id_, arguments in calls
+        ],
+    }  # fmt: skip
+
+
+def result(id_: str, content: Any) -> dict[str, Any]:
+    """The result of a call."""
+    return {"role": "tool", "tool_call_id": id_, "content": content}
+
+
+def test_results_in_any_order_are_matched_to_their_calls(client: openai.OpenAI) -> None:
+    calls = turn(("a", '{"city": "Oslo"}'), ("b", '{"city": "Rome"}'))
+    results = [result("a", "5 degrees"), result("b", [{"type": "text", "text": "20 degrees"}])]
+    forward = ask(client, [*OSLO, calls, *results], tools=[WEATHER])
+    backward = ask(client, [*OSLO, calls, *reversed(results)], tools=[WEATHER])
+    assert forward.message.content == backward.message.content
+
+
+@pytest.mark.parametrize("arguments", ["", "not json {", "[1]", '"text"', '{"city": "Oslo"'])
+def test_malformed_call_in_the_history_does_not_end_the_conversation(
+    client: openai.OpenAI, arguments: str
+) -> None:
+    history = [*OSLO, turn(("a", arguments)), result("a", "sorry")]
+    choice = ask(client, [*history, {"role": "user", "content": "Hello"}], tools=[WEATHER])
+    assert choice.finish_reason in ("stop", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        (OSLO, {"tool_choice": "required"}, "tool_choice"),
+        (OSLO, {"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
+        (OSLO, {"tools": [WEATHER],
+                "tool_choice": {"type": "function", "function": {"name": "ghost"}}}, "tool_choice"),
+        (OSLO, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+         "tools[0].function.name"),
+        (OSLO, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ([*OSLO, result("a", "x")], {}, "messages[1].role"),
+        ([*OSLO, turn(("a", "{}"))], {}, "messages[1].tool_calls"),
+        ([*OSLO, turn(("a", "{}")), result("b", "x")], {}, "messages"),
+        ([*OSLO, {"role": "assistant", "content": None}], {}, "messages[1].content"),
+        ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], {},
+         "messages[0].tool_calls[0].type"),
+        ([{"content": "x"}], {}, "messages[0].role"),
+    ],
+)  # fmt: skip
+def test_bad_tools_and_messages_are_400_and_name_the_parameter(
+    client: openai.OpenAI, messages: list[Any], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=messages, **fields)
+    assert caught.value.param == param
+
+
+def test_bare_string_is_one_message_of_the_user(client: openai.OpenAI) -> None:
+    text: Any = "What is the capital of Japan?"
+    assert "Tokyo" in ask(client, text).message.content

@@ -1,0 +1,8 @@
+"""llama.cpp in this process, through ``xllamacpp``: the default engine."""
+
+from worker.engines.llama_cpp.engine import load
+
+OPTIONS = frozenset({"chat_template_kwargs"})
+CAPABILITIES = frozenset({"chat_template", "choices", "grammar", "logprobs", "tools"})
+
+__all__ = ["CAPABILITIES", "OPTIONS", "load"]

@@ -1,0 +1,177 @@
+"""From llama.cpp's chunks to deltas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from worker.engines.base import (
+    ContextLengthExceeded,
+    EngineError,
+    GenerationFailed,
+    InvalidRequest,
+)
+from worker.engines.llama_cpp.forced_call import ForcedCall, new_call_id
+from worker.generation import (
+    Constraint,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    ReasoningDelta,
+    Sink,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+
+
+class ChunkReader:
+    """The callback of one call: feeds the sink, and says when to stop."""
+
+    def __init__(self, request: GenerationRequest, sink: Sink) -> None:
+        self._sink = sink
+        self._constraint = request.constraint
+        self._top_logprobs = request.top_logprobs
+        self._forced = (
+            [ForcedCall(index) for index in range(request.choices)] if request.must_call else None
+        )
+        self._counts = Counts()
+        self._failure: BaseException | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether llama.cpp took the request: what it raises before is about the request."""
+        return self._counts.begun
+
+    def on_chunk(self, chunk: bytes) -> bool:
+        """Feed one chunk; return True to stop. llama.cpp swallows exceptions, so they are kept."""
+        if self._sink.cancelled:
+            return True
+        try:
+            self._feed(orjson.loads(chunk))
+        except BaseException as exc:  # noqa: BLE001  # Raised again by close().
+            self._failure = exc
+            return True
+        return False
+
+    def close(self) -> None:
+        """Account for what ran, then raise what stopped it."""
+        if self._counts.begun and not isinstance(self._failure, EngineError):
+            self._sink.feed(self._counts.usage())
+        if self._failure is not None:
+            raise self._failure
+
+    def _feed(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            raise _engine_error(chunk["error"], self._constraint)
+        self._counts.take(chunk)
+        for choice in chunk["choices"]:
+            self._feed_choice(choice, choice["index"], choice["delta"])
+
+    def _feed_choice(self, choice: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
+        if text := delta.get("content"):
+            self._feed_text(text, index, choice)
+        if reasoning := delta.get("reasoning_content"):
+            self._counts.reasoned(index)
+            self._sink.feed(ReasoningDelta(reasoning, index))
+        for call in delta.get("tool_calls") or ():
+            self._sink.feed(_tool_call(call, index))
+        if reason := choice["finish_reason"]:
+            self._sink.feed(Finish(self._finish_reason(reason, index), index))
+
+    def _feed_text(self, text: str, index: int, choice: dict[str, Any]) -> None:
+        if self._forced is None:
+            self._sink.feed(TextDelta(text, index, _logprobs(choice, self._top_logprobs)))
+            return
+        for piece in self._forced[index].feed(text):
+            self._sink.feed(piece)
+
+    def _finish_reason(self, reason: str, index: int) -> FinishReason:
+        if reason == "length":
+            return "length"
+        if self._forced is not None:
+            return "tool_calls" if self._forced[index].is_complete else "length"
+        return "tool_calls" if reason == "tool_calls" else "stop"
+
+
+class Counts:
+    """Tokens as llama.cpp's timings tell them, so that a run stopped at any point is accounted.
+
+    Each choice has timings of its own. Those that come after its last chunk, with an empty list of
+    choices, also count the token that ended it.
+    """
+
+    def __init__(self) -> None:
+        self._timings: dict[int, dict[str, Any]] = {}
+        self._reasoning: dict[int, int] = {}
+        self._index = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether any timings have come."""
+        return bool(self._timings)
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        """Note the timings of a chunk."""
+        if chunk["choices"]:
+            self._index = chunk["choices"][0]["index"]
+        if timings := chunk.get("timings"):
+            self._timings[self._index] = timings
+
+    def reasoned(self, index: int) -> None:
+        """Note that all tokens of this choice so far are reasoning."""
+        self._reasoning[index] = self._timings.get(index, {}).get("predicted_n", 0)
+
+    def usage(self) -> Usage:
+        """Return the sum; the prompt, which all choices share, counts once."""
+        prompt = max(self._timings.values(), key=lambda t: t["cache_n"] + t["prompt_n"])
+        return Usage(
+            input_tokens=prompt["cache_n"] + prompt["prompt_n"],
+            cached_tokens=prompt["cache_n"],
+            output_tokens=sum(timings["predicted_n"] for timings in self._timings.values()),
+            reasoning_tokens=sum(self._reasoning.values()),
+        )
+
+
+def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ...]:
+    """Return the log probabilities of a chunk's tokens; none when they were not asked for."""
+    if top is None or not choice.get("logprobs"):
+        return ()
+    return tuple(
+        TokenLogprob(
+            entry["token"],
+            entry["logprob"],
+            bytes(entry["bytes"]),
+            tuple(
+                TokenLogprob(other["token"], other["logprob"], bytes(other["bytes"]))
+                for other in entry["top_logprobs"][:top]
+            ),
+        )
+        for entry in choice["logprobs"]["content"]
+    )
+
+
+def _engine_error(error: dict[str, Any], constraint: Constraint | None) -> EngineError:
+    """Map llama.cpp's error object to ours."""
+    if error.get("type") == "exceed_context_size_error":
+        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"])
+    message = str(error.get("message", "unknown error"))
+    if 400 <= int(error.get("code", 500)) < 500:
+        # A grammar that cannot be compiled is told as samplers that cannot be made.
+        about = constraint if "sampler" in message.lower() else None
+        return InvalidRequest(message, about.param if about else None)
+    return GenerationFailed(f"llama.cpp: {message}")
+
+
+def _tool_call(call: dict[str, Any], index: int) -> ToolCallDelta:
+    function = call.get("function", {})
+    name = function.get("name") or None
+    return ToolCallDelta(
+        call=call["index"],
+        arguments=function.get("arguments") or "",
+        id=(call.get("id") or new_call_id()) if name else None,
+        name=name,
+        index=index,
+    )

@@ -1,0 +1,82 @@
+"""llama.cpp in this process, through ``xllamacpp``: the default engine.
+
+Many threads call ``chat`` at once and share one continuous batch of ``slots`` sequences. The engine
+is always driven in streaming form, because only the callback can stop it. The callback runs once a
+token, with the GIL held, so it does little: one JSON parse, one delta.
+
+Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's chat template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.engines.base import EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.chunks import ChunkReader
+from worker.engines.llama_cpp.payload import encode
+from worker.generation import GenerationRequest, Sink
+
+_GGUF_MAGIC = b"GGUF"
+_PREFILL_BATCH = 512
+"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
+
+
+def load(spec: ModelSpec) -> LlamaCppEngine:
+    """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = _checked_path(spec)
+    params.n_parallel = spec.slots
+    params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
+    params.n_batch = max(_PREFILL_BATCH, spec.slots)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
+    params.verbosity = 0
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError as exc:
+        raise EngineLoadError(
+            f"Model '{spec.id}': llama.cpp could not load {spec.file} "
+            "(unsupported architecture, damaged file, or not enough memory)."
+        ) from exc
+    return LlamaCppEngine(server, spec)
+
+
+def _checked_path(spec: ModelSpec) -> str:
+    """Return the model file's path once it looks like GGUF; llama.cpp itself gives no reason."""
+    if spec.file is None:
+        raise EngineLoadError(f"Model '{spec.id}': the engine llama_cpp needs a 'file'.")
+    try:
+        with spec.file.open("rb") as weights:
+            magic = weights.read(len(_GGUF_MAGIC))
+    except OSError as exc:
+        raise EngineLoadError(
+            f"Model '{spec.id}': cannot read {spec.file}: {exc.strerror}."
+        ) from exc
+    if magic != _GGUF_MAGIC:
+        raise EngineLoadError(f"Model '{spec.id}': {spec.file} is not a GGUF file.")
+    return str(spec.file)
+
+
+class LlamaCppEngine:
+    """A model loaded in llama.cpp (see ``worker.engines.base.Engine``)."""
+
+    def __init__(self, server: Any, spec: ModelSpec) -> None:
+        self._server, self._spec = server, spec
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate one answer into the sink (see ``Engine.chat``)."""
+        reader = ChunkReader(request, sink)
+        try:
+            payload = encode(request, self._spec)
+            self._server.handle_chat_completions(payload, reader.on_chunk)
+        except (RuntimeError, ValueError) as exc:
+            if reader.begun:
+                raise GenerationFailed(f"llama.cpp: {exc}") from exc
+            param = request.constraint.param if request.constraint else "messages"
+            raise InvalidRequest(str(exc), param) from exc
+        reader.close()
+
+    def close(self) -> None:
+        """Drop the model; its memory goes with the last reference."""
+        self._server = None

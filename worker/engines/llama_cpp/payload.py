@@ -1,0 +1,156 @@
+"""From a generation request to the JSON that llama.cpp's chat endpoint takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from worker.engines.base import InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.forced_call import call_schema
+from worker.generation import Constraint, GenerationRequest, Message, Sampling, Tool
+
+_LLGUIDANCE = "%llguidance {}\n"
+
+
+def encode(request: GenerationRequest, spec: ModelSpec) -> bytes:
+    """Return the payload. Raise InvalidRequest for a constraint that llama.cpp cannot express."""
+    own_vars = spec.options.get("chat_template_kwargs", {})
+    optional = {
+        **_sampling(request.sampling, spec.context_length),
+        "max_tokens": request.max_output_tokens,
+        "stop": list(request.stop) or None,
+        **_logprobs(request.top_logprobs),
+        "thinking_budget_tokens": request.reasoning_budget,
+        **_constraint(request.constraint),
+    }
+    payload = {
+        "messages": [_message(message) for message in request.messages],
+        "n": request.choices,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "timings_per_token": True,
+        "return_progress": True,
+        "ignore_eos": request.ignore_eos,
+        "chat_template_kwargs": {**own_vars, **request.template_vars},
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+    return orjson.dumps(_with_tools(payload, request))
+
+
+def _with_tools(payload: dict[str, Any], request: GenerationRequest) -> dict[str, Any]:
+    """Add the tools.
+
+    llama.cpp does not force a call: with ``required`` the model may say something else first. So a
+    forced call is a JSON schema, and the tools reach the template as a variable of its own.
+    """
+    if not request.tools:
+        return payload
+    tools = [_tool(tool) for tool in request.tools]
+    if not request.must_call:
+        parallel = request.parallel_tool_calls
+        return {**payload, "tools": tools, "parallel_tool_calls": parallel}
+    return {
+        **payload,
+        "chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools},
+        **_json_schema(call_schema(request.tools)),
+    }
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.parameters}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    wire: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.name is not None:
+        wire["name"] = message.name
+    if message.tool_call_id is not None:
+        wire["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return wire
+
+
+def _arguments(text: str) -> str:
+    """Return arguments that llama.cpp can parse: what is no JSON becomes a JSON string.
+
+    One malformed call in the history must not end a conversation.
+    """
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(text).decode()
+    return text
+
+
+def _logprobs(top: int | None) -> dict[str, Any]:
+    # With 0 llama.cpp gives no log probabilities at all; the reader cuts the one too many.
+    return {} if top is None else {"logprobs": True, "top_logprobs": max(1, top)}
+
+
+def _sampling(sampling: Sampling, context_length: int) -> dict[str, Any]:
+    """Return the settings under llama.cpp's names: ours, but for one."""
+    settings = asdict(sampling)
+    if (last_n := sampling.dry_penalty_last_n) is not None:
+        # -1 is the whole context; llama.cpp reserves memory for as many tokens as it is told.
+        settings["dry_penalty_last_n"] = min(last_n % (2**32), context_length)
+    settings["repeat_penalty"] = settings.pop("repetition_penalty")
+    settings["logit_bias"] = list(sampling.logit_bias) or None
+    if sampling.seed is not None:
+        settings["seed"] = sampling.seed % 2**32  # llama.cpp's seeds have 32 bits.
+    return settings
+
+
+def _constraint(constraint: Constraint | None) -> dict[str, Any]:
+    """Return the fields of llama.cpp's request that hold the constraint.
+
+    llama.cpp takes GBNF, JSON schemas, and llguidance's Lark behind a ``%llguidance`` line.
+    Raise InvalidRequest for a llguidance grammar of more than one part.
+    """
+    if constraint is None:
+        return {}
+    source = constraint.source
+    match constraint.kind:
+        case "json_object":
+            return {"response_format": {"type": "json_object"}}
+        case "json_schema":
+            return _json_schema(orjson.loads(source))
+        case "gbnf":
+            return {"grammar": source}
+        case "lark":
+            return {"grammar": f"{_LLGUIDANCE}{source}"}
+        case "regex":
+            escaped = source.replace("/", "\\/")
+            return {"grammar": f"{_LLGUIDANCE}start: /{escaped}/"}
+        case "llguidance":
+            return _llguidance(orjson.loads(source), constraint.param)
+
+
+def _llguidance(grammar: dict[str, Any], param: str) -> dict[str, Any]:
+    match grammar.get("grammars"):
+        case [{"lark_grammar": str(lark)}]:
+            return {"grammar": f"{_LLGUIDANCE}{lark}"}
+        case [{"json_schema": dict(schema)}]:
+            return _json_schema(schema)
+        case _:
+            raise InvalidRequest(
+                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
+                "{'grammars': [{'json_schema': …}]} here.",
+                param,
+            )
+
+
+def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
