@@ -10,6 +10,8 @@ class CompletionsConfig(AppConfig):
     def ready(self) -> None:
         """Tell the worker how the generations of this API are assembled."""
         from completions.assembler import CHAT, ChatAssembler, failure
+        from completions.completion_assembler import COMPLETION, CompletionAssembler
         from worker.assembly import Kind, register
 
         register(CHAT, Kind(ChatAssembler.from_assembly, failure))
+        register(COMPLETION, Kind(CompletionAssembler.from_assembly, failure))

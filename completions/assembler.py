@@ -43,7 +43,8 @@ CHAT = "chat.completion"
 
 SYSTEM_FINGERPRINT = "fp_inference_site"
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The last frame of every stream."""
 
 
 class _CallFold:
@@ -147,12 +148,12 @@ class ChatAssembler:
 
     def complete(self) -> Ending:
         """End with usage, if it was asked for, and ``[DONE]``."""
-        frames = [self._usage_chunk(), _DONE] if self._include_usage else [_DONE]
+        frames = [self._usage_chunk(), DONE] if self._include_usage else [DONE]
         return Ending(frames, 200, self._body(), finish_reason=self._choices[0].finish)
 
     def cancel(self) -> Ending:
         """End without a finish reason: whoever listened has left or was told by who cancelled."""
-        return Ending([_DONE], 200, self._body())
+        return Ending([DONE], 200, self._body())
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
@@ -198,7 +199,7 @@ class ChatAssembler:
         return orjson.dumps(fields)[:-1]
 
     def _usage_chunk(self) -> bytes:
-        usage = orjson.dumps(_wire_usage(self._usage).model_dump())
+        usage = orjson.dumps(wire_usage(self._usage).model_dump())
         return b"data: " + self._chunk_start() + b',"choices":[],"usage":' + usage + b"}\n\n"
 
     def _body(self) -> bytes:
@@ -209,7 +210,7 @@ class ChatAssembler:
             created=self._created,
             model=self._model,
             choices=[],
-            usage=_wire_usage(self._usage),
+            usage=wire_usage(self._usage),
             system_fingerprint=SYSTEM_FINGERPRINT,
         ).model_dump()
         completion["choices"] = [choice.wire(self._logprobs) for choice in self._choices]
@@ -226,7 +227,8 @@ def _call_piece(delta: ToolCallDelta) -> bytes:
     return orjson.dumps({"tool_calls": [{**piece, "function": function}]})
 
 
-def _wire_usage(usage: Usage) -> CompletionUsage:
+def wire_usage(usage: Usage) -> CompletionUsage:
+    """Return the counts as chat completions and completions tell them."""
     return CompletionUsage(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,
@@ -259,7 +261,7 @@ def failure(error: Exception) -> Ending:
     event = b"data: " + told.body + b"\n\n"
     retry_after = told.headers.get("Retry-After")
     return Ending(
-        [event, _DONE],
+        [event, DONE],
         told.status,
         told.body,
         error_code=told.code or told.type,

@@ -22,9 +22,7 @@ def to_constraint(body: ChatCompletionRequest) -> Constraint | None:
             "exclusive.",
             param="grammar",
         )
-    if isinstance(body.grammar, str):
-        return Constraint("gbnf", body.grammar, "grammar")
-    return _from_grammar(body.grammar)
+    return from_grammar(body.grammar)
 
 
 def _from_format(body: ChatCompletionRequest) -> Constraint | None:
@@ -38,7 +36,10 @@ def _from_format(body: ChatCompletionRequest) -> Constraint | None:
             return None
 
 
-def _from_grammar(grammar: Grammar) -> Constraint:
+def from_grammar(grammar: str | Grammar) -> Constraint:
+    """Return the constraint of a ``grammar``; bare text is GBNF. Raise InvalidRequestError."""
+    if isinstance(grammar, str):
+        return Constraint("gbnf", grammar, "grammar")
     takes_object = grammar.type in ("json_schema", "llguidance")
     value: Any = grammar.value
     if takes_object:

@@ -8,6 +8,7 @@ from completions.constraint import to_constraint
 from completions.messages import to_messages
 from completions.tools import to_tool_plan
 from completions.wire.chat import ChatCompletionRequest
+from completions.wire.completion import CompletionRequest
 from completions.wire.sampling import SamplingFields
 from inference_site.http.errors import InvalidRequestError
 from worker.engines.base import ModelSpec
@@ -17,22 +18,18 @@ from worker.generation import Constraint, GenerationRequest, Sampling
 
 def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-            param="stream_options",
-        )
+    require_stream_for_options(body)
     plan = to_tool_plan(body)
     if plan.tools:
-        _require("tools", "tools", spec)
+        require("tools", "tools", spec)
     return GenerationRequest(
         model=spec.id,
         messages=to_messages(body.messages),
         sampling=to_sampling(body),
         max_output_tokens=_max_output_tokens(body),
-        stop=_stop(body.stop),
+        stop=to_stop(body.stop),
         ignore_eos=bool(body.ignore_eos),
-        choices=_choices(body.n, spec),
+        choices=to_choices(body.n, spec),
         top_logprobs=_top_logprobs(body, spec),
         constraint=_constraint(body, spec),
         template_vars=_template_vars(body, spec),
@@ -41,6 +38,15 @@ def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> Gener
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
+
+
+def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) -> None:
+    """Raise InvalidRequestError for ``stream_options`` without a stream."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
 
 
 def to_sampling(body: SamplingFields) -> Sampling:
@@ -62,11 +68,14 @@ def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias) for token, bias in biases.items())
 
 
-def _choices(n: int | None, spec: ModelSpec) -> int:
-    """All choices run at once, so there can be no more of them than the model has slots."""
+def to_choices(n: int | None, spec: ModelSpec) -> int:
+    """Return how many answers each prompt gets. Raise InvalidRequestError for too many.
+
+    All run at once, so there can be no more of them than the model has slots.
+    """
     if n is None or n == 1:
         return 1
-    _require("choices", "n", spec)
+    require("choices", "n", spec)
     if n > spec.slots:
         raise InvalidRequestError(
             f"Invalid 'n': the model `{spec.id}` can give at most {spec.slots} choices.",
@@ -79,7 +88,7 @@ def _choices(n: int | None, spec: ModelSpec) -> int:
 def _constraint(body: ChatCompletionRequest, spec: ModelSpec) -> Constraint | None:
     constraint = to_constraint(body)
     if constraint is not None:
-        _require("grammar", constraint.param, spec)
+        require("grammar", constraint.param, spec)
     return constraint
 
 
@@ -92,17 +101,17 @@ def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, An
     if body.enable_thinking is not None:
         variables["enable_thinking"] = body.enable_thinking
     if variables:
-        _require("chat_template", next(iter(variables)), spec)
+        require("chat_template", next(iter(variables)), spec)
     return variables
 
 
 def _reasoning_budget(body: ChatCompletionRequest, spec: ModelSpec) -> int | None:
     if body.reasoning_budget is not None:
-        _require("chat_template", "reasoning_budget", spec)
+        require("chat_template", "reasoning_budget", spec)
     return body.reasoning_budget
 
 
-def _require(capability: str, param: str, spec: ModelSpec) -> None:
+def require(capability: str, param: str, spec: ModelSpec) -> None:
     """Refuse what the model's engine cannot do, before it is queued."""
     if capability not in engine_capabilities(spec.engine):
         raise InvalidRequestError(
@@ -120,7 +129,7 @@ def _top_logprobs(body: ChatCompletionRequest, spec: ModelSpec) -> int | None:
         )
     if not body.logprobs:
         return None
-    _require("logprobs", "logprobs", spec)
+    require("logprobs", "logprobs", spec)
     return body.top_logprobs or 0
 
 
@@ -131,7 +140,8 @@ def _max_output_tokens(body: ChatCompletionRequest) -> int | None:
     return body.max_tokens
 
 
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+def to_stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop texts."""
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)

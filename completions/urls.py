@@ -2,10 +2,11 @@
 
 from django.urls import path
 
-from completions.views import ChatCompletionsView, ModelsView, ModelView
+from completions.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView
 
 urlpatterns = [
     path("chat/completions", ChatCompletionsView.as_view()),
+    path("completions", CompletionsView.as_view()),
     path("models", ModelsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
 ]

@@ -1,4 +1,4 @@
-"""Views of chat completions and models."""
+"""Views of chat completions, completions and models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from completions.assembler import CHAT
+from completions.completion_assembler import COMPLETION
+from completions.completion_mapping import echoes, to_completion_request
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
+from completions.wire.completion import CompletionRequest
 from completions.wire.models import Model, ModelList
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.errors import NotFoundError
@@ -41,6 +44,28 @@ class ChatCompletionsView(ApiView):
             "logprobs": asked.top_logprobs is not None,
         }
         job = Job(CHAT, completion_id, asked, assembly, stream, body.ignored_params)
+        return submit(request, job)
+
+
+class CompletionsView(ApiView):
+    """``POST /v1/completions``."""
+
+    def post(self, request: Request) -> HttpResponse:
+        body = parse(CompletionRequest, request.data)
+        spec = served_model(body.model)
+        asked = to_completion_request(body, spec)
+        completion_id = new_id("cmpl-")
+        assembly = {
+            "completion_id": completion_id,
+            "created": int(time.time()),
+            "model": spec.id,
+            "stream": bool(body.stream),
+            "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+            "echoes": echoes(body, asked),
+            "logprobs": body.logprobs is not None,
+        }
+        ignored = body.ignored_params
+        job = Job(COMPLETION, completion_id, asked, assembly, bool(body.stream), ignored)
         return submit(request, job)
 
 

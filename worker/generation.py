@@ -105,12 +105,15 @@ class GenerationRequest:
     ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
     ``template_vars`` are variables of the chat template, over those of the model's record.
     ``reasoning_budget`` ends the reasoning after so many tokens.
+    ``prompts`` are continued as they are, without a chat template, when there are no messages; a
+    prompt is text or token ids. Each has ``choices`` answers; the one numbered
+    ``prompt × choices + choice`` has that index.
     ``must_call`` has the answer be a call of one of the ``tools`` and nothing else; otherwise the
     model chooses.
     """
 
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     max_output_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -123,6 +126,12 @@ class GenerationRequest:
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     parallel_tool_calls: bool = True
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def answers(self) -> int:
+        """How many choices there are in all; each has exactly one ``Finish``."""
+        return self.choices * (len(self.prompts) or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,12 @@ class Run:
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
-        self._unfinished = document.request.choices
+        self._unfinished = document.request.answers
         if cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
-            engine.chat(document.request, self)
+            generate = engine.complete if document.request.prompts else engine.chat
+            generate(document.request, self)
         if not (self._unfinished and self._stream.cancelled):
             return Status.COMPLETED, self._assembler.complete()
         match self._stream.stop_reason:

@@ -223,11 +223,11 @@ def test_an_unknown_model_is_named(api: Api, name: str) -> None:
 @pytest.mark.usefixtures("live_demo")
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_good_request_is_enqueued_and_handed_off(api: Api, api_key: Key, stream: bool) -> None:
-    body = {**CHAT, "model": " Demo", "stream": stream, "logit_bias": {}, "n": 1}
+    body = {**CHAT, "model": " Demo", "stream": stream, "zeta": {}, "alpha": 1}
     response = api("POST", "/v1/chat/completions", body, x_request_id="req-1")
     row = Generation.objects.get()
     assert api.slot.handoff == HandOff(row.public_id, stream)
-    assert response["x-unsupported-params"] == "logit_bias,n"
+    assert response["x-unsupported-params"] == "zeta,alpha"
     assert (row.model, row.streamed, row.request_id) == ("demo", stream, "req-1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
     document, _ = load_document(row.public_id)

@@ -36,12 +36,12 @@ class InvalidRequest(EngineError):
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the model's context. Both counts are tokens."""
 
-    def __init__(self, context_length: int, input_tokens: int) -> None:
+    def __init__(self, context_length: int, input_tokens: int, param: str = "messages") -> None:
         super().__init__(
             f"This model's maximum context length is {context_length} tokens. "
-            f"However, your messages resulted in {input_tokens} tokens. "
-            "Please reduce the length of the messages.",
-            param="messages",
+            f"However, your {param} resulted in {input_tokens} tokens. "
+            f"Please reduce the length of the {param}.",
+            param=param,
         )
         self.context_length = context_length
         self.input_tokens = input_tokens
@@ -85,6 +85,9 @@ class Engine(Protocol):
         A cancelled run returns without a ``Finish`` and within one token's time.
         Raise EngineError, after which the sink is fed nothing more.
         """
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the request's prompts as they are; otherwise like ``chat``."""
 
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""

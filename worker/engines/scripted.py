@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from worker.engines.base import ContextLengthExceeded, GenerationFailed, InvalidRequest, ModelSpec
@@ -25,6 +26,7 @@ from worker.generation import (
     Finish,
     FinishReason,
     GenerationRequest,
+    Message,
     ReasoningDelta,
     Sink,
     TextDelta,
@@ -63,6 +65,13 @@ class ScriptedEngine:
             self._context_length - prompt,
         )
         _Playback(request, sink, prompt, limit).play(self._steps(request))
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Play the one prompt as if it were the user's message (see ``Engine.complete``)."""
+        [prompt] = request.prompts
+        if not isinstance(prompt, str):
+            raise InvalidRequest("The scripted engine has no tokens.", "prompt")
+        self.chat(replace(request, messages=(Message("user", prompt),)), sink)
 
     def close(self) -> None:
         """Nothing is held."""

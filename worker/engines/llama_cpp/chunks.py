@@ -14,7 +14,6 @@ from worker.engines.base import (
 )
 from worker.engines.llama_cpp.forced_call import ForcedCall, new_call_id
 from worker.generation import (
-    Constraint,
     Finish,
     FinishReason,
     GenerationRequest,
@@ -32,12 +31,12 @@ class ChunkReader:
 
     def __init__(self, request: GenerationRequest, sink: Sink) -> None:
         self._sink = sink
-        self._constraint = request.constraint
+        self._request = request
         self._top_logprobs = request.top_logprobs
         self._forced = (
-            [ForcedCall(index) for index in range(request.choices)] if request.must_call else None
+            [ForcedCall(index) for index in range(request.answers)] if request.must_call else None
         )
-        self._counts = Counts()
+        self._counts = Counts(request.choices)
         self._failure: BaseException | None = None
 
     @property
@@ -63,12 +62,16 @@ class ChunkReader:
         if self._failure is not None:
             raise self._failure
 
-    def _feed(self, chunk: dict[str, Any]) -> None:
+    def _feed(self, chunk: dict[str, Any] | None) -> None:
+        if chunk is None:  # What a completion of several prompts begins with.
+            return
         if "error" in chunk:
-            raise _engine_error(chunk["error"], self._constraint)
+            raise _engine_error(chunk["error"], self._request)
         self._counts.take(chunk)
         for choice in chunk["choices"]:
-            self._feed_choice(choice, choice["index"], choice["delta"])
+            # A completion's choice has its text in place of a delta.
+            delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
+            self._feed_choice(choice, choice["index"], delta)
 
     def _feed_choice(self, choice: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
         if text := delta.get("content"):
@@ -103,7 +106,8 @@ class Counts:
     choices, also count the token that ended it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
         self._timings: dict[int, dict[str, Any]] = {}
         self._reasoning: dict[int, int] = {}
         self._index = 0
@@ -125,11 +129,13 @@ class Counts:
         self._reasoning[index] = self._timings.get(index, {}).get("predicted_n", 0)
 
     def usage(self) -> Usage:
-        """Return the sum; the prompt, which all choices share, counts once."""
-        prompt = max(self._timings.values(), key=lambda t: t["cache_n"] + t["prompt_n"])
+        """Return the sum; a prompt, which its choices share, counts once."""
+        prompts: dict[int, dict[str, Any]] = {}
+        for index, timings in sorted(self._timings.items()):
+            prompts.setdefault(index // self._choices, timings)
         return Usage(
-            input_tokens=prompt["cache_n"] + prompt["prompt_n"],
-            cached_tokens=prompt["cache_n"],
+            input_tokens=sum(t["cache_n"] + t["prompt_n"] for t in prompts.values()),
+            cached_tokens=sum(t["cache_n"] for t in prompts.values()),
             output_tokens=sum(timings["predicted_n"] for timings in self._timings.values()),
             reasoning_tokens=sum(self._reasoning.values()),
         )
@@ -153,14 +159,15 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
     )
 
 
-def _engine_error(error: dict[str, Any], constraint: Constraint | None) -> EngineError:
+def _engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:
     """Map llama.cpp's error object to ours."""
     if error.get("type") == "exceed_context_size_error":
-        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"])
+        subject = "prompt" if request.prompts else "messages"
+        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"], subject)
     message = str(error.get("message", "unknown error"))
     if 400 <= int(error.get("code", 500)) < 500:
         # A grammar that cannot be compiled is told as samplers that cannot be made.
-        about = constraint if "sampler" in message.lower() else None
+        about = request.constraint if "sampler" in message.lower() else None
         return InvalidRequest(message, about.param if about else None)
     return GenerationFailed(f"llama.cpp: {message}")
 

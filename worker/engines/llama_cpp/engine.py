@@ -9,11 +9,12 @@ Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from worker.engines.base import EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.chunks import ChunkReader
-from worker.engines.llama_cpp.payload import encode
+from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.generation import GenerationRequest, Sink
 
 _GGUF_MAGIC = b"GGUF"
@@ -66,14 +67,28 @@ class LlamaCppEngine:
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
+        self._drive(self._server.handle_chat_completions, encode_chat, request, sink)
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the prompts into the sink (see ``Engine.complete``)."""
+        self._drive(self._server.handle_completions, encode_completion, request, sink)
+
+    def _drive(
+        self,
+        handle: Callable[[bytes, Callable[[bytes], bool]], None],
+        encode: Callable[[GenerationRequest, ModelSpec], bytes],
+        request: GenerationRequest,
+        sink: Sink,
+    ) -> None:
         reader = ChunkReader(request, sink)
         try:
             payload = encode(request, self._spec)
-            self._server.handle_chat_completions(payload, reader.on_chunk)
+            handle(payload, reader.on_chunk)
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            param = request.constraint.param if request.constraint else "messages"
+            subject = "prompt" if request.prompts else "messages"
+            param = request.constraint.param if request.constraint else subject
             raise InvalidRequest(str(exc), param) from exc
         reader.close()
 

@@ -14,29 +14,49 @@ from worker.generation import Constraint, GenerationRequest, Message, Sampling, 
 _LLGUIDANCE = "%llguidance {}\n"
 
 
-def encode(request: GenerationRequest, spec: ModelSpec) -> bytes:
-    """Return the payload. Raise InvalidRequest for a constraint that llama.cpp cannot express."""
+def encode_chat(request: GenerationRequest, spec: ModelSpec) -> bytes:
+    """Return the payload of a chat. Raise InvalidRequest for a constraint it cannot express."""
     own_vars = spec.options.get("chat_template_kwargs", {})
-    optional = {
-        **_sampling(request.sampling, spec.context_length),
-        "max_tokens": request.max_output_tokens,
-        "stop": list(request.stop) or None,
-        **_logprobs(request.top_logprobs),
-        "thinking_budget_tokens": request.reasoning_budget,
-        **_constraint(request.constraint),
-    }
     payload = {
+        **_shared(request, spec),
+        **_logprobs(request.top_logprobs),
+        **_given(thinking_budget_tokens=request.reasoning_budget),
         "messages": [_message(message) for message in request.messages],
+        "return_progress": True,
+        "chat_template_kwargs": {**own_vars, **request.template_vars},
+    }
+    return orjson.dumps(_with_tools(payload, request))
+
+
+def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
+    """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does."""
+    top = request.top_logprobs
+    payload = {
+        **_shared(request, spec),
+        **_given(logprobs=None if top is None else max(1, top)),
+        "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
+    }
+    return orjson.dumps(payload)
+
+
+def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
+    return {
         "n": request.choices,
         "stream": True,
         "stream_options": {"include_usage": True},
         "timings_per_token": True,
-        "return_progress": True,
         "ignore_eos": request.ignore_eos,
-        "chat_template_kwargs": {**own_vars, **request.template_vars},
-        **{key: value for key, value in optional.items() if value is not None},
+        **_given(
+            **_sampling(request.sampling, spec.context_length),
+            max_tokens=request.max_output_tokens,
+            stop=list(request.stop) or None,
+        ),
+        **_constraint(request.constraint),
     }
-    return orjson.dumps(_with_tools(payload, request))
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _with_tools(payload: dict[str, Any], request: GenerationRequest) -> dict[str, Any]:

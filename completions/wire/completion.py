@@ -1,0 +1,79 @@
+"""Completions on the wire. Source: API reference, "Completions" (legacy)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from completions.wire.chat import CompletionUsage, StopTexts, StreamOptions
+from completions.wire.constraint import GrammarField
+from completions.wire.sampling import SamplingFields
+from inference_site.http.payload import WireObject
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def _prompt_kind(value: object) -> str:
+    if not isinstance(value, list):
+        return "text"
+    if value and isinstance(value[0], list):
+        return "token_lists"
+    return "tokens" if value and isinstance(value[0], int) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=2048), Tag("texts")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=2048), Tag("token_lists")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """The body of ``POST /v1/completions``. ``grammar`` and ``ignore_eos`` are extensions."""
+
+    model: str
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    n: Annotated[int, Field(ge=1, le=8)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=8)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    stop: StopTexts | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    grammar: GrammarField | None = None
+    ignore_eos: bool | None = None
+
+
+class CompletionLogprobs(WireObject):
+    """``choices[].logprobs``: parallel lists, one entry a token; offsets are characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(WireObject):
+    """``choices[]``: index = prompt × n + choice."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Completion(WireObject):
+    """The answer, and, with ``finish_reason: null`` until the end, each event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: CompletionUsage | None = None
