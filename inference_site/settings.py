@@ -110,6 +110,11 @@ _threads = environment.number("WEB_THREADS", 8, minimum=1)
 DATABASES["default"]["OPTIONS"] = {
     **DATABASES["default"].get("OPTIONS", {}),
     "connect_timeout": 2,
+    # A server that vanished without closing its connections is noticed within seconds.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # Milliseconds.
     "pool": {
         "min_size": 1,
         "max_size": environment.number("DATABASE_POOL", _threads + 8, minimum=2),

@@ -75,7 +75,7 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
     list_per_page = 50
     ordering = ("-id",)
     sortable_by = ()
-    search_fields = ("public_id__exact", "request_id__exact")
+    search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
     search_help_text = "A whole generation id or request id"
     show_full_result_count = False
     paginator = UncountedPaginator
@@ -92,6 +92,16 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
             {"fields": ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")},
         ),
     )
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Generation], search_term: str
+    ) -> tuple[QuerySet[Generation], bool]:
+        """Look the whole id up in the one index it can be in."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        is_own = term.startswith(("chatcmpl-", "cmpl-", "resp_"))
+        return queryset.filter(**{"public_id" if is_own else "request_id": term}), False
 
     @admin.display(description="id")
     def short_id(self, generation: Generation) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -85,7 +85,9 @@ class Batch:
     def pack(self) -> bytes:
         """Encode for the log and for the channel layer."""
         end = self.ending
-        tail = end and astuple(end)[1:]  # The frames are among the batch's own.
+        tail = None
+        if end is not None:
+            tail = {f.name: getattr(end, f.name) for f in fields(end) if f.name != "frames"}
         packed: bytes = msgpack.packb((self.first, self.frames, tail))
         return packed
 
@@ -93,7 +95,11 @@ class Batch:
     def unpack(cls, payload: bytes) -> Batch:
         """Decode what ``pack`` made."""
         first, frames, tail = msgpack.unpackb(payload)
-        return cls(first, frames, Ending((), *tail) if tail else None)
+        if tail is None:
+            return cls(first, frames)
+        # Another release of this program may know fields that this one does not.
+        known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
+        return cls(first, frames, Ending(frames=(), **known))
 
     @property
     def entry_id(self) -> bytes:
@@ -176,9 +182,12 @@ class AsyncEventLog:
         pipeline.expire(key, settings.RUN_TTL_S)
         await pipeline.execute()
 
-    async def request_cancel(self, generation_id: str) -> None:
-        """Ask the worker to stop this generation; it sees the flag at its next append or poll."""
-        await self._client.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+    async def request_cancel(self, generation_ids: Sequence[str]) -> None:
+        """Ask the workers to stop; they see the flags at their next append or poll."""
+        pipeline = self._client.pipeline(transaction=False)
+        for generation_id in generation_ids:
+            pipeline.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+        await pipeline.execute()
 
 
 def close_log(generation_id: str, ending: Ending) -> Appended:
@@ -193,7 +202,7 @@ def close_log(generation_id: str, ending: Ending) -> Appended:
 
 
 def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
-    return [Batch.unpack(fields[_FIELD]) for _, fields in entries]
+    return [Batch.unpack(entry[_FIELD]) for _, entry in entries]
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:

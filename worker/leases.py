@@ -81,7 +81,11 @@ class Lease:
 
     def _main(self) -> None:
         while not self._ended.wait(PERIOD_S):
-            self.renew()
+            try:
+                self.renew()
+            except Exception:
+                # A lease that is not renewed ends every run of this worker.
+                logger.exception("lease: could not renew")
 
 
 def live_workers() -> list[LiveWorker]:
@@ -92,10 +96,15 @@ def live_workers() -> list[LiveWorker]:
         return []
     leases: Any = client.mget([_key(name) for name in names])
     return [
-        LiveWorker(name, tuple(ServedModel(**model) for model in orjson.loads(lease)))
+        LiveWorker(name, tuple(_served(model) for model in orjson.loads(lease)))
         for name, lease in zip(names, leases, strict=True)
         if lease is not None
     ]
+
+
+def _served(model: dict[str, Any]) -> ServedModel:
+    # By name: a worker of another release may announce more than this one knows.
+    return ServedModel(model["id"], model["slots"], model["busy"])
 
 
 def is_alive(worker: str) -> bool:
@@ -103,9 +112,12 @@ def is_alive(worker: str) -> bool:
     return bool(site_client().exists(_key(worker)))
 
 
-def forget(worker: str) -> None:
-    """Drop a dead worker from the index."""
-    site_client().srem(_INDEX, worker)
+def prune() -> None:
+    """Drop the workers without a lease from the index; one that lives comes back with its next."""
+    client = site_client()
+    gone = [name for name in _members(client) if not client.exists(_key(name.decode()))]
+    if gone:
+        client.srem(_INDEX, *gone)
 
 
 def _members(client: Any) -> set[bytes]:
@@ -120,14 +132,27 @@ class LiveView:
         self._ttl_s = ttl_s
         self._read_at = float("-inf")
         self._workers: list[LiveWorker] = []
+        self._failure: redis.exceptions.RedisError | None = None
+        self._lock = threading.Lock()
 
     def workers(self) -> list[LiveWorker]:
-        """Return the workers as they were at most ``ttl_s`` ago."""
-        now = time.monotonic()
-        if now - self._read_at > self._ttl_s:
-            self._workers = live_workers()
-            self._read_at = now
-        return self._workers
+        """Return the workers as they were at most ``ttl_s`` ago.
+
+        A failure is remembered too: with Redis away only one thread at a time waits for it.
+        """
+        with self._lock:
+            if time.monotonic() - self._read_at > self._ttl_s:
+                self._read()
+            if self._failure is not None:
+                raise self._failure
+            return self._workers
+
+    def _read(self) -> None:
+        try:
+            self._workers, self._failure = live_workers(), None
+        except redis.exceptions.RedisError as exc:
+            self._failure = exc
+        self._read_at = time.monotonic()
 
     def serving(self, model: str) -> list[LiveWorker]:
         """Return the workers that serve this model."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
-from django.db import connection, models
+from django.db import connection, models, transaction
 from django.utils import timezone
 
 
@@ -101,10 +101,21 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
-    def cancel_queued(self, public_id: str) -> bool:
-        """Cancel a generation that nobody has claimed; False if a worker has it, or it is over."""
-        waiting = self.filter(public_id=public_id, status=Status.QUEUED)
-        return bool(waiting.update(status=Status.CANCELLED, finished_at=timezone.now()))
+    def has_ended(self, claim: Claim, status: Status) -> bool:
+        """Whether this attempt has this end already: its ``finish`` won, the reply was lost."""
+        ours = self.filter(public_id=claim.public_id, worker=claim.worker, attempt=claim.attempt)
+        with lent_connection():
+            return ours.filter(status=status).exists()
+
+    def cancel_queued(self, public_ids: Collection[str]) -> list[str]:
+        """Cancel those that nobody has claimed; return their ids."""
+        with transaction.atomic():
+            waiting = self.filter(public_id__in=public_ids, status=Status.QUEUED)
+            ids = list(waiting.select_for_update().values_list("public_id", flat=True))
+            self.filter(public_id__in=ids).update(
+                status=Status.CANCELLED, finished_at=timezone.now()
+            )
+        return ids
 
     def fail_abandoned(self, public_id: str, worker: str, error_code: str) -> bool:
         """Fail a generation whose worker is gone; False if it reached its end after all."""
@@ -179,6 +190,7 @@ class Generation(models.Model):
             models.Index(fields=["api_key", "-id"], name="generation_by_key"),
             models.Index(fields=["model", "-id"], name="generation_by_model"),
             models.Index(fields=["status", "-id"], name="generation_by_status"),
+            models.Index(fields=["request_id"], name="generation_by_request"),
         ]
         constraints = [
             models.CheckConstraint(

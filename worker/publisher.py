@@ -219,8 +219,7 @@ class _Lane:
             if batch is not None and answer.state != LogState.CLOSED:
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
-        for channel, streams in messages.items():
-            await self._send(channel, streams)
+        await asyncio.gather(*(self._send(*message) for message in messages.items()))
         # A busy process stretches its ticks, so that flushing never takes more than a fifth of it.
         spent_s = time.monotonic() - started
         self._tick_s = min(max(TICK_S, 4 * spent_s), _LONGEST_TICK_S)

@@ -22,6 +22,9 @@ from worker.redis_clients import broker_client
 
 logger = logging.getLogger(__name__)
 
+ENOUGH_BELLS = 128
+"""With so many unheard no more are rung: whoever hears one claims until nothing waits."""
+
 GENERATE_TASK = "worker.generate"
 
 
@@ -57,7 +60,7 @@ def enqueue(order: Enqueue, document: Document, follower: str) -> None:
     errors pass through and nothing is accepted, except that a bell that cannot be rung is not an
     error: the row is committed, and upkeep rings later.
     """
-    _check_bound(order.model)
+    unheard = _check_bound(order.model)
     save_document(order.generation_id, document, follower)
     Generation.objects.create(
         public_id=order.generation_id,
@@ -70,7 +73,8 @@ def enqueue(order: Enqueue, document: Document, follower: str) -> None:
         streamed=order.streamed,
         ignored_params=order.ignored_params,
     )
-    ring(order.model)
+    if unheard < ENOUGH_BELLS:
+        ring(order.model)
 
 
 def ring(model: str) -> None:
@@ -89,10 +93,14 @@ def bells(model: str) -> int:
     return int(length)
 
 
-def _check_bound(model: str) -> None:
-    """Raise QueueFull at the bound. Rows are counted only when the bells say it may be near."""
-    limit = settings.QUEUE_LIMIT
-    if bells(model) < limit // 2:
-        return
+def _check_bound(model: str) -> int:
+    """Return how many bells are unheard. Raise QueueFull when too many generations wait.
+
+    The rows are counted only when the bells say that many may wait.
+    """
+    unheard, limit = bells(model), settings.QUEUE_LIMIT
+    if unheard < min(ENOUGH_BELLS, limit):
+        return unheard
     if Generation.objects.filter(model=model, status=Status.QUEUED).count() >= limit:
         raise QueueFull
+    return unheard

@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from worker.assembly import Assembler, Ending, kind_of
 from worker.documents import Document, load_document
-from worker.engines.base import Engine, EngineError, InvalidRequest
-from worker.errors import DocumentLost, ShuttingDown, StreamLost
+from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest
+from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
 from worker.generation import Delta, Finish, Usage
 from worker.models import Claim, Generation, Status
 from worker.publisher import StopReason, Stream
@@ -60,8 +60,16 @@ class Run:
             status, ending = self._generate(engine)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
             self._log(exc)
-            status, ending = Status.FAILED, self._failure(exc)
+            status, ending = Status.FAILED, self._told(exc)
         self._finish(status, ending)
+
+    def _told(self, error: Exception) -> Ending:
+        """Return the ending of a failure, whatever goes wrong while it is put into words."""
+        try:
+            return self._failure(error)
+        except Exception:
+            logger.exception("generation %s: no words for its failure", self._claim.public_id)
+            return Ending((), 500, b"", error_code="server_error")
 
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
@@ -72,8 +80,10 @@ class Run:
         else:
             generate = engine.complete if document.request.prompts else engine.chat
             generate(document.request, self)
-        if not (self._unfinished and self._stream.cancelled):
+        if not self._unfinished:
             return Status.COMPLETED, self._assembler.complete()
+        if not self._stream.cancelled:
+            raise GenerationFailed("The engine ended without finishing its answer.")
         match self._stream.stop_reason:
             case StopReason.SHUTDOWN:
                 raise ShuttingDown
@@ -94,10 +104,7 @@ class Run:
     def _failure(self, error: Exception) -> Ending:
         if self._assembler is not None:
             return self._assembler.fail(error)
-        try:
-            return kind_of(self._claim.kind).failure(error)
-        except KeyError:  # Enqueued by an app that this worker does not have.
-            return Ending((), 500, b"", error_code="unknown_kind")
+        return kind_of(self._claim.kind).failure(error)
 
     def _log(self, error: Exception) -> None:
         """Log what is not the client's fault; the traceback only of what nobody foresaw."""
@@ -123,8 +130,9 @@ class Run:
                 logger.exception("generation %s: its end was refused", self._claim.public_id)
                 held = True  # Upkeep fails the row when this worker ends; the client goes now.
             break
-        if not held:
+        if not held and not Generation.objects.has_ended(self._claim, status):
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
+            ending = self._told(WorkerLost())
         self._stream.close(ending)
 
     def _result(self, ending: Ending) -> dict[str, Any]:

@@ -20,17 +20,17 @@ from django.utils import timezone
 from worker.assembly import kind_of
 from worker.errors import QueueTimeout, WorkerLost
 from worker.event_log import close_log
-from worker.leases import forget, is_alive
-from worker.models import Generation, Status
+from worker.leases import is_alive, prune
+from worker.models import Generation, ServiceClass, Status
 from worker.publisher import MESSAGE_TYPE
-from worker.queue import bells, ring
+from worker.queue import ENOUGH_BELLS, bells, ring
 from worker.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
 
 _CONFIRM_S = 2.5
-"""A worker is given up when its lease is found missing twice, this far apart: longer than a renewal
-takes, so that a restart of Redis, which loses all leases, kills no worker."""
+"""A worker is given up when its lease is found missing twice, this far apart: longer than the time
+between renewals, so that a restart of Redis, which loses all leases, kills no worker."""
 _HEARD_S = 2.0
 """How long a bell may take before a waiting generation counts as unheard."""
 
@@ -40,6 +40,7 @@ def tend() -> None:
     give_up_abandoned()
     expire_waiting()
     ring_unheard()
+    prune()
 
 
 def give_up_abandoned() -> None:
@@ -51,16 +52,18 @@ def give_up_abandoned() -> None:
         logger.warning("worker %s is dead", worker)
         for generation in running.filter(worker=worker):
             if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
-                _end_stream(generation, WorkerLost())
-        forget(worker)
+                end_stream(generation, WorkerLost())
 
 
 def expire_waiting() -> None:
-    """Fail what has waited for ``QUEUE_TIMEOUT_S``."""
+    """Fail what somebody has waited for longer than ``QUEUE_TIMEOUT_S``."""
     limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
-    for generation in Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit):
+    waiting = Generation.objects.filter(
+        status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
+    )
+    for generation in waiting:
         if Generation.objects.expire_queued(generation.public_id, "queue_timeout"):
-            _end_stream(generation, QueueTimeout())
+            end_stream(generation, QueueTimeout())
 
 
 def ring_unheard() -> None:
@@ -69,7 +72,7 @@ def ring_unheard() -> None:
     heard_by = timezone.now() - timedelta(seconds=_HEARD_S)
     for row in waiting.annotate(count=Count("id"), oldest=Min("created_at")):
         if row["oldest"] < heard_by:
-            for _ in range(row["count"] - bells(row["model"])):
+            for _ in range(min(row["count"], ENOUGH_BELLS) - bells(row["model"])):
                 ring(row["model"])
 
 
@@ -91,7 +94,7 @@ def _redis_time(client: Any) -> tuple[int, int]:
     return time
 
 
-def _end_stream(generation: Generation, error: Exception) -> None:
+def end_stream(generation: Generation, error: Exception) -> None:
     """End the stream in place of its worker, and tell who follows it."""
     ending = kind_of(generation.kind).failure(error)
     answer = close_log(generation.public_id, ending)

@@ -38,7 +38,7 @@ def served_model(name: str) -> ModelSpec:
     spec = catalog().find(name)
     if spec is None:
         raise NotFoundError(
-            f"The model `{name}` does not exist or you do not have access to it.",
+            f"The model `{name[:100]}` does not exist or you do not have access to it.",
             param="model",
             code="model_not_found",
         )
@@ -59,7 +59,7 @@ def submit(request: Request, job: Job) -> HttpResponse:
     except BaseException:
         hub.leave(follower)
         raise
-    response = hand_off(request._request, HandOff(job.generation_id, job.stream))
+    response = hand_off(request._request, HandOff(follower, job.stream))
     if job.ignored_params:
         response["x-unsupported-params"] = ",".join(job.ignored_params)
     return response

@@ -10,18 +10,25 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 
+from inference_site.http.hub import Follower
+
 SCOPE_KEY = "inference_site.handoff"
 
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """Which generation to follow, and whether its client wants SSE or one JSON body."""
+    """Which stream to relay, and whether its client wants SSE or one JSON body."""
 
-    generation_id: str
+    follower: Follower
     stream: bool
 
+    @property
+    def generation_id(self) -> str:
+        """The generation that is followed."""
+        return self.follower.generation_id
 
-class Slot:
+
+class Place:
     """Where a view leaves its hand-off for the relay; lies in the ASGI scope."""
 
     __slots__ = ("handoff",)
@@ -35,8 +42,8 @@ def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
 
     Raise RuntimeError when the request did not come through the relay.
     """
-    slot = getattr(request, "scope", {}).get(SCOPE_KEY)
-    if not isinstance(slot, Slot):
+    place = getattr(request, "scope", {}).get(SCOPE_KEY)
+    if not isinstance(place, Place):
         raise RuntimeError("Streams need the ASGI application of inference_site.asgi.")
-    slot.handoff = handoff
+    place.handoff = handoff
     return HttpResponse(status=200)

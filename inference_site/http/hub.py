@@ -7,7 +7,9 @@ starts late, sees a gap, or hears nothing for a second reads the event log and g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -27,6 +29,7 @@ from worker.redis_clients import new_async_clients, shard_of
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
+_RETRY_S = 0.5
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 
@@ -101,24 +104,35 @@ class Hub:
         self._followers: dict[str, list[Follower]] = {}
         self._logs: list[AsyncEventLog] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._lock = threading.Lock()
+        self._to_cancel: set[str] = set()
+        self._cancel_wanted = asyncio.Event()
+        self._stored: asyncio.Future[None] | None = None
 
     def follow(self, generation_id: str, after: int = -1) -> Follower:
         """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
         follower = Follower(generation_id, after)
-        self._followers[generation_id] = [*self._followers.get(generation_id, ()), follower]
+        with self._lock:
+            self._followers.setdefault(generation_id, []).append(follower)
         return follower
 
     def leave(self, follower: Follower) -> None:
-        """Remove a reader."""
-        others = [f for f in self._followers.get(follower.generation_id, ()) if f is not follower]
-        if others:
-            self._followers[follower.generation_id] = others
-        else:
-            self._followers.pop(follower.generation_id, None)
+        """Remove a reader. For any thread."""
+        with self._lock:
+            others = self._followers.get(follower.generation_id, [])
+            if follower in others:
+                others.remove(follower)
+            if not others:
+                self._followers.pop(follower.generation_id, None)
 
-    def find(self, generation_id: str) -> Follower:
-        """Return the reader that a view has added for this generation. Raise KeyError without."""
-        return self._followers[generation_id][0]
+    def readers(self, generation_id: str) -> list[Follower]:
+        """Return who reads this stream here. For any thread."""
+        with self._lock:
+            return list(self._followers.get(generation_id, ()))
+
+    def _all_readers(self) -> list[Follower]:
+        with self._lock:
+            return [f for followers in self._followers.values() for f in followers]
 
     def ensure_running(self) -> None:
         """Start listening, if this loop does not already."""
@@ -127,15 +141,45 @@ class Hub:
             self._tasks = [
                 asyncio.create_task(self._listen()),
                 asyncio.create_task(self._watch()),
+                asyncio.create_task(self._cancel_all()),
             ]
 
-    async def cancel(self, generation_id: str) -> None:
-        """Stop a generation: at once if it still waits, else by asking its worker."""
-        await self._log(generation_id).request_cancel(generation_id)
-        await sync_to_async(_cancel_queued, thread_sensitive=False)(generation_id)
+    def cancel(self, generation_id: str) -> asyncio.Future[None]:
+        """Stop a generation: at once if it still waits, else by asking its worker.
 
-    def _log(self, generation_id: str) -> AsyncEventLog:
-        return self._logs[shard_of(generation_id)]
+        Returns at once; the future is done when the request is stored. It is retried until then:
+        a thousand clients may leave in the same moment, or while Redis is away.
+        """
+        if self._stored is None:
+            self._stored = asyncio.get_running_loop().create_future()
+        self._to_cancel.add(generation_id)
+        self._cancel_wanted.set()
+        return self._stored
+
+    async def _cancel_all(self) -> None:
+        """Store what ``cancel`` was asked for, all that has come up in one go."""
+        while True:
+            await self._cancel_wanted.wait()
+            self._cancel_wanted.clear()
+            ids, stored = self._to_cancel, self._stored
+            self._to_cancel, self._stored = set(), None
+            while not await self._try_cancel(ids):
+                await asyncio.sleep(_RETRY_S)
+            if stored is not None:
+                stored.set_result(None)
+
+    async def _try_cancel(self, ids: set[str]) -> bool:
+        try:
+            shards: dict[int, list[str]] = {}
+            for generation_id in ids:
+                shards.setdefault(shard_of(generation_id), []).append(generation_id)
+            for shard, members in shards.items():
+                await self._logs[shard].request_cancel(members)
+            await sync_to_async(_cancel_queued, thread_sensitive=False)(ids)
+        except (redis.exceptions.RedisError, DatabaseError) as exc:
+            logger.warning("hub: cannot cancel %d generations yet: %s", len(ids), exc)
+            return False
+        return True
 
     async def _listen(self) -> None:
         layer = get_channel_layer()
@@ -145,15 +189,17 @@ class Hub:
                 await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
                 logger.warning("hub: channel layer: %s", exc)
-                await layer.flush()  # It takes a failed subscription for a good one otherwise.
                 await asyncio.sleep(_SILENCE_S)
+                with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                    await layer.flush()  # It takes a failed subscription for a good one.
             except Exception:
                 logger.exception("hub: a message was dropped; its readers will read the log")
+                await asyncio.sleep(_RETRY_S)
 
     async def _dispatch(self, streams: Iterable[tuple[str, bytes]]) -> None:
         behind = []
         for generation_id, payload in streams:
-            followers = self._followers.get(generation_id)
+            followers = self.readers(generation_id)
             if not followers:
                 continue
             batch = Batch.unpack(payload) if payload else None
@@ -166,8 +212,9 @@ class Hub:
         while True:
             await asyncio.sleep(_SILENCE_S / 2)
             now = time.monotonic()
-            readers = [f for followers in list(self._followers.values()) for f in followers]
-            silent = [f for f in readers if now - max(f.heard_at, f.checked_at) > _SILENCE_S]
+            silent = [
+                f for f in self._all_readers() if now - max(f.heard_at, f.checked_at) > _SILENCE_S
+            ]
             if not silent:
                 continue
             try:
@@ -186,12 +233,18 @@ class Hub:
             follower.checked_at = now
             shards.setdefault(shard_of(follower.generation_id), []).append(follower)
         for shard, readers in shards.items():
-            wanted = [(reader.generation_id, reader.next_number) for reader in readers]
-            found = await self._logs[shard].read_many(wanted)
-            for reader, batches in zip(readers, found, strict=True):
-                for batch in batches:
-                    if not reader.offer(batch):
-                        reader.offer(_vanished(reader.next_number))
+            try:
+                await self._read_shard(shard, readers)
+            except redis.exceptions.RedisError as exc:  # The others go on meanwhile.
+                logger.warning("hub: event log %d: %s", shard, exc)
+
+    async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
+        wanted = [(reader.generation_id, reader.next_number) for reader in readers]
+        found = await self._logs[shard].read_many(wanted)
+        for reader, batches in zip(readers, found, strict=True):
+            for batch in batches:
+                if not reader.offer(batch):
+                    reader.offer(_vanished(reader.next_number))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
@@ -205,9 +258,9 @@ class Hub:
             follower.offer(_vanished(follower.next_number))
 
 
-def _cancel_queued(generation_id: str) -> None:
+def _cancel_queued(ids: set[str]) -> None:
     with lent_connection():
-        if Generation.objects.cancel_queued(generation_id):
+        for generation_id in Generation.objects.cancel_queued(ids):
             drop_document(generation_id)
 
 
@@ -221,7 +274,8 @@ def _vanished(number: int) -> Batch:
     """Return the end of a stream whose frames are lost."""
     error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
     frames = (b"data: " + error.body + b"\n\n", b"data: [DONE]\n\n")
-    return Batch(number, frames, Ending((), error.status, error.body, error_code="stream_lost"))
+    ending = Ending((), error.status, error.body, error_code="stream_lost", retry_after_s=1)
+    return Batch(number, frames, ending)
 
 
 hub = Hub()

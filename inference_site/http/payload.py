@@ -6,6 +6,7 @@ Errors follow the table of the API: ``missing_required_parameter``, ``invalid_ty
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from pydantic_core import ErrorDetails
 
 from inference_site.http.errors import InvalidRequestError
 
+_MOST_NAMES = 32
+"""How many ignored fields are named: they go into a header and into the row."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _LONGEST_ECHO = 100
 """Characters of a bad value that its error repeats."""
@@ -33,7 +36,8 @@ class WireRequest(BaseModel):
         Those of nested objects are named by their path without positions: ``messages[].name``.
         A name that does not fit a response header is no field of any API and is left out.
         """
-        return [name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name)]
+        names = (name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name))
+        return list(itertools.islice(names, _MOST_NAMES))
 
     def _ignored(self) -> Iterator[str]:
         yield from (name for name, value in (self.model_extra or {}).items() if value is not None)

@@ -12,18 +12,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError
 from django.http.response import HttpResponseBase
 
-from inference_site.http.errors import ApiError, PayloadTooLargeError, UnavailableError
+from inference_site.http.errors import ApiError, PayloadTooLargeError
 from inference_site.http.handler import ApiHandler
-from inference_site.http.handoff import SCOPE_KEY, HandOff, Slot
-from inference_site.http.hub import Follower, hub
+from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
+from inference_site.http.hub import hub
+from inference_site.http.view_pool import ViewPool
 from worker.assembly import Ending
 from worker.event_log import Batch
 
@@ -37,6 +35,8 @@ _FIRST_PING_S = 0.9
 """When nothing has come by then, the headers and a comment go out: within the first second."""
 _PING = b": ping\n\n"
 _IDLE_S = 3600.0
+_HEALTH_THREADS = 2
+_SHUTDOWN_S = 3.0
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -54,58 +54,43 @@ class Relay:
 
     def __init__(self) -> None:
         self._handler = ApiHandler()
-        self._views = _Views(settings.WEB_THREADS)
+        self._views = ViewPool(settings.WEB_THREADS)
+        # Apart from the others: it must answer when all of those hang.
+        self._health_views = ViewPool(_HEALTH_THREADS)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request. Ends without an exception when the server shuts down."""
+        try:
+            await self._serve(scope, receive, send)
+        except asyncio.CancelledError:
+            # Daphne stops waiting for the others at the first application that is cancelled.
+            logger.info("relay: a request was cut off by the server")
+
+    async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         started = time.monotonic()
         hub.ensure_running()
-        slot = Slot()
+        place = Place()
         try:
             body = await _read_body(receive)
-            response = await self._views.run(
-                self._handler.respond, {**scope, SCOPE_KEY: slot}, body
-            )
+            response = await self._respond({**scope, SCOPE_KEY: place}, body)
         except ClientGone:
             return
         except ApiError as exc:
             await _send_response(self._handler.refuse(scope, exc, started), send)
             return
-        if slot.handoff is None:
+        if place.handoff is None:
             await _send_response(response, send)
             return
-        answer = _Answer(slot.handoff, _own_headers(response), started, send)
+        answer = _Answer(place.handoff, _own_headers(response), started, send)
         await answer.relay(receive)
 
-
-class _Views:
-    """Runs views on pooled threads, and notices when they all hang (a database that is stopped,
-    not closed, answers nothing): then requests are refused instead of piling up."""
-
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="view")
-        self._progress_at = 0.0
-
-    async def run(
-        self,
-        respond: Callable[[dict[str, Any], bytes], HttpResponseBase],
-        scope: dict[str, Any],
-        body: bytes,
-    ) -> HttpResponseBase:
-        """Return the view's response.
-
-        Raise UnavailableError when no view has come back for ``WEB_STALL_S``.
-        """
-        future = asyncio.get_running_loop().run_in_executor(self._pool, respond, scope, body)
-        submitted_at = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - max(submitted_at, self._progress_at)
-            if waited_s >= settings.WEB_STALL_S:
-                future.add_done_callback(lambda _: _cancel_late(scope))
-                raise UnavailableError("The server's storage does not respond.")
-            done, _ = await asyncio.wait({future}, timeout=settings.WEB_STALL_S - waited_s)
-            if done:
-                self._progress_at = time.monotonic()
-                return future.result()
+    async def _respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
+        pool = self._health_views if scope["path"].startswith("/health") else self._views
+        loop, place = asyncio.get_running_loop(), scope[SCOPE_KEY]
+        return await pool.run(
+            lambda: self._handler.respond(scope, body),
+            on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, place),
+        )
 
 
 class _Answer:
@@ -114,7 +99,7 @@ class _Answer:
     def __init__(self, handoff: HandOff, headers: Headers, started: float, send: Send) -> None:
         self._handoff, self._headers, self._send = handoff, headers, send
         self._started_at = started
-        self._follower: Follower = hub.find(handoff.generation_id)
+        self._follower = handoff.follower
         self._begun = False
         self._gone = False
 
@@ -124,9 +109,11 @@ class _Answer:
         try:
             await (self._relay_stream() if self._handoff.stream else self._relay_json())
         except ClientGone:
-            await self._cancel()
+            hub.cancel(self._handoff.generation_id)
         except asyncio.CancelledError:
-            await self._cancel()
+            # The server stops: wait until it is known who is to be stopped with it.
+            stored = hub.cancel(self._handoff.generation_id)
+            await asyncio.wait({stored}, timeout=_SHUTDOWN_S)
             raise
         finally:
             watcher.cancel()
@@ -138,12 +125,6 @@ class _Answer:
                 pass
             self._gone = True
             self._follower.wake()
-
-    async def _cancel(self) -> None:
-        try:
-            await hub.cancel(self._handoff.generation_id)
-        except (redis.exceptions.RedisError, DatabaseError) as exc:
-            logger.warning("relay: cannot cancel %s: %s", self._handoff.generation_id, exc)
 
     async def _relay_stream(self) -> None:
         interval_s = settings.KEEP_ALIVE_INTERVAL / 1000
@@ -218,12 +199,11 @@ def _encoded(headers: Iterable[tuple[str, str]]) -> Headers:
     return [(key.lower().encode("ascii"), value.encode("latin-1")) for key, value in headers]
 
 
-def _cancel_late(scope: dict[str, Any]) -> None:
-    """Stop what a view has enqueued after its client was refused."""
-    handoff = scope[SCOPE_KEY].handoff
-    if handoff is not None:
-        asyncio.get_running_loop().create_task(hub.cancel(handoff.generation_id))
-        hub.leave(hub.find(handoff.generation_id))
+def _abandon(place: Place) -> None:
+    """Stop what a view has enqueued for a client that was refused, or has left."""
+    if place.handoff is not None:
+        hub.cancel(place.handoff.generation_id)
+        hub.leave(place.handoff.follower)
 
 
 async def _read_body(receive: Receive) -> bytes:

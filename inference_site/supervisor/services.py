@@ -73,7 +73,7 @@ class RedisPlan:
 def plan_redis(data_dir: Path) -> RedisPlan:
     """Return how to start Redis with its data under ``data_dir``. Raise ServiceError."""
     home = data_dir / "redis"
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = home / "redis.sock"
     if len(os.fsencode(socket_path)) <= _LONGEST_SOCKET_PATH:
         url = f"unix://{socket_path}"

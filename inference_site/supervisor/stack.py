@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 
@@ -41,12 +42,14 @@ class Stack:
         self._redis: Child | None = None
         self._children: list[Child] = []
         self._postgres_at = 0.0
+        self._lock: IO[str] | None = None
         self._stop = threading.Event()
         self.env = dict(os.environ)
 
     def start_services(self) -> None:
         """Start PostgreSQL and Redis, unless addresses are given. Raise ServiceError."""
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock_directory(self._data_dir)
         require_free(self._host, self._port)
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
@@ -115,10 +118,14 @@ class Stack:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.wait(_WATCH_S):
-            now = time.monotonic()
-            for child in [*([self._redis] if self._redis else []), *self._children]:
-                child.tend(now)
-            self._tend_postgres(now)
+            self.tend()
+
+    def tend(self) -> None:
+        """Notice what has died, and start it again when its time has come."""
+        now = time.monotonic()
+        for child in [*([self._redis] if self._redis else []), *self._children]:
+            child.tend(now)
+        self._tend_postgres(now)
 
     def _tend_postgres(self, now: float) -> None:
         """Start an embedded PostgreSQL that has died; it keeps no child for us to wait on."""
@@ -148,6 +155,8 @@ class Stack:
             self._redis.wait(time.monotonic() + 2)
         if self._postgres is not None:
             self._postgres.stop()
+        if self._lock is not None:
+            self._lock.close()
 
     def _child(self, name: str, command: list[str]) -> Child:
         program = Program(name, command, self._logs / f"{name}.log")
@@ -158,6 +167,17 @@ class Stack:
         if not path.exists():
             write_private(path, secrets.token_urlsafe(50))
         return path.read_text()
+
+
+def lock_directory(data_dir: Path) -> IO[str]:
+    """Return the lock, held until it is closed. Raise ServiceError when another stack holds it."""
+    lock = (data_dir / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        lock.close()
+        raise ServiceError(f"Another `serve` runs in {data_dir}.") from exc
+    return lock
 
 
 def require_free(host: str, port: int) -> None:

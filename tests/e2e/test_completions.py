@@ -43,8 +43,11 @@ def test_index_is_prompt_times_n_plus_choice(client: openai.OpenAI) -> None:
     completion = complete(client, prompts, n=2)
     assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in completion.choices] == [alone[0]] * 2 + [alone[1]] * 2
-    single = complete(client).usage
-    assert completion.usage.completion_tokens == 4 * single.completion_tokens
+    endless = complete(client, prompts, n=2, extra_body={"ignore_eos": True})
+    assert endless.usage.completion_tokens == 4 * 8
+    assert endless.usage.prompt_tokens == sum(
+        complete(client, p).usage.prompt_tokens for p in prompts
+    )
 
 
 def test_prompt_may_be_token_ids(client: openai.OpenAI) -> None:

@@ -24,15 +24,15 @@ class QuietHub(Hub):
     def __init__(self) -> None:
         super().__init__()
         self.cancelled: list[str] = []
-        self.fault: Exception | None = None
 
     def ensure_running(self) -> None:
         """Do nothing."""
 
-    async def cancel(self, generation_id: str) -> None:
+    def cancel(self, generation_id: str) -> asyncio.Future[None]:
         self.cancelled.append(generation_id)
-        if self.fault is not None:
-            raise self.fault
+        stored = asyncio.get_running_loop().create_future()
+        stored.set_result(None)
+        return stored
 
 
 class FakeHandler(ApiHandler):
@@ -50,8 +50,7 @@ class FakeHandler(ApiHandler):
         self.may_answer.wait(5)
         if self._stream is None:
             return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")
-        self._hub.follow("g")
-        scope[SCOPE_KEY].handoff = HandOff("g", self._stream)
+        scope[SCOPE_KEY].handoff = HandOff(self._hub.follow("g"), self._stream)
         return HttpResponse(headers={"x-request-id": "req_1", "openai-processing-ms": "1"})
 
 
@@ -75,8 +74,7 @@ class Exchange:
     async def followed(self) -> Follower:
         """Return the follower once the view has answered."""
         for _ in range(500):
-            try:
-                return self.hub.find("g")
-            except KeyError:
-                await asyncio.sleep(0.002)
+            if followers := self.hub.readers("g"):
+                return followers[0]
+            await asyncio.sleep(0.002)
         raise AssertionError("no view has answered")

@@ -16,12 +16,12 @@ from inference_site.accounts.models import ApiKey
 from inference_site.http import enqueue as enqueue_module
 from inference_site.http import views as http_views
 from inference_site.http.handler import ApiHandler
-from inference_site.http.handoff import SCOPE_KEY, HandOff, Slot
+from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.http.hub import hub
 from tests.http.asgi import error_of, scope
 from worker.documents import load_document
 from worker.errors import QueueFull
-from worker.leases import Lease, LiveView, ServedModel, forget
+from worker.leases import Lease, LiveView, ServedModel, prune
 from worker.models import Generation
 from worker.queue import Enqueue, new_id, queue_name
 from worker.redis_clients import broker_client, site_client
@@ -46,7 +46,7 @@ class Api:
 
     def __init__(self, handler: ApiHandler, secret: str) -> None:
         self._handler, self._secret = handler, secret
-        self.slot = Slot()
+        self.slot = Place()
 
     def __call__(
         self, method: str, path: str, body: Any = None, **headers: str | None
@@ -73,8 +73,8 @@ def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Lease(name, lambda: [ServedModel("demo", slots=1, busy=0)]).renew()
     monkeypatch.setattr(enqueue_module, "live_view", LiveView(ttl_s=0))
     yield
-    forget(name)
     site_client().delete(f"worker:{name}")
+    prune()
     broker_client().delete(queue_name("demo"))
 
 
@@ -226,20 +226,21 @@ def test_a_good_request_is_enqueued_and_handed_off(api: Api, api_key: Key, strea
     body = {**CHAT, "model": " Demo", "stream": stream, "zeta": {}, "alpha": 1}
     response = api("POST", "/v1/chat/completions", body, x_request_id="req-1")
     row = Generation.objects.get()
-    assert api.slot.handoff == HandOff(row.public_id, stream)
+    [follower] = hub.readers(row.public_id)
+    assert api.slot.handoff == HandOff(follower, stream)
     assert response["x-unsupported-params"] == "zeta,alpha"
     assert (row.model, row.streamed, row.request_id) == ("demo", stream, "req-1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
     document, _ = load_document(row.public_id)
     assert document is not None
     assert document.request.messages[0].text == "hi"
-    hub.leave(hub.find(row.public_id))
+    hub.leave(follower)
 
 
 @pytest.mark.usefixtures("live_demo")
 def test_a_chunked_body_without_a_length_is_read(api: Api) -> None:
     api("POST", "/v1/chat/completions", CHAT)  # These scopes never carry a content-length.
-    hub.leave(hub.find(Generation.objects.get().public_id))
+    hub.leave(hub.readers(Generation.objects.get().public_id)[0])
 
 
 @pytest.mark.usefixtures("live_demo")
@@ -248,15 +249,14 @@ def test_nobody_follows_what_was_not_accepted(api: Api, monkeypatch: pytest.Monk
 
     def full(order: Enqueue, *_: Any) -> None:
         refused.append(order.generation_id)
-        hub.find(order.generation_id)  # It follows before anything can be sent.
+        assert hub.readers(order.generation_id)  # It follows before anything can be sent.
         raise QueueFull
 
     monkeypatch.setattr(enqueue_module, "enqueue", full)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, response["Retry-After"]) == (503, "5")
     assert error_of(response)["code"] == "queue_full"
-    with pytest.raises(KeyError):
-        hub.find(refused[0])
+    assert hub.readers(refused[0]) == []
 
 
 def test_a_model_without_a_live_worker_is_unavailable(

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis.exceptions
 from channels.layers import get_channel_layer
 from django.utils import timezone
 
@@ -258,13 +259,37 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
     assert states == {waiting.public_id: "cancelled", running_row.public_id: "running"}
 
 
+@pytest.mark.django_db(transaction=True)
+def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = [new_id("chatcmpl-") for _ in range(400)]
+    request_cancel = AsyncEventLog.request_cancel
+    attempts: list[int] = []
+
+    async def away_at_first(log: AsyncEventLog, generation_ids: Any) -> None:
+        attempts.append(len(generation_ids))
+        if len(attempts) == 1:
+            raise redis.exceptions.ConnectionError("away")
+        await request_cancel(log, generation_ids)
+
+    monkeypatch.setattr(AsyncEventLog, "request_cancel", away_at_first)
+
+    async def scenario(site: Site) -> None:
+        await asyncio.wait({site.hub.cancel(generation_id) for generation_id in ids}, timeout=5)
+
+    on_site(monkeypatch, scenario)
+    assert attempts == [400, 400]
+    for generation_id in ids:
+        assert load_document(generation_id) == (None, True)
+
+
 def test_who_has_left_is_not_found() -> None:
     hub = Hub()
     one, two = hub.follow("g"), hub.follow("g")
-    assert hub.find("g") is one
+    assert hub.readers("g") == [one, two]
     hub.leave(one)
-    assert hub.find("g") is two
+    assert hub.readers("g") == [two]
     hub.leave(two)
     hub.leave(two)  # Twice does no harm.
-    with pytest.raises(KeyError):
-        hub.find("g")
+    assert hub.readers("g") == []

@@ -147,7 +147,7 @@ def test_closing_returns_who_must_be_told(generation_id: str) -> None:
 def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:
     async def scenario(log: AsyncEventLog) -> list[LogState]:
         states = [(await log.append([(generation_id, b"", b"")]))[0].state]
-        await log.request_cancel(generation_id)
+        await log.request_cancel([generation_id])
         states.append((await log.append([(generation_id, b"", b"")]))[0].state)
         batch = Batch(0, [b"0"])
         states.append((await log.append([(generation_id, batch.entry_id, batch.pack())]))[0].state)
@@ -175,7 +175,7 @@ def test_one_append_answers_for_each_stream_in_order() -> None:
 
     async def scenario(log: AsyncEventLog) -> list[Appended]:
         await log.follow(one, "web.one")
-        await log.request_cancel(two)
+        await log.request_cancel([two])
         return await log.append(
             [
                 (one, batch.entry_id, batch.pack()),
@@ -194,7 +194,7 @@ def test_one_append_answers_for_each_stream_in_order() -> None:
 
 def test_the_end_removes_the_content_of_the_request(generation_id: str) -> None:
     save_document(generation_id, chat_document(generation_id, "secret"), follower="web.one")
-    on_log(lambda log: log.request_cancel(generation_id))
+    on_log(lambda log: log.request_cancel([generation_id]))
     append(generation_id, Batch(0, [b"end"], END))
     keys = (cancel_key(generation_id), followers_key(generation_id), document_key(generation_id))
     assert client_for(generation_id).exists(*keys) == 0
@@ -213,7 +213,7 @@ def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
     document = chat_document(generation_id, "Zażółć gęślą jaźń 🦊")
     save_document(generation_id, document, follower="web.one")
     assert load_document(generation_id) == (document, False)
-    on_log(lambda log: log.request_cancel(generation_id))
+    on_log(lambda log: log.request_cancel([generation_id]))
     assert load_document(generation_id) == (document, True)
 
 

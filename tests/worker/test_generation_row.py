@@ -66,7 +66,7 @@ MOVES: dict[str, Callable[[Claim], object]] = {
     "expire_queued": lambda claim: Generation.objects.expire_queued(
         claim.public_id, "queue_timeout"
     ),
-    "cancel_queued": lambda claim: Generation.objects.cancel_queued(claim.public_id),
+    "cancel_queued": lambda claim: Generation.objects.cancel_queued([claim.public_id]),
     "claim": lambda _: Generation.objects.claim("m", "w"),
 }
 
@@ -91,13 +91,13 @@ def test_a_claimed_generation_neither_expires_nor_is_cancelled_behind_its_worker
     claim: Claim,
 ) -> None:
     assert not Generation.objects.expire_queued(claim.public_id, "queue_timeout")
-    assert not Generation.objects.cancel_queued(claim.public_id)
+    assert not Generation.objects.cancel_queued([claim.public_id])
     assert finished(claim.public_id).status == Status.RUNNING
 
 
 def test_what_waits_is_cancelled_at_once_and_never_claimed(api_key: Key) -> None:
     row = create_generation(api_key[0])
-    assert Generation.objects.cancel_queued(row.public_id)
+    assert Generation.objects.cancel_queued([row.public_id]) == [row.public_id]
     assert finished(row.public_id).status == Status.CANCELLED
     assert finished(row.public_id).finished_at is not None
     assert Generation.objects.claim("m", "w") is None

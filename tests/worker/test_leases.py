@@ -16,9 +16,9 @@ from worker.leases import (
     LiveView,
     LiveWorker,
     ServedModel,
-    forget,
     is_alive,
     live_workers,
+    prune,
 )
 from worker.queue import new_id
 from worker.redis_clients import site_client
@@ -31,7 +31,7 @@ def worker() -> Iterator[str]:
     name = new_id("host:")
     yield name
     site_client().delete(f"worker:{name}")
-    forget(name)
+    prune()
 
 
 def found(name: str) -> LiveWorker | None:
@@ -95,10 +95,13 @@ def test_a_redis_that_is_down_does_not_stop_the_renewals(
     assert is_alive(worker)
 
 
-def test_a_forgotten_worker_leaves_the_index(worker: str) -> None:
+def test_only_workers_without_a_lease_leave_the_index(worker: str) -> None:
     Lease(worker, lambda: SERVED).renew()
-    forget(worker)
-    assert found(worker) is None
+    prune()
+    assert found(worker) is not None
+    site_client().delete(f"worker:{worker}")
+    prune()
+    assert not site_client().sismember("workers", worker)
 
 
 class Clock:

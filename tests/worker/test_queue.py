@@ -161,3 +161,12 @@ def test_ids_are_fresh_and_fit_their_column() -> None:
     ids = {new_id("chatcmpl-") for _ in range(1000)}
     assert len(ids) == 1000
     assert all(id_.startswith("chatcmpl-") and len(id_) == 41 for id_ in ids)
+
+
+def test_no_more_bells_are_rung_than_anybody_needs(
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "ENOUGH_BELLS", 3)
+    for _ in range(5):
+        enqueue(*order_of(api_key[0], model), "web.one")
+    assert bells(model) == 3

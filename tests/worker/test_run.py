@@ -228,7 +228,7 @@ def test_a_kind_that_this_worker_does_not_know_ends_all_the_same(start: Start) -
     attempt = start()
     attempt.claim = replace(attempt.claim, kind="of the future")
     row = attempt.drive()
-    assert (row.status, row.error_code) == (Status.FAILED, "unknown_kind")
+    assert (row.status, row.error_code) == (Status.FAILED, "server_error")
     assert attempt.stream.ending.status == 500
 
 

@@ -16,7 +16,7 @@ from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from worker.documents import load_document, save_document
 from worker.event_log import Batch, log_key
-from worker.leases import Lease, forget
+from worker.leases import Lease, prune
 from worker.models import Generation, Status
 from worker.queue import bells, new_id, queue_name, ring
 from worker.redis_clients import broker_client, client_for, site_client
@@ -30,7 +30,7 @@ def worker() -> Iterator[str]:
     name = new_id("host:")
     yield name
     site_client().delete(f"worker:{name}", f"suspect:{name}")
-    forget(name)
+    prune()
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 from celery.beat import EmbeddedService
@@ -28,6 +30,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, loglevel: str, **__: Any) -> None:
         clock: Any = EmbeddedService(app, thread=True)
         clock.start()
+        threading.Thread(target=_end_with, args=(clock,), daemon=True).start()
         worker = app.Worker(
             hostname=f"maintenance-{os.getpid()}@{socket.gethostname()}",
             pool_cls="solo",
@@ -40,3 +43,9 @@ class Command(BaseCommand):
         worker.start()
         clock.stop()
         sys.exit(worker.exitcode or 0)
+
+
+def _end_with(clock: Any) -> None:
+    """End this process when the clock has stopped, so that its supervisor starts a new one."""
+    clock.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -43,12 +43,12 @@ class Command(BaseCommand):
         stack = Stack(data_dir, host, port, _say)
         try:
             stack.start_services()
-            facts = stack.prepare()
+            _show_secrets(stack.prepare(), data_dir)
             stack.start_processes()
             url = _url(host, port)
-            _wait_until_ready(url)
+            _wait_until_ready(url, stack)
             _say(f"ready in {time.monotonic() - started:.1f} s")
-            _welcome(stack, url, data_dir, facts)
+            _welcome(stack, url, data_dir)
             stack.watch()
         except ServiceError as exc:
             raise CommandError(str(exc)) from exc
@@ -78,7 +78,7 @@ def _say(line: str) -> None:
     print(f"[serve] {line}", flush=True)
 
 
-def _wait_until_ready(url: str) -> None:
+def _wait_until_ready(url: str, stack: Stack) -> None:
     """Return when the site can answer a completion; after a minute, go on and say so."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -86,24 +86,30 @@ def _wait_until_ready(url: str) -> None:
             with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # Our own address.
                 return
         except (urllib.error.URLError, OSError):
+            stack.tend()
             time.sleep(0.1)
     _say("not ready after a minute; the logs say why")
 
 
-def _welcome(stack: Stack, url: str, data_dir: Path, facts: dict[str, Any]) -> None:
-    names = ", ".join(f"{name} ({pid})" for name, pid in stack.processes())
-    print(f"\n  running   {names}")
-    print(f"  logs      {data_dir / 'log'}")
-    print(f"  models    {', '.join(catalog().models)}")
-    print(f"  API       {url}/v1")
-    print(f"  admin     {url}/admin/")
+def _show_secrets(facts: dict[str, Any], data_dir: Path) -> None:
+    """Show what the first run has made, before anything else can go wrong."""
     if facts["admin_password"]:
-        print(f"            user: admin   password: {facts['admin_password']}   (shown once)")
+        print(f"\n  admin     user: admin   password: {facts['admin_password']}   (shown once)")
     if facts["api_key"]:
-        print(f"  API key   {facts['api_key']}   (shown once; kept in {data_dir / 'api_key'})")
+        print(f"  API key   {facts['api_key']}   (shown once; kept in {data_dir / 'api_key'})\n")
+    sys.stdout.flush()
+
+
+def _welcome(stack: Stack, url: str, data_dir: Path) -> None:
+    names = ", ".join(f"{name} ({pid})" for name, pid in stack.processes())
     model = next(iter(catalog().models))
     print(
-        f"\n  curl {url}/v1/chat/completions \\\n"
+        f"\n  running   {names}\n"
+        f"  logs      {data_dir / 'log'}\n"
+        f"  models    {', '.join(catalog().models)}\n"
+        f"  API       {url}/v1\n"
+        f"  admin     {url}/admin/\n\n"
+        f"  curl {url}/v1/chat/completions \\\n"
         f'    -H "Authorization: Bearer $(cat {data_dir / "api_key"})" \\\n'
         '    -H "Content-Type: application/json" \\\n'
         f'    -d \'{{"model": "{model}", "stream": true, '

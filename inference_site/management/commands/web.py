@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from daphne.cli import CommandLineInterface
 from django.core.management.base import BaseCommand, CommandParser
+
+from inference_site.http.server import run_server
 
 
 class Command(BaseCommand):
@@ -19,8 +20,4 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8000)
 
     def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
-        sys.exit(
-            CommandLineInterface().run(
-                ["-b", host, "-p", str(port), "--no-server-name", "inference_site.asgi:application"]
-            )
-        )
+        sys.exit(run_server(host, port))

@@ -2,7 +2,7 @@
 
 from worker.engines.llama_cpp.engine import load
 
-OPTIONS = frozenset({"chat_template_kwargs"})
+OPTIONS = frozenset({"chat_template_kwargs", "prompt_cache_mib"})
 CAPABILITIES = frozenset({"chat_template", "choices", "grammar", "logprobs", "tools"})
 
 __all__ = ["CAPABILITIES", "OPTIONS", "load"]

@@ -4,7 +4,8 @@ Many threads call ``chat`` at once and share one continuous batch of ``slots`` s
 is always driven in streaming form, because only the callback can stop it. The callback runs once a
 token, with the GIL held, so it does little: one JSON parse, one delta.
 
-Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's chat template.
+Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's chat template;
+``prompt_cache_mib``, host memory for prompts that lost their slot (llama.cpp would take 8 GiB).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.generation import GenerationRequest, Sink
 
 _GGUF_MAGIC = b"GGUF"
+_PROMPT_CACHE_MIB = 256
 _PREFILL_BATCH = 512
 """Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
 
@@ -26,15 +28,20 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
     import xllamacpp
 
+    if not isinstance(spec.options.get("chat_template_kwargs", {}), dict):
+        raise EngineLoadError(f"Model '{spec.id}': 'chat_template_kwargs' must be a mapping.")
     params = xllamacpp.CommonParams()
     params.model.path = _checked_path(spec)
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
+    params.cache_ram_mib = spec.options.get("prompt_cache_mib", _PROMPT_CACHE_MIB)
     params.verbosity = 0
     try:
         server = xllamacpp.Server(params)
+        # Warms the weights up; and a server that is dropped before its first request can hang.
+        server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
     except RuntimeError as exc:
         raise EngineLoadError(
             f"Model '{spec.id}': llama.cpp could not load {spec.file} "

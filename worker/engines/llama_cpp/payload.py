@@ -48,11 +48,16 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         **_given(
             **_sampling(request.sampling, spec.context_length),
-            max_tokens=request.max_output_tokens,
+            max_tokens=_limit(request.max_output_tokens, spec.context_length),
             stop=list(request.stop) or None,
         ),
         **_constraint(request.constraint),
     }
+
+
+def _limit(tokens: int | None, context_length: int) -> int | None:
+    """Return a limit that llama.cpp's integers can hold; no answer is longer than the context."""
+    return None if tokens is None else min(tokens, context_length)
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def _sampling(sampling: Sampling, context_length: int) -> dict[str, Any]:
     settings["repeat_penalty"] = settings.pop("repetition_penalty")
     settings["logit_bias"] = list(sampling.logit_bias) or None
     if sampling.seed is not None:
-        settings["seed"] = sampling.seed % 2**32  # llama.cpp's seeds have 32 bits.
+        settings["seed"] = sampling.seed % (2**32 - 1)  # 32 bits, the last of which means "random".
     return settings
 
 
