@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.conf import settings
+from django.db import DatabaseError
+from redis.exceptions import RedisError
 
 from worker.engines.base import Engine, ModelSpec
 from worker.engines.registry import load_engine
@@ -18,8 +20,11 @@ from worker.leases import Lease, ServedModel
 from worker.models import Claim, Generation
 from worker.publisher import Publisher
 from worker.run import Run
+from worker.upkeep import give_up_orphans
 
 logger = logging.getLogger(__name__)
+
+_ORPHANS_S = 10.0
 
 
 class LoadedModel:
@@ -29,6 +34,8 @@ class LoadedModel:
         self.spec, self.engine = spec, engine
         self._free = threading.BoundedSemaphore(spec.slots)
         self._busy = 0
+        self.missed_bell = False
+        """Whether a bell was heard while no slot was free; whoever frees one looks again."""
 
     @property
     def served(self) -> ServedModel:
@@ -59,6 +66,8 @@ class Runtime:
         self._publisher = Publisher()
         self._lease = Lease(self.id, self._served)
         self._draining = False
+        self._running: set[str] = set()
+        self._stopped = threading.Event()
 
     def start(self) -> None:
         """Load every model, then announce them. Raise EngineLoadError for one that cannot load."""
@@ -67,6 +76,7 @@ class Runtime:
             logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
         self._publisher.start()
         self._lease.start()
+        threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
 
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
@@ -77,6 +87,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Send out what is left and give the lease back."""
+        self._stopped.set()
         self._publisher.stop()
         self._lease.stop()
         for model in self._models.values():
@@ -92,15 +103,35 @@ class Runtime:
         if model is None:
             logger.error("a bell for %s, which this worker does not serve", model_id)
             return
-        with model.slot() as free:
-            while free and not self._draining:
-                claim = Generation.objects.claim(model_id, self.id)
-                if claim is None:
+        model.missed_bell = True
+        while model.missed_bell:
+            with model.slot() as free:
+                if not free:
                     return
-                self._run(model, claim)
+                model.missed_bell = False
+                self._run_waiting(model)
+
+    def _run_waiting(self, model: LoadedModel) -> None:
+        while not self._draining:
+            claim = Generation.objects.claim(model.spec.id, self.id)
+            if claim is None:
+                return
+            self._run(model, claim)
 
     def _served(self) -> list[ServedModel]:
         return [] if self._draining else [model.served for model in self._models.values()]
 
     def _run(self, model: LoadedModel, claim: Claim) -> None:
-        Run(claim, self._publisher.open(claim.public_id)).drive(model.engine)
+        self._running.add(claim.public_id)
+        try:
+            Run(claim, self._publisher.open(claim.public_id)).drive(model.engine)
+        finally:
+            self._running.discard(claim.public_id)
+
+    def _watch_orphans(self) -> None:
+        """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
+        while not self._stopped.wait(_ORPHANS_S):
+            try:
+                give_up_orphans(self.id, frozenset(self._running))
+            except (DatabaseError, RedisError) as exc:
+                logger.warning("orphans: %s", exc)

@@ -21,7 +21,7 @@ from worker.assembly import kind_of
 from worker.errors import QueueTimeout, WorkerLost
 from worker.event_log import close_log
 from worker.leases import is_alive, prune
-from worker.models import Generation, ServiceClass, Status
+from worker.models import Generation, ServiceClass, Status, lent_connection
 from worker.publisher import MESSAGE_TYPE
 from worker.queue import ENOUGH_BELLS, bells, ring
 from worker.redis_clients import site_client
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _CONFIRM_S = 2.5
 """A worker is given up when its lease is found missing twice, this far apart: longer than the time
 between renewals, so that a restart of Redis, which loses all leases, kills no worker."""
+_ORPHAN_S = 5.0
+"""How old a claim must be before its worker can be said not to run it."""
 _HEARD_S = 2.0
 """How long a bell may take before a waiting generation counts as unheard."""
 
@@ -51,6 +53,18 @@ def give_up_abandoned() -> None:
             continue
         logger.warning("worker %s is dead", worker)
         for generation in running.filter(worker=worker):
+            if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
+                end_stream(generation, WorkerLost())
+
+
+def give_up_orphans(worker: str, running: frozenset[str]) -> None:
+    """Fail what this live worker claimed a while ago and is not running."""
+    limit = timezone.now() - timedelta(seconds=_ORPHAN_S)
+    claimed = Generation.objects.filter(
+        status=Status.RUNNING, worker=worker, claimed_at__lt=limit
+    ).exclude(public_id__in=running)
+    with lent_connection():
+        for generation in claimed:
             if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
                 end_stream(generation, WorkerLost())
 

@@ -200,3 +200,54 @@ def _children(pid: int) -> list[int]:
     import psutil
 
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def test_a_hundred_requests_during_an_outage_are_all_told_within_three_seconds(
+    stack: ServedStack,
+) -> None:
+    redis = stack.pid_of("redis")
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        outcomes: list[tuple[int, float]] = []
+
+        def ask() -> None:
+            started = time.monotonic()
+            response = httpx.post(
+                f"{stack.url}/v1/chat/completions",
+                headers={"Authorization": f"Bearer {stack.key}"},
+                json={"model": "scripted", "messages": messages({"text": "x"})},
+                timeout=30,
+            )
+            outcomes.append((response.status_code, time.monotonic() - started))
+
+        threads = [threading.Thread(target=ask) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    assert {status for status, _ in outcomes} == {503}
+    assert max(seconds for _, seconds in outcomes) < 4  # A second more than one alone is given.
+    wait_until(lambda: works(stack), 10, "the next request")
+
+
+def test_health_answers_while_the_database_hangs(stack: ServedStack) -> None:
+    postgres = [stack.postgres_pid(), *_children(stack.postgres_pid())]
+    for pid in postgres:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        threads = [threading.Thread(target=works, args=(stack,)) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        assert httpx.get(f"{stack.url}/health", timeout=2).status_code == 200
+        ready = httpx.get(f"{stack.url}/health/ready", timeout=5).json()
+        assert "postgres" in ready["checks"]
+        assert ready["checks"]["postgres"] != "ok"
+        for thread in threads:
+            thread.join()
+    finally:
+        for pid in postgres:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: works(stack), 10, "the next request")

@@ -20,7 +20,13 @@ from worker.leases import Lease, prune
 from worker.models import Generation, Status
 from worker.queue import bells, new_id, queue_name, ring
 from worker.redis_clients import broker_client, client_for, site_client
-from worker.upkeep import expire_waiting, give_up_abandoned, ring_unheard, tend
+from worker.upkeep import (
+    expire_waiting,
+    give_up_abandoned,
+    give_up_orphans,
+    ring_unheard,
+    tend,
+)
 
 Key = tuple[ApiKey, str]
 
@@ -200,3 +206,21 @@ def test_one_round_does_all_of_it(
         "",
     ]
     assert bells(model) == 1
+
+
+def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, worker: str) -> None:
+    old = timezone.now() - timedelta(seconds=60)
+    held, lost = (
+        create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+        for _ in range(2)
+    )
+    fresh = create_generation(
+        api_key[0], status=Status.RUNNING, worker=worker, claimed_at=timezone.now()
+    )
+    give_up_orphans(worker, frozenset({held.public_id}))
+    states = dict(Generation.objects.values_list("public_id", "status"))
+    assert states == {
+        held.public_id: "running",
+        lost.public_id: "failed",
+        fresh.public_id: "running",
+    }
