@@ -11,7 +11,8 @@ class CompletionsConfig(AppConfig):
         """Tell the worker how the generations of this API are assembled."""
         from completions.assembler import CHAT, ChatAssembler, failure
         from completions.completion_assembler import COMPLETION, CompletionAssembler
+        from completions.storage import store
         from worker.assembly import Kind, register
 
-        register(CHAT, Kind(ChatAssembler.from_assembly, failure))
+        register(CHAT, Kind(ChatAssembler.from_assembly, failure, store))
         register(COMPLETION, Kind(CompletionAssembler.from_assembly, failure))

@@ -203,8 +203,10 @@ class ChatAssembler:
         return b"data: " + self._chunk_start() + b',"choices":[],"usage":' + usage + b"}\n\n"
 
     def _body(self) -> bytes:
-        if self._stream:
-            return b""
+        return b"" if self._stream else orjson.dumps(self.completion())
+
+    def completion(self) -> dict[str, Any]:
+        """Return the whole object, as a client that does not stream gets it."""
         completion = ChatCompletion(
             id=self._id,
             created=self._created,
@@ -214,7 +216,7 @@ class ChatAssembler:
             system_fingerprint=SYSTEM_FINGERPRINT,
         ).model_dump()
         completion["choices"] = [choice.wire(self._logprobs) for choice in self._choices]
-        return orjson.dumps(completion)
+        return completion
 
 
 def _call_piece(delta: ToolCallDelta) -> bytes:

@@ -15,6 +15,8 @@ from inference_site.http.errors import InvalidRequestError
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
 
+_DEFAULT_MAX_TOKENS = 16  # API reference, "Completions".
+
 
 def to_completion_request(body: CompletionRequest, spec: ModelSpec) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for what cannot be done."""
@@ -32,7 +34,7 @@ def to_completion_request(body: CompletionRequest, spec: ModelSpec) -> Generatio
         model=spec.id,
         prompts=prompts,
         sampling=to_sampling(body),
-        max_output_tokens=body.max_tokens,
+        max_output_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
         stop=to_stop(body.stop),
         ignore_eos=bool(body.ignore_eos),
         choices=choices,

@@ -22,6 +22,12 @@ def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> Gener
     plan = to_tool_plan(body)
     if plan.tools:
         require("tools", "tools", spec)
+    constraint = _constraint(body, spec)
+    if plan.must_call and constraint is not None:
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
     return GenerationRequest(
         model=spec.id,
         messages=to_messages(body.messages),
@@ -31,7 +37,7 @@ def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> Gener
         ignore_eos=bool(body.ignore_eos),
         choices=to_choices(body.n, spec),
         top_logprobs=_top_logprobs(body, spec),
-        constraint=_constraint(body, spec),
+        constraint=constraint,
         template_vars=_template_vars(body, spec),
         reasoning_budget=_reasoning_budget(body, spec),
         tools=plan.tools,
@@ -92,6 +98,13 @@ def _constraint(body: ChatCompletionRequest, spec: ModelSpec) -> Constraint | No
     return constraint
 
 
+_TEMPLATE_FIELDS = ("enable_thinking", "reasoning_effort", "chat_template_kwargs", "template_vars")
+
+
+def _first_given(body: ChatCompletionRequest, fields: tuple[str, ...]) -> str:
+    return next(field for field in fields if getattr(body, field) is not None)
+
+
 def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, Any]:
     """The plain switches come last: who sends them means them."""
     variables = {**(body.template_vars or {}), **(body.chat_template_kwargs or {})}
@@ -101,7 +114,7 @@ def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, An
     if body.enable_thinking is not None:
         variables["enable_thinking"] = body.enable_thinking
     if variables:
-        require("chat_template", next(iter(variables)), spec)
+        require("chat_template", _first_given(body, _TEMPLATE_FIELDS), spec)
     return variables
 
 

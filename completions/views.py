@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -12,9 +13,11 @@ from completions.assembler import CHAT
 from completions.completion_assembler import COMPLETION
 from completions.completion_mapping import echoes, to_completion_request
 from completions.mapping import to_generation_request
+from completions.stored_views import list_stored
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.models import Model, ModelList
+from inference_site.accounts.keys import Caller
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
@@ -26,7 +29,7 @@ from worker.queue import new_id
 
 
 class ChatCompletionsView(ApiView):
-    """``POST /v1/chat/completions``."""
+    """``/v1/chat/completions``."""
 
     def post(self, request: Request) -> HttpResponse:
         body = parse(ChatCompletionRequest, request.data)
@@ -43,8 +46,25 @@ class ChatCompletionsView(ApiView):
             "choices": asked.choices,
             "logprobs": asked.top_logprobs is not None,
         }
-        job = Job(CHAT, completion_id, asked, assembly, stream, body.ignored_params)
+        ignored, order = body.ignored_params, self._store(request, body)
+        job = Job(CHAT, completion_id, asked, assembly, stream, ignored, order)
         return submit(request, job)
+
+    def get(self, request: Request) -> Response:
+        """List the stored ones."""
+        return list_stored(request)
+
+    def _store(self, request: Request, body: ChatCompletionRequest) -> dict[str, Any] | None:
+        """Return what the worker needs to keep the completion, if it is to be kept."""
+        if not body.store:
+            return None
+        caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
+        messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
+        return {
+            "project_id": caller.project_id,
+            "metadata": body.metadata or {},
+            "messages": messages,
+        }
 
 
 class CompletionsView(ApiView):

@@ -23,7 +23,7 @@ DEBUG = environment.boolean("DEBUG", False)
 SECRET_KEY = environment.text("SECRET_KEY")  # Empty is refused by Django; `serve` makes one.
 ALLOWED_HOSTS = environment.items("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = environment.items("CSRF_TRUSTED_ORIGINS")
-# Behind a proxy that terminates TLS; `serve` turns it off, since it listens on loopback by itself.
+# Behind a proxy that terminates TLS; `serve` turns it off unless it is set.
 HTTPS = environment.boolean("HTTPS", True)
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 SECURE_SSL_REDIRECT = False  # /v1 never redirects; the proxy in front does it for the admin.

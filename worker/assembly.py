@@ -7,7 +7,7 @@ alike: what was streamed and what is stored cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,14 +51,16 @@ class Assembler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How generations of one kind are assembled.
+    """How generations of one kind are assembled, and kept.
 
     ``assembler`` takes the ``assembly`` of the request document; ``failure`` ends a generation
-    whose document is gone, or that never reached a worker.
+    whose document is gone, or that never reached a worker. ``store`` keeps a completed one, in the
+    transaction of its final row, when the document has a ``store``, which it is given.
     """
 
     assembler: Callable[[dict[str, Any]], Assembler]
     failure: Callable[[Exception], Ending]
+    store: Callable[[str, Assembler, Mapping[str, Any]], None] | None = None
 
 
 _kinds: dict[str, Kind] = {}

@@ -20,10 +20,11 @@ from worker.redis_clients import client_for
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the engine is asked, and what the assembler of the API app needs to know."""
+    """What the engine is asked, what the assembler of the API app needs, and what it is to keep."""
 
     request: GenerationRequest
     assembly: dict[str, Any]
+    store: dict[str, Any] | None = None
 
 
 _adapter = TypeAdapter(Document)

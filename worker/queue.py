@@ -15,6 +15,7 @@ import kombu.exceptions
 from celery import current_app
 from django.conf import settings
 
+from worker.bells import QUEUE_PREFIX
 from worker.documents import Document, save_document
 from worker.errors import QueueFull
 from worker.models import Generation, ServiceClass, Status
@@ -50,7 +51,7 @@ def new_id(prefix: str) -> str:
 
 def queue_name(model: str) -> str:
     """Return the Celery queue of this model's bells."""
-    return f"model.{model}"
+    return f"{QUEUE_PREFIX}{model}"
 
 
 def enqueue(order: Enqueue, document: Document, follower: str) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import redis.exceptions
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
 from worker.assembly import Assembler, Ending, kind_of
@@ -19,7 +19,7 @@ from worker.documents import Document, load_document
 from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest
 from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
 from worker.generation import Delta, Finish, Usage
-from worker.models import Claim, Generation, Status
+from worker.models import Claim, Generation, Status, lent_connection
 from worker.publisher import StopReason, Stream
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class Run:
     def __init__(self, claim: Claim, stream: Stream) -> None:
         self._claim, self._stream = claim, stream
         self._assembler: Assembler | None = None
+        self._document_store: dict[str, Any] | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
         self._unfinished = 1
@@ -74,6 +75,7 @@ class Run:
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        self._document_store = document.store
         self._unfinished = document.request.answers
         if cancelled:
             self._stream.stop(StopReason.REQUESTED)
@@ -121,19 +123,33 @@ class Run:
         """
         while True:
             try:
-                held = Generation.objects.finish(self._claim, status, **self._result(ending))
+                held = self._commit(status, ending)
             except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 time.sleep(_FINISH_RETRY_S)
                 continue
             except DatabaseError:
                 logger.exception("generation %s: its end was refused", self._claim.public_id)
-                held = True  # Upkeep fails the row when this worker ends; the client goes now.
+                held = False  # Not stored, so not told; the row is soon given up as an orphan.
             break
         if not held and not Generation.objects.has_ended(self._claim, status):
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             ending = self._told(WorkerLost())
         self._stream.close(ending)
+
+    def _commit(self, status: Status, ending: Ending) -> bool:
+        """Write the final row, and with it what is to be kept; False if it was taken away."""
+        result = self._result(ending)
+        store = kind_of(self._claim.kind).store if self._document_store is not None else None
+        if store is None or status != Status.COMPLETED:
+            return Generation.objects.finish(self._claim, status, **result)
+        assert self._assembler is not None
+        assert self._document_store is not None
+        with lent_connection(), transaction.atomic():
+            held = Generation.objects.finish(self._claim, status, **result)
+            if held:
+                store(self._claim.public_id, self._assembler, self._document_store)
+        return held
 
     def _result(self, ending: Ending) -> dict[str, Any]:
         usage = self._usage

@@ -39,6 +39,21 @@ StopTexts = Annotated[
 ]
 
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+
+
+class MetadataUpdate(WireRequest):
+    """The body of ``POST /v1/chat/completions/{id}``."""
+
+    metadata: Metadata
+
+
 class ChatCompletionRequest(SamplingFields):
     """The body of ``POST /v1/chat/completions``.
 
@@ -67,6 +82,8 @@ class ChatCompletionRequest(SamplingFields):
     template_vars: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
     ignore_eos: bool | None = None
 
 

@@ -36,7 +36,7 @@ class CompletionRequest(SamplingFields):
 
     model: str
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None
     echo: bool | None = None

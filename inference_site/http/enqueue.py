@@ -22,7 +22,10 @@ from worker.queue import Enqueue, enqueue
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A validated request on its way to a worker. ``assembly`` is for the assembler of its kind."""
+    """A validated request on its way to a worker.
+
+    ``assembly`` is for the assembler of its kind, ``store`` for what keeps the result.
+    """
 
     kind: str
     generation_id: str
@@ -30,6 +33,7 @@ class Job:
     assembly: dict[str, Any]
     stream: bool
     ignored_params: list[str]
+    store: dict[str, Any] | None = None
 
 
 def served_model(name: str) -> ModelSpec:
@@ -54,8 +58,9 @@ def submit(request: Request, job: Job) -> HttpResponse:
     """Commit the generation, ring its model's bell, and leave the rest to the relay."""
     caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
     follower = hub.follow(job.generation_id)  # Before the worker can send anything.
+    document = Document(job.request, job.assembly, job.store)
     try:
-        enqueue(_order(request, caller, job), Document(job.request, job.assembly), hub.channel)
+        enqueue(_order(request, caller, job), document, hub.channel)
     except BaseException:
         hub.leave(follower)
         raise

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import redis.exceptions
 from asgiref.sync import sync_to_async
@@ -108,6 +109,8 @@ class Hub:
         self._to_cancel: set[str] = set()
         self._cancel_wanted = asyncio.Event()
         self._stored: asyncio.Future[None] | None = None
+        self._to_unqueue: set[str] = set()
+        self._unqueue_wanted = asyncio.Event()
 
     def follow(self, generation_id: str, after: int = -1) -> Follower:
         """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
@@ -142,13 +145,14 @@ class Hub:
                 asyncio.create_task(self._listen()),
                 asyncio.create_task(self._watch()),
                 asyncio.create_task(self._cancel_all()),
+                asyncio.create_task(self._unqueue_all()),
             ]
 
     def cancel(self, generation_id: str) -> asyncio.Future[None]:
-        """Stop a generation: at once if it still waits, else by asking its worker.
+        """Ask the worker of a generation to stop it, and take it out of the queue if it waits.
 
-        Returns at once; the future is done when the request is stored. It is retried until then:
-        a thousand clients may leave in the same moment, or while Redis is away.
+        Returns at once; the future is done when the worker's side is stored. That is retried until
+        it succeeds: a thousand clients may leave in one moment, or while Redis is away.
         """
         if self._stored is None:
             self._stored = asyncio.get_running_loop().create_future()
@@ -163,23 +167,31 @@ class Hub:
             self._cancel_wanted.clear()
             ids, stored = self._to_cancel, self._stored
             self._to_cancel, self._stored = set(), None
-            while not await self._try_cancel(ids):
-                await asyncio.sleep(_RETRY_S)
+            await self._ask_workers(ids)
             if stored is not None:
                 stored.set_result(None)
+            self._to_unqueue |= ids
+            self._unqueue_wanted.set()
 
-    async def _try_cancel(self, ids: set[str]) -> bool:
-        try:
-            shards: dict[int, list[str]] = {}
-            for generation_id in ids:
-                shards.setdefault(shard_of(generation_id), []).append(generation_id)
-            for shard, members in shards.items():
-                await self._logs[shard].request_cancel(members)
-            await sync_to_async(_cancel_queued, thread_sensitive=False)(ids)
-        except (redis.exceptions.RedisError, DatabaseError) as exc:
-            logger.warning("hub: cannot cancel %d generations yet: %s", len(ids), exc)
-            return False
-        return True
+    async def _ask_workers(self, ids: set[str]) -> None:
+        shards: dict[int, list[str]] = {}
+        for generation_id in ids:
+            shards.setdefault(shard_of(generation_id), []).append(generation_id)
+        # Side by side: a server that is away must not hold up the stops of the others.
+        asks = [
+            _persist(partial(self._logs[shard].request_cancel, members))
+            for shard, members in shards.items()
+        ]
+        await asyncio.gather(*asks)
+
+    async def _unqueue_all(self) -> None:
+        """Take out of the queue what still waits; apart, so that a slow database delays no stop."""
+        while True:
+            await self._unqueue_wanted.wait()
+            self._unqueue_wanted.clear()
+            ids, self._to_unqueue = self._to_unqueue, set()
+            unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
+            await _persist(partial(unqueue, ids))
 
     async def _listen(self) -> None:
         layer = get_channel_layer()
@@ -256,6 +268,21 @@ class Hub:
         await self._catch_up(lost)  # The end may have come between the two looks.
         for follower in lost:
             follower.offer(_vanished(follower.next_number))
+
+
+async def _persist(act: Callable[[], Awaitable[None]]) -> None:
+    """Do it, and do it again while a server is away."""
+    while True:
+        try:
+            await act()
+        except (redis.exceptions.RedisError, DatabaseError) as exc:
+            logger.warning("hub: cannot cancel yet: %s", exc)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("hub: cannot cancel")
+            return
+        else:
+            return
 
 
 def _cancel_queued(ids: set[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.http.errors import ApiError, PayloadTooLargeError
+from inference_site.http.errors import ApiError, InternalError, PayloadTooLargeError
 from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.http.hub import hub
@@ -36,6 +36,7 @@ _FIRST_PING_S = 0.9
 _PING = b": ping\n\n"
 _IDLE_S = 3600.0
 _HEALTH_THREADS = 2
+_HEALTH_PATHS = ("/health", "/health/ready")
 _SHUTDOWN_S = 3.0
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -55,8 +56,8 @@ class Relay:
     def __init__(self) -> None:
         self._handler = ApiHandler()
         self._views = ViewPool(settings.WEB_THREADS)
-        # Apart from the others: it must answer when all of those hang.
-        self._health_views = ViewPool(_HEALTH_THREADS)
+        # Apart from the others, and from each other: they must answer when all of those hang.
+        self._health_views = {path: ViewPool(_HEALTH_THREADS) for path in _HEALTH_PATHS}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request. Ends without an exception when the server shuts down."""
@@ -85,7 +86,7 @@ class Relay:
         await answer.relay(receive)
 
     async def _respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
-        pool = self._health_views if scope["path"].startswith("/health") else self._views
+        pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
         loop, place = asyncio.get_running_loop(), scope[SCOPE_KEY]
         return await pool.run(
             lambda: self._handler.respond(scope, body),
@@ -110,8 +111,8 @@ class _Answer:
             await (self._relay_stream() if self._handoff.stream else self._relay_json())
         except ClientGone:
             hub.cancel(self._handoff.generation_id)
-        except asyncio.CancelledError:
-            # The server stops: wait until it is known who is to be stopped with it.
+        except BaseException:
+            # The server stops, or sending failed: wait until the worker's side of it is stored.
             stored = hub.cancel(self._handoff.generation_id)
             await asyncio.wait({stored}, timeout=_SHUTDOWN_S)
             raise
@@ -139,6 +140,8 @@ class _Answer:
                 return
             await self._begin(200, _SSE_HEADERS)
             frames = [frame for batch in batches for frame in batch.frames]
+            if ending is not None and ending.error_code and not ending.body:
+                frames += [b"data: " + InternalError().body + b"\n\n"]
             # One write an event: some clients forget an event that arrives in two reads.
             for frame in frames or [_PING]:
                 await self._write(frame, more=True)
@@ -169,7 +172,9 @@ class _Answer:
         if ending.retry_after_s is not None:
             headers.append((b"retry-after", str(ending.retry_after_s).encode()))
         await self._begin(ending.status, headers)
-        await self._write(ending.body, more=False)
+        # A failure that found no words of its own has an empty body.
+        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        await self._write(body, more=False)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         if self._begun:

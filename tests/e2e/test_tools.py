@@ -235,3 +235,15 @@ def test_bad_tools_and_messages_are_400_and_name_the_parameter(
 def test_bare_string_is_one_message_of_the_user(client: openai.OpenAI) -> None:
     text: Any = "What is the capital of Japan?"
     assert "Tokyo" in ask(client, text).message.content
+
+
+def test_forced_call_and_a_format_exclude_each_other(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(
+            client,
+            OSLO,
+            tools=[WEATHER],
+            tool_choice="required",
+            response_format={"type": "json_object"},
+        )
+    assert caught.value.param == "response_format"

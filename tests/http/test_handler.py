@@ -78,7 +78,7 @@ def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     broker_client().delete(queue_name("demo"))
 
 
-@pytest.mark.parametrize("path", ["/v1/foo", "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/x"])
+@pytest.mark.parametrize("path", ["/v1/foo", "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/x/y"])
 def test_an_unknown_route_is_told_before_the_key_is_looked_at(api: Api, path: str) -> None:
     response = api("POST", path, authorization=None)
     assert response.status_code == 404

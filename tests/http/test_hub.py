@@ -249,6 +249,7 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
     async def scenario(site: Site) -> None:
         for row in (waiting, running_row):
             await site.hub.cancel(row.public_id)
+        await asyncio.sleep(0.3)  # The queue is seen to after the workers.
 
     on_site(monkeypatch, scenario)
     assert load_document(waiting.public_id)[0] is None  # Its content is not kept for a day.

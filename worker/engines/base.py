@@ -80,7 +80,7 @@ class Engine(Protocol):
     """A loaded model. Thread-safe: ``chat`` runs on as many threads at once as there are slots."""
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate one answer into the sink; return when it is complete or the sink is cancelled.
+        """Generate the answers into the sink; return when it is complete or the sink is cancelled.
 
         A cancelled run returns without a ``Finish`` and within one token's time.
         Raise EngineError, after which the sink is fed nothing more.

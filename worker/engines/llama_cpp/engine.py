@@ -30,13 +30,16 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
 
     if not isinstance(spec.options.get("chat_template_kwargs", {}), dict):
         raise EngineLoadError(f"Model '{spec.id}': 'chat_template_kwargs' must be a mapping.")
+    cache_mib = spec.options.get("prompt_cache_mib", _PROMPT_CACHE_MIB)
+    if not isinstance(cache_mib, int) or cache_mib < 0:
+        raise EngineLoadError(f"Model '{spec.id}': 'prompt_cache_mib' must be a number from 0.")
     params = xllamacpp.CommonParams()
     params.model.path = _checked_path(spec)
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
-    params.cache_ram_mib = spec.options.get("prompt_cache_mib", _PROMPT_CACHE_MIB)
+    params.cache_ram_mib = cache_mib
     params.verbosity = 0
     try:
         server = xllamacpp.Server(params)

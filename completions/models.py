@@ -1,0 +1,32 @@
+"""Stored chat completions: what ``store: true`` keeps."""
+
+from __future__ import annotations
+
+from django.contrib.postgres.indexes import GinIndex
+from django.db import models
+from django.utils import timezone
+
+
+class StoredCompletion(models.Model):
+    """A finished chat completion and the messages it answered, as they were sent.
+
+    ``completion`` is the object that the client got, without its metadata, which may change.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    model = models.CharField(max_length=200)
+    metadata = models.JSONField(default=dict)
+    messages = models.JSONField()
+    completion = models.JSONField()
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["project", "id"], name="stored_completion_list"),
+            models.Index(fields=["project", "model", "id"], name="stored_completion_by_model"),
+            GinIndex(fields=["metadata"], name="stored_completion_metadata"),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id

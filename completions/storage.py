@@ -1,0 +1,74 @@
+"""Keeping, finding and changing stored chat completions; a project sees only its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import QuerySet
+
+from completions.assembler import ChatAssembler
+from completions.models import StoredCompletion
+from inference_site.http.errors import NotFoundError
+from worker.assembly import Assembler
+
+
+def store(generation_id: str, assembler: Assembler, order: Mapping[str, Any]) -> None:
+    """Keep what the assembler has put together; runs in the transaction of the final row.
+
+    ``order`` is the ``store`` of the request document: project, metadata and messages.
+    """
+    assert isinstance(assembler, ChatAssembler)
+    completion = assembler.completion()
+    StoredCompletion.objects.create(
+        public_id=generation_id,
+        project_id=order["project_id"],
+        model=completion["model"],
+        metadata=order["metadata"],
+        messages=order["messages"],
+        completion=completion,
+    )
+
+
+def completions_of(project_id: int) -> QuerySet[StoredCompletion]:
+    """Return the project's stored completions."""
+    return StoredCompletion.objects.filter(project_id=project_id)
+
+
+def find(project_id: int, public_id: str) -> StoredCompletion:
+    """Return one. Raise NotFoundError for an unknown one and for another project's."""
+    found = completions_of(project_id).filter(public_id=public_id).first()
+    if found is None:
+        raise NotFoundError(f"Completion with id '{public_id[:100]}' not found.")
+    return found
+
+
+def wire_completion(stored: StoredCompletion) -> dict[str, Any]:
+    """Return the object as the API shows it."""
+    completion: dict[str, Any] = dict(stored.completion)
+    return {**completion, "metadata": stored.metadata}
+
+
+def wire_messages(stored: StoredCompletion) -> list[dict[str, Any]]:
+    """Return the messages it answered, each with an id of its own."""
+    return [
+        _wire_message(f"{stored.public_id}-{number}", message)
+        for number, message in enumerate(stored.messages)
+    ]
+
+
+def _wire_message(message_id: str, message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    if parts is not None:
+        content = "".join(part.get("text") or part.get("refusal") or "" for part in parts)
+    extra = ("tool_calls", "tool_call_id")
+    return {
+        "id": message_id,
+        "role": message["role"],
+        "content": content,
+        "name": message.get("name"),
+        "content_parts": parts,
+        "refusal": message.get("refusal"),
+        **{key: message[key] for key in extra if message.get(key) is not None},
+    }

@@ -1,0 +1,77 @@
+"""Views of stored chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from completions.storage import completions_of, find, wire_completion, wire_messages
+from completions.wire.chat import MetadataUpdate
+from inference_site.accounts.keys import Caller
+from inference_site.http.errors import InvalidRequestError
+from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
+from inference_site.http.payload import parse
+from inference_site.http.views import ApiView
+
+
+def _project_of(request: Request) -> int:
+    caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
+    return caller.project_id
+
+
+def list_stored(request: Request) -> Response:
+    """Answer ``GET /v1/chat/completions``: the project's own, by model and metadata."""
+    page = parse_page(request._request.GET, "asc")
+    project_id = _project_of(request)
+    rows = completions_of(project_id)
+    if model := request._request.GET.get("model"):
+        rows = rows.filter(model=model)
+    if metadata := parse_metadata(request._request.GET):
+        rows = rows.filter(metadata__contains=metadata)
+    if page.after is not None:
+        after = find(project_id, page.after).pk
+        rows = rows.filter(pk__gt=after) if page.order == "asc" else rows.filter(pk__lt=after)
+    ordered = rows.order_by("pk" if page.order == "asc" else "-pk")[: page.limit + 1]
+    entries = [wire_completion(stored) for stored in ordered]
+    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+
+
+class StoredCompletionView(ApiView):
+    """``/v1/chat/completions/{id}``."""
+
+    def get(self, request: Request, completion_id: str) -> Response:
+        return Response(wire_completion(find(_project_of(request), completion_id)))
+
+    def post(self, request: Request, completion_id: str) -> Response:
+        """Replace the metadata."""
+        stored = find(_project_of(request), completion_id)
+        stored.metadata = parse(MetadataUpdate, request.data).metadata
+        stored.save(update_fields=["metadata"])
+        return Response(wire_completion(stored))
+
+    def delete(self, request: Request, completion_id: str) -> Response:
+        find(_project_of(request), completion_id).delete()
+        return Response({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+
+
+class StoredMessagesView(ApiView):
+    """``GET /v1/chat/completions/{id}/messages``."""
+
+    def get(self, request: Request, completion_id: str) -> Response:
+        page = parse_page(request._request.GET, "asc")
+        messages = wire_messages(find(_project_of(request), completion_id))
+        if page.order == "desc":
+            messages.reverse()
+        rest = _after(messages, page)
+        return Response(list_object(rest[: page.limit + 1], page, lambda entry: str(entry["id"])))
+
+
+def _after(messages: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
+    if page.after is None:
+        return messages
+    ids = [message["id"] for message in messages]
+    if page.after not in ids:
+        raise InvalidRequestError("Invalid 'after': there is no such message.", param="after")
+    return messages[ids.index(page.after) + 1 :]
