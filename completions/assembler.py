@@ -258,7 +258,7 @@ def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
 
 
 def failure(error: Exception) -> Ending:
-    """End a chat completion with an error: a status before the first byte, an event after it."""
+    """End a completion of either kind: a status before the first byte, an event after it."""
     told = api_error(error)
     event = b"data: " + told.body + b"\n\n"
     retry_after = told.headers.get("Retry-After")

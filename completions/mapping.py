@@ -15,6 +15,8 @@ from worker.engines.base import ModelSpec
 from worker.engines.registry import engine_capabilities
 from worker.generation import Constraint, GenerationRequest, Sampling
 
+_SAME_NAMES = SamplingFields.model_fields.keys() - {"logit_bias", "dry_sequence_breakers"}
+
 
 def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
@@ -57,10 +59,9 @@ def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) 
 
 def to_sampling(body: SamplingFields) -> Sampling:
     """Return the sampler settings; the wire's names are the domain's."""
-    names = SamplingFields.model_fields.keys() - {"logit_bias", "dry_sequence_breakers"}
     breakers = body.dry_sequence_breakers
     return Sampling(
-        **{name: getattr(body, name) for name in names},
+        **{name: getattr(body, name) for name in _SAME_NAMES},
         dry_sequence_breakers=None if breakers is None else tuple(breakers),
         logit_bias=_logit_bias(body.logit_bias or {}),
     )

@@ -9,22 +9,17 @@ from rest_framework.response import Response
 
 from completions.storage import completions_of, find, wire_completion, wire_messages
 from completions.wire.chat import MetadataUpdate
-from inference_site.accounts.keys import Caller
+from inference_site.http.authentication import caller_of
 from inference_site.http.errors import InvalidRequestError
 from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
 from inference_site.http.payload import parse
 from inference_site.http.views import ApiView
 
 
-def _project_of(request: Request) -> int:
-    caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
-    return caller.project_id
-
-
 def list_stored(request: Request) -> Response:
     """Answer ``GET /v1/chat/completions``: the project's own, by model and metadata."""
     page = parse_page(request._request.GET, "asc")
-    project_id = _project_of(request)
+    project_id = caller_of(request).project_id
     rows = completions_of(project_id)
     if model := request._request.GET.get("model"):
         rows = rows.filter(model=model)
@@ -42,17 +37,17 @@ class StoredCompletionView(ApiView):
     """``/v1/chat/completions/{id}``."""
 
     def get(self, request: Request, completion_id: str) -> Response:
-        return Response(wire_completion(find(_project_of(request), completion_id)))
+        return Response(wire_completion(find(caller_of(request).project_id, completion_id)))
 
     def post(self, request: Request, completion_id: str) -> Response:
         """Replace the metadata."""
-        stored = find(_project_of(request), completion_id)
+        stored = find(caller_of(request).project_id, completion_id)
         stored.metadata = parse(MetadataUpdate, request.data).metadata
         stored.save(update_fields=["metadata"])
         return Response(wire_completion(stored))
 
     def delete(self, request: Request, completion_id: str) -> Response:
-        find(_project_of(request), completion_id).delete()
+        find(caller_of(request).project_id, completion_id).delete()
         return Response({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
 
@@ -61,7 +56,7 @@ class StoredMessagesView(ApiView):
 
     def get(self, request: Request, completion_id: str) -> Response:
         page = parse_page(request._request.GET, "asc")
-        messages = wire_messages(find(_project_of(request), completion_id))
+        messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":
             messages.reverse()
         rest = _after(messages, page)

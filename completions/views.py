@@ -17,7 +17,7 @@ from completions.stored_views import list_stored
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.models import Model, ModelList
-from inference_site.accounts.keys import Caller
+from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
@@ -36,18 +36,13 @@ class ChatCompletionsView(ApiView):
         spec = served_model(body.model)
         asked = to_generation_request(body, spec)
         completion_id = new_id("chatcmpl-")
-        stream = bool(body.stream)
         assembly = {
-            "completion_id": completion_id,
-            "created": int(time.time()),
-            "model": spec.id,
-            "stream": stream,
-            "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+            **_assembly(completion_id, spec, body),
             "choices": asked.choices,
             "logprobs": asked.top_logprobs is not None,
         }
         ignored, order = body.ignored_params, self._store(request, body)
-        job = Job(CHAT, completion_id, asked, assembly, stream, ignored, order)
+        job = Job(CHAT, completion_id, asked, assembly, bool(body.stream), ignored, order)
         return submit(request, job)
 
     def get(self, request: Request) -> Response:
@@ -58,10 +53,9 @@ class ChatCompletionsView(ApiView):
         """Return what the worker needs to keep the completion, if it is to be kept."""
         if not body.store:
             return None
-        caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
         messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
         return {
-            "project_id": caller.project_id,
+            "project_id": caller_of(request).project_id,
             "metadata": body.metadata or {},
             "messages": messages,
         }
@@ -76,11 +70,7 @@ class CompletionsView(ApiView):
         asked = to_completion_request(body, spec)
         completion_id = new_id("cmpl-")
         assembly = {
-            "completion_id": completion_id,
-            "created": int(time.time()),
-            "model": spec.id,
-            "stream": bool(body.stream),
-            "include_usage": bool(body.stream_options and body.stream_options.include_usage),
+            **_assembly(completion_id, spec, body),
             "echoes": echoes(body, asked),
             "logprobs": body.logprobs is not None,
         }
@@ -107,6 +97,20 @@ class ModelView(ApiView):
                 f"The model '{model_id}' does not exist", param="model", code="model_not_found"
             )
         return Response(_wire_model(spec).model_dump())
+
+
+def _assembly(
+    completion_id: str, spec: ModelSpec, body: ChatCompletionRequest | CompletionRequest
+) -> dict[str, Any]:
+    """Return what the assemblers of both kinds need to know."""
+    options = body.stream_options
+    return {
+        "completion_id": completion_id,
+        "created": int(time.time()),
+        "model": spec.id,
+        "stream": bool(body.stream),
+        "include_usage": bool(options and options.include_usage),
+    }
 
 
 def _wire_model(spec: ModelSpec) -> Model:

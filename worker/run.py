@@ -123,7 +123,9 @@ class Run:
         """
         while True:
             try:
-                held = self._commit(status, ending)
+                held = self._commit(status, ending) or Generation.objects.has_ended(
+                    self._claim, status
+                )
             except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 time.sleep(_FINISH_RETRY_S)
@@ -132,7 +134,7 @@ class Run:
                 logger.exception("generation %s: its end was refused", self._claim.public_id)
                 held = False  # Not stored, so not told; the row is soon given up as an orphan.
             break
-        if not held and not Generation.objects.has_ended(self._claim, status):
+        if not held:
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             ending = self._told(WorkerLost())
         self._stream.close(ending)

@@ -3,11 +3,15 @@
 abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unheard     waiting with no bell: rung for again
+gone        workers without a lease: dropped from the index
+
+A worker that lives gives up its own orphans, with the same move.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -52,9 +56,7 @@ def give_up_abandoned() -> None:
         if not _is_dead(worker):
             continue
         logger.warning("worker %s is dead", worker)
-        for generation in running.filter(worker=worker):
-            if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
-                end_stream(generation, WorkerLost())
+        _give_up(running.filter(worker=worker))
 
 
 def give_up_orphans(worker: str, running: frozenset[str]) -> None:
@@ -64,9 +66,15 @@ def give_up_orphans(worker: str, running: frozenset[str]) -> None:
         status=Status.RUNNING, worker=worker, claimed_at__lt=limit
     ).exclude(public_id__in=running)
     with lent_connection():
-        for generation in claimed:
-            if Generation.objects.fail_abandoned(generation.public_id, worker, "worker_lost"):
-                end_stream(generation, WorkerLost())
+        _give_up(claimed)
+
+
+def _give_up(generations: Iterable[Generation]) -> None:
+    """Fail those that still run on the worker they are seen with, and end their streams."""
+    for generation in generations:
+        held = (generation.public_id, generation.worker)
+        if Generation.objects.fail_abandoned(*held, "worker_lost"):
+            end_stream(generation, WorkerLost())
 
 
 def expire_waiting() -> None:

@@ -30,6 +30,12 @@ class KeyAuthentication(BaseAuthentication):
         return "Bearer"
 
 
+def caller_of(request: Request) -> Caller:
+    """Return who sends this request, once it is authenticated."""
+    caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
+    return caller
+
+
 def _secret(request: Request) -> str:
     header: str = request.META.get("HTTP_AUTHORIZATION", "")
     scheme, _, secret = header.partition(" ")

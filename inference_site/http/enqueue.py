@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from inference_site.accounts.keys import Caller
+from inference_site.http.authentication import caller_of
 from inference_site.http.errors import NotFoundError, UnavailableError
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import hub
@@ -56,11 +56,10 @@ def served_model(name: str) -> ModelSpec:
 
 def submit(request: Request, job: Job) -> HttpResponse:
     """Commit the generation, ring its model's bell, and leave the rest to the relay."""
-    caller: Caller = request.user  # type: ignore[assignment]  # Set by KeyAuthentication.
     follower = hub.follow(job.generation_id)  # Before the worker can send anything.
     document = Document(job.request, job.assembly, job.store)
     try:
-        enqueue(_order(request, caller, job), document, hub.channel)
+        enqueue(_order(request, job), document, hub.channel)
     except BaseException:
         hub.leave(follower)
         raise
@@ -70,7 +69,8 @@ def submit(request: Request, job: Job) -> HttpResponse:
     return response
 
 
-def _order(request: Request, caller: Caller, job: Job) -> Enqueue:
+def _order(request: Request, job: Job) -> Enqueue:
+    caller = caller_of(request)
     return Enqueue(
         kind=job.kind,
         generation_id=job.generation_id,
