@@ -1,0 +1,72 @@
+"""Images and sounds in a chat: what the model takes of them, and how llama.cpp is given them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from worker.engines.base import EngineLoadError, InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.files import checked_gguf
+from worker.generation import AudioPart, ImagePart, Message, Part, TextPart
+
+MODALITIES = ("vision", "audio")
+
+
+def modalities(spec: ModelSpec) -> frozenset[str]:
+    """Return what the model perceives beside text: what its projector is for, images by default."""
+    if "mmproj" not in spec.options:
+        return frozenset()
+    return frozenset(spec.options.get("modalities", ["vision"]))
+
+
+def projector_path(spec: ModelSpec) -> str | None:
+    """Return the file of the projector, if there is one.
+
+    Raise EngineLoadError for options that make no sense, or naming the file and the reason.
+    """
+    projector = spec.options.get("mmproj")
+    _check_modalities(spec, spec.options.get("modalities", []))
+    if projector is None:
+        return None
+    if not isinstance(projector, str):
+        raise EngineLoadError(f"Model '{spec.id}': 'mmproj' must be the path of a GGUF file.")
+    return checked_gguf(spec, Path(projector))
+
+
+def _check_modalities(spec: ModelSpec, told: Any) -> None:
+    if not isinstance(told, list) or not all(name in MODALITIES for name in told):
+        raise EngineLoadError(
+            f"Model '{spec.id}': 'modalities' must be a list of 'vision' and 'audio'."
+        )
+    if told and "mmproj" not in spec.options:
+        raise EngineLoadError(f"Model '{spec.id}': 'modalities' needs a projector, 'mmproj'.")
+
+
+def content(message: Message, spec: ModelSpec) -> str | list[dict[str, Any]] | None:
+    """Return the content of a message: its parts, if it has any, in their order.
+
+    Raise InvalidRequest for what the model does not perceive.
+    """
+    if not message.parts:
+        return message.text
+    perceived = modalities(spec)
+    return [_part(part, spec, perceived) for part in message.parts]
+
+
+def _part(part: Part, spec: ModelSpec, perceived: frozenset[str]) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case ImagePart(url, param):
+            _require("vision" in perceived, f"The model '{spec.id}' takes no images.", param)
+            # llama.cpp would fetch any other address itself, also one of an internal host.
+            _require(url.startswith("data:"), "The image was not fetched.", param)
+            return {"type": "image_url", "image_url": {"url": url}}
+        case AudioPart(audio, format_, param):
+            _require("audio" in perceived, f"The model '{spec.id}' takes no audio.", param)
+            return {"type": "input_audio", "input_audio": {"data": audio, "format": format_}}
+
+
+def _require(holds: bool, otherwise: str, param: str) -> None:
+    if not holds:
+        raise InvalidRequest(otherwise, param)
