@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -22,15 +22,22 @@ from completions.wire.chat import (
     ContentLogprob,
     PromptTokensDetails,
     ResponseMessage,
+    Timings,
     TopLogprob,
 )
-from completions.wire.tools import FunctionCall, MessageToolCall
+from completions.wire.chat import FinishReason as WireFinishReason
+from completions.wire.tools import (
+    CustomCall,
+    FunctionCall,
+    MessageCustomToolCall,
+    MessageFunctionToolCall,
+    MessageToolCall,
+)
 from inference_site.http.errors import api_error
 from worker.assembly import Ending
 from worker.generation import (
     Delta,
     Finish,
-    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -50,48 +57,64 @@ DONE = b"data: [DONE]\n\n"
 class _CallFold:
     """What one tool call has come to so far."""
 
-    def __init__(self, call_id: str, name: str) -> None:
-        self.id, self.name = call_id, name
+    def __init__(self, call_id: str, name: str, is_custom: bool) -> None:
+        self.id, self.name, self._is_custom = call_id, name, is_custom
         self.arguments: list[str] = []
 
     def wire(self) -> MessageToolCall:
-        function = FunctionCall(name=self.name, arguments="".join(self.arguments))
-        return MessageToolCall(id=self.id, function=function)
+        if self._is_custom:
+            custom = CustomCall(name=self.name, input="".join(self.arguments))
+            return MessageCustomToolCall(id=self.id, custom=custom)
+        return MessageFunctionToolCall(id=self.id, function=self.function())
+
+    def function(self) -> FunctionCall:
+        return FunctionCall(name=self.name, arguments="".join(self.arguments))
 
 
 class _ChoiceFold:
     """What one choice has come to so far."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, index: int, is_legacy: bool) -> None:
+        self.index, self._is_legacy = index, is_legacy
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[_CallFold] = []
-        self.finish: FinishReason = "stop"
+        self.finish: WireFinishReason | None = None
+        self.stop: str | int | None = None
 
     def take_call(self, delta: ToolCallDelta) -> None:
         """Add a piece of a tool call."""
         if delta.id is not None and delta.name is not None:
-            self.calls.append(_CallFold(delta.id, delta.name))
+            self.calls.append(_CallFold(delta.id, delta.name, delta.is_custom))
         self.calls[delta.call].arguments.append(delta.arguments)
+
+    def take_finish(self, finish: Finish) -> WireFinishReason:
+        """Note how it ended; return that in the words of the API."""
+        is_call = finish.reason == "tool_calls"
+        self.finish = "function_call" if is_call and self._is_legacy else finish.reason
+        self.stop = finish.stop
+        return self.finish
 
     def wire(self, with_logprobs: bool) -> dict[str, Any]:
         """Return the choice of an answer; reasoning and calls are there only when there are any."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
+        is_legacy_call = self._is_legacy and bool(self.calls)
+        tool_calls = [] if is_legacy_call else [call.wire() for call in self.calls]
         choice = Choice(
             index=self.index,
             message=ResponseMessage(
                 content=None if self.calls and not text else text,
                 reasoning_content=reasoning or None,
-                tool_calls=[call.wire() for call in self.calls] or None,
+                tool_calls=tool_calls or None,
+                function_call=self.calls[0].function() if is_legacy_call else None,
             ),
             logprobs=_wire_logprobs(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
+            stop_str=self.stop,
         ).model_dump()
-        for name in ("reasoning_content", "tool_calls"):
-            if choice["message"][name] is None:
-                del choice["message"][name]
+        drop_none(choice["message"], "reasoning_content", "tool_calls", "function_call")
+        drop_none(choice, "stop_str")
         return choice
 
 
@@ -107,10 +130,14 @@ class ChatAssembler:
         include_usage: bool,
         choices: int = 1,
         logprobs: bool = False,
+        is_legacy: bool = False,
+        service_tier: Literal["default", "flex"] = "default",
+        timings: bool = False,
     ) -> None:
         self._id, self._created, self._model = completion_id, created, model
         self._stream, self._include_usage, self._logprobs = stream, include_usage, logprobs
-        self._choices = [_ChoiceFold(index) for index in range(choices)]
+        self._is_legacy, self._service_tier, self._timings = is_legacy, service_tier, timings
+        self._choices = [_ChoiceFold(index, is_legacy) for index in range(choices)]
         self._usage = Usage()
         self._begun = False
         start = self._chunk_start()
@@ -138,26 +165,34 @@ class ChatAssembler:
                 return self._chunks(index, content, b"null")
             case ToolCallDelta():
                 self._choices[delta.index].take_call(delta)
-                return self._chunks(delta.index, _call_piece(delta), b"null")
-            case Finish(reason, index):
-                self._choices[index].finish = reason
-                return self._chunks(index, b"{}", orjson.dumps(reason))
+                piece = _function_call_piece(delta) if self._is_legacy else _call_piece(delta)
+                return self._chunks(delta.index, piece, b"null")
+            case Finish(index=index, stop=stop):
+                reason = orjson.dumps(self._choices[index].take_finish(delta))
+                if stop is not None:
+                    reason += b',"stop_str":' + orjson.dumps(stop)
+                return self._chunks(index, b"{}", reason)
             case Usage():
                 self._usage = delta
-                return ()
+        return ()
 
     def complete(self) -> Ending:
-        """End with usage, if it was asked for, and ``[DONE]``."""
-        frames = [self._usage_chunk(), DONE] if self._include_usage else [DONE]
-        return Ending(frames, 200, self._body(), finish_reason=self._choices[0].finish)
+        """End with usage and timings, if they were asked for, and ``[DONE]``."""
+        frames = [DONE]
+        if self._include_usage or self._timings:
+            frames = [self._usage_chunk(), DONE]
+        finish = self._choices[0].finish or ""
+        return Ending(frames, 200, self._body(), finish_reason=finish)
 
     def cancel(self) -> Ending:
         """End without a finish reason: whoever listened has left or was told by who cancelled."""
         return Ending([DONE], 200, self._body())
 
     def fail(self, error: Exception) -> Ending:
-        """End with the error."""
-        return replace(failure(error), is_early=not self._begun)
+        """End with the error, and with what was answered until then."""
+        has_output = any(c.text or c.reasoning or c.calls for c in self._choices)
+        partial = self.completion() if has_output else None
+        return replace(failure(error, partial), is_early=not self._begun)
 
     def _chunks(
         self,
@@ -193,14 +228,18 @@ class ChatAssembler:
             "object": "chat.completion.chunk",
             "created": self._created,
             "model": self._model,
-            "service_tier": "default",
+            "service_tier": self._service_tier,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         return orjson.dumps(fields)[:-1]
 
     def _usage_chunk(self) -> bytes:
-        usage = orjson.dumps(wire_usage(self._usage).model_dump())
-        return b"data: " + self._chunk_start() + b',"choices":[],"usage":' + usage + b"}\n\n"
+        chunk = b"data: " + self._chunk_start() + b',"choices":[]'
+        if self._include_usage:
+            chunk += b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump())
+        if self._timings:
+            chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
+        return chunk + b"}\n\n"
 
     def _body(self) -> bytes:
         return b"" if self._stream else orjson.dumps(self.completion())
@@ -213,20 +252,37 @@ class ChatAssembler:
             model=self._model,
             choices=[],
             usage=wire_usage(self._usage),
+            service_tier=self._service_tier,
             system_fingerprint=SYSTEM_FINGERPRINT,
+            timings=wire_timings(self._usage) if self._timings else None,
         ).model_dump()
+        drop_none(completion, "timings")
         completion["choices"] = [choice.wire(self._logprobs) for choice in self._choices]
         return completion
 
 
 def _call_piece(delta: ToolCallDelta) -> bytes:
     """Return the delta of a chunk: id, type and name once, or the SDKs would add them up."""
+    kind, value = ("custom", "input") if delta.is_custom else ("function", "arguments")
     piece: dict[str, Any] = {"index": delta.call}
-    function: dict[str, Any] = {"arguments": delta.arguments}
+    called: dict[str, Any] = {value: delta.arguments}
     if delta.id is not None:
-        piece |= {"id": delta.id, "type": "function"}
-        function = {"name": delta.name, **function}
-    return orjson.dumps({"tool_calls": [{**piece, "function": function}]})
+        piece |= {"id": delta.id, "type": kind}
+        called = {"name": delta.name, **called}
+    return orjson.dumps({"tool_calls": [{**piece, kind: called}]})
+
+
+def _function_call_piece(delta: ToolCallDelta) -> bytes:
+    """Return the same as it was before there were tools."""
+    name = {} if delta.name is None else {"name": delta.name}
+    return orjson.dumps({"function_call": {**name, "arguments": delta.arguments}})
+
+
+def drop_none(fields: dict[str, Any], *names: str) -> None:
+    """Leave out those of these fields that are null."""
+    for name in names:
+        if fields[name] is None:
+            del fields[name]
 
 
 def wire_usage(usage: Usage) -> CompletionUsage:
@@ -238,6 +294,24 @@ def wire_usage(usage: Usage) -> CompletionUsage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
     )
+
+
+def wire_timings(usage: Usage) -> Timings:
+    """Return how long the prompt and the answer took, as llama.cpp tells it."""
+    computed = usage.input_tokens - usage.cached_tokens
+    return Timings(
+        cache_n=usage.cached_tokens,
+        prompt_n=computed,
+        prompt_ms=usage.prefill_ms,
+        prompt_per_second=_per_second(computed, usage.prefill_ms),
+        predicted_n=usage.output_tokens,
+        predicted_ms=usage.decode_ms,
+        predicted_per_second=_per_second(usage.output_tokens, usage.decode_ms),
+    )
+
+
+def _per_second(tokens: int, elapsed_ms: float) -> float:
+    return tokens / elapsed_ms * 1000 if elapsed_ms else 0.0
 
 
 def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
@@ -257,15 +331,22 @@ def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
     )
 
 
-def failure(error: Exception) -> Ending:
-    """End a completion of either kind: a status before the first byte, an event after it."""
+def failure(error: Exception, partial: dict[str, Any] | None = None) -> Ending:
+    """End a completion of either kind: a status before the first byte, an event after it.
+
+    ``partial`` is the object with what was answered until then.
+    """
     told = api_error(error)
-    event = b"data: " + told.body + b"\n\n"
+    envelope = told.envelope
+    if partial is not None:
+        envelope["error"]["partial_response"] = partial
+    body = orjson.dumps(envelope)
+    event = b"data: " + body + b"\n\n"
     retry_after = told.headers.get("Retry-After")
     return Ending(
         [event, DONE],
         told.status,
-        told.body,
+        body,
         error_code=told.code or told.type,
         is_early=True,
         retry_after_s=int(retry_after) if retry_after else None,

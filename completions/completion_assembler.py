@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
 
-from completions.assembler import DONE, SYSTEM_FINGERPRINT, failure, wire_usage
+from completions.assembler import (
+    DONE,
+    SYSTEM_FINGERPRINT,
+    drop_none,
+    failure,
+    wire_timings,
+    wire_usage,
+)
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
 from worker.assembly import Ending
 from worker.generation import Delta, Finish, TextDelta, TokenLogprob, Usage
@@ -25,7 +33,8 @@ class _ChoiceFold:
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
         self.offset = len(echo)
-        self.finish: Literal["stop", "length"] = "stop"
+        self.finish: Literal["stop", "length"] | None = None
+        self.stop: str | int | None = None
         self.is_begun = False
 
     def take(self, delta: TextDelta) -> CompletionChoice:
@@ -40,17 +49,27 @@ class _ChoiceFold:
     def end(self) -> CompletionChoice:
         """Return the choice of the last chunk."""
         text = "" if self.is_begun else self.echo
-        return CompletionChoice(text=text, index=self.index, finish_reason=self.finish)
+        return CompletionChoice(
+            text=text, index=self.index, finish_reason=self.finish, stop_str=self.stop
+        )
 
-    def whole(self, with_logprobs: bool) -> CompletionChoice:
-        """Return the choice of an answer."""
+    def whole(self, index: int, with_logprobs: bool) -> CompletionChoice:
+        """Return the choice of an answer, under this index."""
         self.offset = len(self.echo)
         return CompletionChoice(
             text=self.echo + self.text,
-            index=self.index,
+            index=index,
             logprobs=self._told(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
+            stop_str=self.stop,
         )
+
+    @property
+    def likelihood(self) -> float:
+        """The mean log probability of its tokens; what ``best_of`` goes by."""
+        if not self.logprobs:
+            return -math.inf
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
     def _told(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
         offsets = []
@@ -68,7 +87,8 @@ class _ChoiceFold:
 class CompletionAssembler:
     """Assembles one completion (see ``worker.assembly.Assembler``).
 
-    ``echoes`` has a text for each choice, empty when the prompt is not repeated.
+    ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
+    choices for each prompt the ``n`` likeliest are answered; None answers them all.
     """
 
     def __init__(
@@ -80,9 +100,13 @@ class CompletionAssembler:
         include_usage: bool,
         echoes: list[str],
         logprobs: bool,
+        n: int | None = None,
+        best_of: int = 1,
+        timings: bool = False,
     ) -> None:
         self._id, self._created, self._model = completion_id, created, model
         self._stream, self._include_usage, self._logprobs = stream, include_usage, logprobs
+        self._n, self._best_of, self._timings = n, best_of, timings
         self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(echoes)]
         self._usage = Usage()
         self._begun = False
@@ -97,9 +121,10 @@ class CompletionAssembler:
         match delta:
             case TextDelta():
                 return self._chunk([self._choices[delta.index].take(delta)])
-            case Finish(reason, index):
+            case Finish(reason, index, stop):
                 choice = self._choices[index]
                 choice.finish = "length" if reason == "length" else "stop"
+                choice.stop = stop
                 return self._chunk([choice.end()])
             case Usage():
                 self._usage = delta
@@ -107,38 +132,59 @@ class CompletionAssembler:
 
     def complete(self) -> Ending:
         """End with usage, if it was asked for, and ``[DONE]``."""
-        usage = self._chunk([], with_usage=True) if self._include_usage else ()
-        return Ending([*usage, DONE], 200, self._body(), finish_reason=self._choices[0].finish)
+        is_asked = self._include_usage or self._timings
+        last = self._chunk([], is_last=True) if is_asked else ()
+        finish = self._choices[0].finish or ""
+        return Ending([*last, DONE], 200, self._body(), finish_reason=finish)
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
         return Ending([DONE], 200, self._body())
 
     def fail(self, error: Exception) -> Ending:
-        """End with the error."""
-        return replace(failure(error), is_early=not self._begun)
+        """End with the error, and with what was answered until then."""
+        has_output = any(choice.text for choice in self._choices)
+        return replace(
+            failure(error, self._whole() if has_output else None), is_early=not self._begun
+        )
 
-    def _chunk(self, choices: list[CompletionChoice], with_usage: bool = False) -> Sequence[bytes]:
+    def _chunk(self, choices: list[CompletionChoice], is_last: bool = False) -> Sequence[bytes]:
         if not self._stream:
             return ()
         self._begun = True
-        chunk = self._wire(choices, with_usage).model_dump()
+        chunk = self._wire(choices, is_last)
         if not self._include_usage:
             del chunk["usage"]
         return (b"data: " + orjson.dumps(chunk) + b"\n\n",)
 
     def _body(self) -> bytes:
-        if self._stream:
-            return b""
-        choices = [choice.whole(self._logprobs) for choice in self._choices]
-        return orjson.dumps(self._wire(choices, with_usage=True).model_dump())
+        return b"" if self._stream else orjson.dumps(self._whole())
 
-    def _wire(self, choices: list[CompletionChoice], with_usage: bool) -> Completion:
-        return Completion(
+    def _whole(self) -> dict[str, Any]:
+        """Return the object as a client that does not stream gets it."""
+        chosen = self._choices if self._n is None else self._best()
+        choices = [choice.whole(index, self._logprobs) for index, choice in enumerate(chosen)]
+        return self._wire(choices, is_last=True)
+
+    def _best(self) -> list[_ChoiceFold]:
+        """Return the likeliest choices of each prompt."""
+        best: list[_ChoiceFold] = []
+        for first in range(0, len(self._choices), self._best_of):
+            candidates = self._choices[first : first + self._best_of]
+            best += sorted(candidates, key=lambda c: c.likelihood, reverse=True)[: self._n]
+        return best
+
+    def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
+        completion = Completion(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=choices,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            usage=wire_usage(self._usage) if with_usage else None,
-        )
+            usage=wire_usage(self._usage) if is_last else None,
+            timings=wire_timings(self._usage) if is_last and self._timings else None,
+        ).model_dump()
+        drop_none(completion, "timings")
+        for choice in completion["choices"]:
+            drop_none(choice, "stop_str")
+        return completion

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from completions.content import to_content
 from completions.wire.messages import (
     AssistantMessage,
     Content,
     FunctionMessage,
     InstructionMessage,
     RequestMessage,
-    TextPart,
     ToolMessage,
     UserMessage,
 )
+from completions.wire.tools import RequestCustomToolCall, RequestToolCall
 from inference_site.http.errors import InvalidRequestError
-from worker.generation import Message, ToolCall
+from worker.custom_tools import custom_arguments
+from worker.engines.base import ModelSpec
+from worker.generation import Message, Part, Role, ToolCall
 
 
-def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
+def to_messages(messages: Sequence[RequestMessage], spec: ModelSpec) -> tuple[Message, ...]:
     """Return the turns, with the results of tools in the order of their calls.
 
-    Raise InvalidRequestError for a result without its call and for a call without its result.
+    Raise InvalidRequestError for a result without its call, for a call without its result, and for
+    content that the model cannot take.
     """
     turns: list[Message] = []
     position = 0
@@ -33,47 +38,67 @@ def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
                 "message with 'tool_calls'.",
                 param=f"messages[{position}].role",
             )
-        turns.append(_turn(message, position))
+        turns.append(_turn(message, position, turns, spec))
         position += 1
         if isinstance(message, AssistantMessage) and message.tool_calls:
             results = _results(messages[position:])
-            turns += _in_order_of_calls(message, results, position - 1)
+            turns += _in_order_of_calls(message, results, position - 1, spec)
             position += len(results)
     return tuple(turns)
 
 
-def _turn(message: RequestMessage, position: int) -> Message:
+def _turn(
+    message: RequestMessage, position: int, before: Sequence[Message], spec: ModelSpec
+) -> Message:
+    where = f"messages[{position}].content"
     match message:
         case InstructionMessage():
-            return Message("system", _text(message.content), name=message.name)
+            return _with("system", message.content, where, spec, name=message.name)
         case UserMessage():
-            return Message("user", _text(message.content), name=message.name)
+            return _with("user", message.content, where, spec, name=message.name)
         case AssistantMessage():
-            return _assistant(message, position)
+            return _assistant(message, position, spec)
         case FunctionMessage():
-            return Message("tool", _text(message.content or ""), name=message.name)
+            call_id = _legacy_call_id(before)
+            content = message.content or ""
+            return _with("tool", content, where, spec, name=message.name, tool_call_id=call_id)
         case ToolMessage():
-            return Message("tool", _text(message.content), tool_call_id=message.tool_call_id)
+            return _with("tool", message.content, where, spec, tool_call_id=message.tool_call_id)
 
 
-def _assistant(message: AssistantMessage, position: int) -> Message:
-    calls = tuple(
-        ToolCall(call.id, call.function.name, call.function.arguments)
-        for call in message.tool_calls or ()
-    )
+def _with(role: Role, content: Content, where: str, spec: ModelSpec, **rest: Any) -> Message:
+    """Return the turn with this content: plain text, or parts when it has more."""
+    text, parts = to_content(content, where, spec)
+    return Message(role, text, parts=parts, **rest)
+
+
+def _legacy_call_id(before: Sequence[Message]) -> str | None:
+    """Return the id of the call that the result of a function answers."""
+    calls = before[-1].tool_calls if before else ()
+    return calls[-1].id if calls else None
+
+
+def _assistant(message: AssistantMessage, position: int, spec: ModelSpec) -> Message:
+    calls = tuple(_call(call) for call in message.tool_calls or ())
+    if message.function_call is not None:
+        made = message.function_call
+        calls = (*calls, ToolCall(f"call_{position}", made.name, made.arguments))
     if message.content is None and message.refusal is None and not calls:
         raise InvalidRequestError(
             "No content was provided, expected tool calls to be provided.",
             param=f"messages[{position}].content",
         )
-    text = message.refusal if message.content is None else _text(message.content)
-    return Message("assistant", text, name=message.name, tool_calls=calls)
+    parts: tuple[Part, ...] = ()
+    text = message.refusal
+    if message.content is not None:
+        text, parts = to_content(message.content, f"messages[{position}].content", spec)
+    return Message("assistant", text, name=message.name, tool_calls=calls, parts=parts)
 
 
-def _text(content: Content) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+def _call(call: RequestToolCall) -> ToolCall:
+    if isinstance(call, RequestCustomToolCall):
+        return ToolCall(call.id, call.custom.name, custom_arguments(call.custom.input))
+    return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
 def _results(messages: Sequence[RequestMessage]) -> list[ToolMessage]:
@@ -87,9 +112,9 @@ def _results(messages: Sequence[RequestMessage]) -> list[ToolMessage]:
 
 
 def _in_order_of_calls(
-    message: AssistantMessage, results: list[ToolMessage], position: int
+    message: AssistantMessage, results: list[ToolMessage], position: int, spec: ModelSpec
 ) -> list[Message]:
-    calls = message.tool_calls or []
+    calls = [_call(call) for call in message.tool_calls or ()]
     given = {result.tool_call_id: result for result in results}
     unknown = given.keys() - {call.id for call in calls}
     if unknown:
@@ -105,7 +130,15 @@ def _in_order_of_calls(
             f"{', '.join(missing)}",
             param=f"messages[{position}].tool_calls",
         )
+    places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
     return [
-        Message("tool", _text(given[call.id].content), call.function.name, (), call.id)
+        _with(
+            "tool",
+            given[call.id].content,
+            f"messages[{places[call.id]}].content",
+            spec,
+            name=call.name,
+            tool_call_id=call.id,
+        )
         for call in calls
     ]

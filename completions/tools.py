@@ -1,29 +1,40 @@
-"""From ``tools`` and ``tool_choice`` to the tools an engine is given."""
+"""From ``tools`` and ``tool_choice``, or what they were before, to the tools an engine is given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from completions.wire.chat import ChatCompletionRequest
-from completions.wire.tools import AllowedToolsChoice, NamedTool
+from completions.wire.tools import (
+    AllowedToolsChoice,
+    CustomTool,
+    FunctionDefinition,
+    NamedCustomTool,
+    NamedFunctionTool,
+    RequestTool,
+)
 from inference_site.http.errors import InvalidRequestError
+from worker.custom_tools import custom_tool
 from worker.generation import Tool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """Which tools the model sees, and whether it must call one of them."""
+    """Which tools the model sees, and whether it must call one of them.
+
+    ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
+    """
 
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
+    is_legacy: bool = False
 
 
 def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
     """Return the plan. Raise InvalidRequestError for a choice of a tool that is not there."""
-    tools = tuple(
-        Tool(tool.function.name, tool.function.description, tool.function.parameters or {})
-        for tool in body.tools or ()
-    )
+    if body.functions is not None or body.function_call is not None:
+        return _legacy_plan(body)
+    tools = tuple(to_tool(tool) for tool in body.tools or ())
     choice = body.tool_choice
     if choice is not None and choice != "none" and not tools:
         raise InvalidRequestError(
@@ -36,21 +47,58 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
             return ToolPlan()
         case "required":
             return ToolPlan(tools, must_call=True)
-        case NamedTool(function=function):
-            return ToolPlan(_only(tools, [function.name]), must_call=True)
+        case NamedFunctionTool() | NamedCustomTool():
+            return ToolPlan(only(tools, [choice.name]), must_call=True)
         case AllowedToolsChoice(allowed_tools=allowed):
-            names = [tool.function.name for tool in allowed.tools]
-            return ToolPlan(_only(tools, names), must_call=allowed.mode == "required")
+            names = [tool.name for tool in allowed.tools]
+            return ToolPlan(only(tools, names), must_call=allowed.mode == "required")
         case _:
             return ToolPlan(tools)
 
 
-def _only(tools: tuple[Tool, ...], names: list[str]) -> tuple[Tool, ...]:
-    """Return the named tools; a model that does not see the others cannot call them."""
+def to_tool(tool: RequestTool) -> Tool:
+    """Return the tool as the model sees it."""
+    if isinstance(tool, CustomTool):
+        return custom_tool(tool.custom.name, tool.custom.description)
+    return _function(tool.function)
+
+
+def _function(function: FunctionDefinition) -> Tool:
+    return Tool(function.name, function.description, function.parameters or {})
+
+
+def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
+    if body.tools is not None or body.tool_choice is not None:
+        raise InvalidRequestError(
+            "Invalid 'functions': it cannot be used together with 'tools'.", param="functions"
+        )
+    if body.functions is None:
+        raise InvalidRequestError(
+            "Invalid 'function_call': it is only allowed when 'functions' are specified.",
+            param="function_call",
+        )
+    tools = tuple(_function(function) for function in body.functions)
+    match body.function_call:
+        case "none":
+            return ToolPlan(is_legacy=True)
+        case "auto" | None:
+            return ToolPlan(tools, is_legacy=True)
+        case named:
+            tools = only(tools, [named.name], "function_call", "functions")
+            return ToolPlan(tools, must_call=True, is_legacy=True)
+
+
+def only(
+    tools: tuple[Tool, ...], names: list[str], param: str = "tool_choice", among: str = "tools"
+) -> tuple[Tool, ...]:
+    """Return the named tools; a model that does not see the others cannot call them.
+
+    Raise InvalidRequestError for a name that is not there.
+    """
     known = {tool.name for tool in tools}
     if missing := [name for name in names if name not in known]:
         raise InvalidRequestError(
-            f"Invalid value for 'tool_choice': there is no tool named '{missing[0]}' in 'tools'.",
-            param="tool_choice",
+            f"Invalid value for '{param}': there is no tool named '{missing[0]}' in '{among}'.",
+            param=param,
         )
     return tuple(tool for tool in tools if tool.name in names)

@@ -2,14 +2,20 @@
 
 from django.urls import path
 
+from completions.model_views import ModelsView, ModelView
 from completions.stored_views import StoredCompletionView, StoredMessagesView
-from completions.views import ChatCompletionsView, CompletionsView, ModelsView, ModelView
+from completions.token_views import DetokenizeView, EmbeddingsView, RenderView, TokenizeView
+from completions.views import ChatCompletionsView, CompletionsView
 
 urlpatterns = [
     path("chat/completions", ChatCompletionsView.as_view()),
     path("chat/completions/<str:completion_id>", StoredCompletionView.as_view()),
     path("chat/completions/<str:completion_id>/messages", StoredMessagesView.as_view()),
+    path("chat/render", RenderView.as_view()),
     path("completions", CompletionsView.as_view()),
+    path("detokenize", DetokenizeView.as_view()),
+    path("embeddings", EmbeddingsView.as_view()),
     path("models", ModelsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
+    path("tokenize", TokenizeView.as_view()),
 ]

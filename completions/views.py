@@ -1,4 +1,4 @@
-"""Views of chat completions, completions and models."""
+"""Views of chat completions and completions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from rest_framework.response import Response
 
 from completions.assembler import CHAT
 from completions.completion_assembler import COMPLETION
-from completions.completion_mapping import echoes, to_completion_request
+from completions.completion_mapping import echoes, picks, to_completion_request
 from completions.mapping import to_generation_request
 from completions.stored_views import list_stored
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
-from completions.wire.models import Model, ModelList
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, served_model, submit
-from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
 from inference_site.http.views import ApiView
-from worker.catalog import catalog
 from worker.engines.base import ModelSpec
-from worker.leases import live_view
+from worker.models import ServiceClass
 from worker.queue import new_id
 
 
@@ -36,13 +33,25 @@ class ChatCompletionsView(ApiView):
         spec = served_model(body.model)
         asked = to_generation_request(body, spec)
         completion_id = new_id("chatcmpl-")
+        is_flex = body.service_tier == "flex"
         assembly = {
             **_assembly(completion_id, spec, body),
             "choices": asked.choices,
             "logprobs": asked.top_logprobs is not None,
+            "is_legacy": body.functions is not None,
+            "service_tier": "flex" if is_flex else "default",
         }
-        ignored, order = body.ignored_params, self._store(request, body)
-        job = Job(CHAT, completion_id, asked, assembly, bool(body.stream), ignored, order)
+        job = Job(
+            CHAT,
+            completion_id,
+            asked,
+            assembly,
+            stream=bool(body.stream),
+            ignored_params=body.ignored_params,
+            store=self._store(request, body),
+            service_class=ServiceClass.BACKGROUND if is_flex else ServiceClass.FOREGROUND,
+            end_user=body.safety_identifier or body.user or "",
+        )
         return submit(request, job)
 
     def get(self, request: Request) -> Response:
@@ -73,30 +82,19 @@ class CompletionsView(ApiView):
             **_assembly(completion_id, spec, body),
             "echoes": echoes(body, asked),
             "logprobs": body.logprobs is not None,
+            "n": body.n or 1 if picks(body) else None,
+            "best_of": asked.choices,
         }
-        ignored = body.ignored_params
-        job = Job(COMPLETION, completion_id, asked, assembly, bool(body.stream), ignored)
+        job = Job(
+            COMPLETION,
+            completion_id,
+            asked,
+            assembly,
+            stream=bool(body.stream),
+            ignored_params=body.ignored_params,
+            end_user=body.user or "",
+        )
         return submit(request, job)
-
-
-class ModelsView(ApiView):
-    """``GET /v1/models``."""
-
-    def get(self, request: Request) -> Response:
-        models = [_wire_model(spec) for spec in catalog().models.values()]
-        return Response(ModelList(data=models).model_dump())
-
-
-class ModelView(ApiView):
-    """``GET /v1/models/{id}``; the id may contain slashes."""
-
-    def get(self, request: Request, model_id: str) -> Response:
-        spec = catalog().find(model_id)
-        if spec is None:
-            raise NotFoundError(
-                f"The model '{model_id}' does not exist", param="model", code="model_not_found"
-            )
-        return Response(_wire_model(spec).model_dump())
 
 
 def _assembly(
@@ -110,17 +108,5 @@ def _assembly(
         "model": spec.id,
         "stream": bool(body.stream),
         "include_usage": bool(options and options.include_usage),
+        "timings": bool(body.timings),
     }
-
-
-def _wire_model(spec: ModelSpec) -> Model:
-    workers = len(live_view.serving(spec.id))
-    created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
-    return Model(
-        id=spec.id,
-        created=created,
-        owned_by="inference-site",
-        status="loaded" if workers else "unloaded",
-        context_length=spec.context_length,
-        workers=workers,
-    )

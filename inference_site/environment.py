@@ -56,6 +56,18 @@ def items(name: str, default: str = "") -> list[str]:
     return [item.strip() for item in text(name, default).split(",") if item.strip()]
 
 
+def mapping(name: str) -> dict[str, Any]:
+    """Return a JSON object. Raise ImproperlyConfigured for anything else."""
+    value = text(name, "{}")
+    try:
+        decoded = json.loads(value)
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"{name}: not JSON: {exc}.") from exc
+    if not isinstance(decoded, dict):
+        raise ImproperlyConfigured(f"{name}: expected a JSON object, got {value!r}.")
+    return decoded
+
+
 def database(url: str) -> dict[str, Any]:
     """Return Django's settings for a database address."""
     config: dict[str, Any] = dict(_env.db_url_config(url))

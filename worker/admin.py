@@ -82,7 +82,19 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
     fieldsets = (
         (None, {"fields": ("public_id", "status", "finish_reason", "error_code")}),
         ("Who asked", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
-        ("How", {"fields": ("service_class", "streamed", "ignored_params", "worker", "attempt")}),
+        (
+            "How",
+            {
+                "fields": (
+                    "service_class",
+                    "streamed",
+                    "end_user",
+                    "ignored_params",
+                    "worker",
+                    "attempt",
+                )
+            },
+        ),
         (
             "When",
             {"fields": ("time", "queue_wait", "time_to_first_token", "speed", "finished_at")},

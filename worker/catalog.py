@@ -7,7 +7,7 @@ product is the catalogue. Errors name the file and the key.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from typing import Any
 import yaml
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import TypeAdapter, ValidationError
 
 from worker.engines.base import ModelSpec
 from worker.engines.registry import ENGINES, engine_options
+from worker.generation import Sampling
 
 DEMO_FILE = Path(__file__).parent / "demo" / "demo-q8_0.gguf"
 
 _INTEGERS = ("slots", "context_length", "threads")
+_FILES = ("mmproj",)  # Options that name a file.
+_sampling = TypeAdapter(Sampling)
 
 
 def default_threads() -> int:
@@ -29,15 +33,24 @@ def default_threads() -> int:
     return max(1, (os.cpu_count() or 2) // 2)
 
 
-def demo_spec() -> ModelSpec:
-    """Return the model that ships with the product. It answers best without thinking first."""
-    return ModelSpec(
+def demo_specs() -> list[ModelSpec]:
+    """Return the models that ship with the product: one file, for chats and for embeddings."""
+    chat = ModelSpec(
         id="demo",
         engine="llama_cpp",
         file=DEMO_FILE,
         threads=default_threads(),
+        sampling=site_sampling(),
+        # It answers best without thinking first.
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
+    embedding = replace(chat, id="demo-embedding", slots=4, options={"embedding": "mean"})
+    return [chat, embedding]
+
+
+def site_sampling() -> Sampling:
+    """Return what requests and models leave out. Raise ImproperlyConfigured for a bad setting."""
+    return parse_sampling("SAMPLING", settings.SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -57,8 +70,7 @@ def catalog() -> Catalog:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
     if path is None:
-        demo = demo_spec()
-        return Catalog({demo.id: demo})
+        return Catalog({spec.id: spec for spec in demo_specs()})
     return parse_catalog(path)
 
 
@@ -91,15 +103,40 @@ def _parse_entry(path: Path, id_: str, entry: Any) -> ModelSpec:
     for key in _INTEGERS:
         if key in rest:
             integers[key] = _positive_integer(f"{where}.{key}", rest.pop(key))
+    adapters = rest.pop("lora_adapters", {})
+    if not isinstance(adapters, dict):
+        raise ImproperlyConfigured(f"{where}.lora_adapters must map names to files.")
+    sampling = parse_sampling(f"{where}.sampling", rest.pop("sampling", {}))
     if unknown := rest.keys() - engine_options(engine):
         raise ImproperlyConfigured(f"{where}: unknown key {min(unknown)!r}.")
     return ModelSpec(
         id=id_,
         engine=engine,
         file=(path.parent / str(file)) if file is not None else None,
-        options=rest,
+        lora_adapters={str(name): path.parent / str(file) for name, file in adapters.items()},
+        sampling=sampling.over(site_sampling()),
+        options=_with_absolute_files(path.parent, rest),
         **integers,
     )
+
+
+def _with_absolute_files(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with their file names read from the folder of the models file."""
+    files = {key: str(folder / options[key]) for key in _FILES if isinstance(options.get(key), str)}
+    return {**options, **files}
+
+
+def parse_sampling(where: str, values: Any) -> Sampling:
+    """Return sampler defaults, which have the names of requests. Raise ImproperlyConfigured."""
+    if not isinstance(values, dict):
+        raise ImproperlyConfigured(f"{where} must be a mapping.")
+    if unknown := values.keys() - {field.name for field in fields(Sampling)}:
+        raise ImproperlyConfigured(f"{where}: unknown key {min(unknown, key=str)!r}.")
+    try:
+        return _sampling.validate_python(values)
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        raise ImproperlyConfigured(f"{where}.{error['loc'][0]}: {error['msg']}.") from exc
 
 
 def _positive_integer(where: str, value: Any) -> int:

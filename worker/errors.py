@@ -9,6 +9,8 @@
     └── QueueTimeout     waited too long for a slot
 
 A class's docstring is its message.
+
+    HookFailed           a function of the operator failed; an error of the site, not of the engine
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from worker.engines.base import EngineUnavailable
 class _Documented(EngineUnavailable):
     def __init__(self) -> None:
         super().__init__(self.__doc__)
+
+
+class HookFailed(Exception):
+    """A hook raised, or returned what is no chunk."""
 
 
 class DocumentLost(_Documented):

@@ -5,7 +5,7 @@ Frozen values without I/O, HTTP or JSON. The names follow docs/glossary.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -70,11 +70,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call; ``parameters`` is the JSON schema of its arguments."""
+    """A function the model may call; ``parameters`` is the JSON schema of its arguments.
+
+    ``is_custom``: it stands for a tool that takes one text (see ``worker.custom_tools``).
+    """
 
     name: str
     description: str | None
     parameters: dict[str, Any]
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,15 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
+    def over(self, defaults: Sampling) -> Sampling:
+        """Return these settings, and the defaults for what is left out."""
+        left_out = {
+            name: value
+            for name in self.__slots__
+            if getattr(self, name) in (None, ()) and (value := getattr(defaults, name)) is not None
+        }
+        return replace(self, **left_out) if left_out else self
+
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
 
@@ -126,22 +139,33 @@ class Constraint:
     param: str
 
 
+Operation = Literal["chat", "complete", "embed", "tokenize", "detokenize", "render"]
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """What one run of a model is asked to do.
 
+    ``operation`` names the method of the engine. ``chat`` and ``render`` take ``messages``; the
+    others take ``prompts``, each of which is text or token ids.
+
     ``max_output_tokens=None`` means "until the context is full".
-    ``stop`` holds texts; none of them ever appears in the output.
+    ``stop`` holds texts and ``stop_token_ids`` tokens; none of them ever appears in the output.
     ``ignore_eos`` goes on past the model's end-of-sequence token (for benchmarks).
     ``choices`` answers are sampled from one prefill of the prompt.
     ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
     ``template_vars`` are variables of the chat template, over those of the model's record.
     ``reasoning_budget`` ends the reasoning after so many tokens.
-    ``prompts`` are continued as they are, without a chat template, when there are no messages; a
-    prompt is text or token ids. Each has ``choices`` answers; the one numbered
-    ``prompt × choices + choice`` has that index.
+    ``prompts`` are continued as they are, without a chat template. Each has ``choices`` answers;
+    the one numbered ``prompt × choices + choice`` has that index. With a ``suffix`` they are
+    continued by what fits between the two.
     ``must_call`` has the answer be a call of one of the ``tools`` and nothing else; otherwise the
     model chooses.
+    ``response_prefix`` is how the answer begins; it is not part of the output.
+    ``add_generation_prompt=False`` leaves out the template's beginning of an answer.
+    ``cache_prompt=False`` computes the whole prompt anew.
+    ``lora`` pairs names of the model's adapters with their scales.
+    ``truncate`` drops the oldest turns, but no instructions, when the context is too short.
     """
 
     model: str
@@ -149,6 +173,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     max_output_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     choices: int = 1
     top_logprobs: int | None = None
@@ -158,7 +183,14 @@ class GenerationRequest:
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     parallel_tool_calls: bool = True
+    operation: Operation = "chat"
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    suffix: str | None = None
+    response_prefix: str = ""
+    add_generation_prompt: bool = True
+    cache_prompt: bool = True
+    lora: tuple[tuple[str, float], ...] = ()
+    truncate: bool = False
 
     @property
     def answers(self) -> int:
@@ -204,7 +236,8 @@ class ReasoningDelta:
 class ToolCallDelta:
     """A piece of a tool call. The first of a call has its id and name; the later ones have none.
 
-    ``call`` numbers the calls of one choice from 0; the pieces of ``arguments`` add up to JSON.
+    ``call`` numbers the calls of one choice from 0; the pieces of ``arguments`` add up to JSON, or
+    to the text of a call that ``is_custom``.
     """
 
     call: int
@@ -212,27 +245,70 @@ class ToolCallDelta:
     id: str | None = None
     name: str | None = None
     index: int = 0
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of one choice; each choice has exactly one."""
+class EmbeddingDelta:
+    """The embedding of one prompt: little-endian 32-bit floats, of length 1 as a vector."""
 
-    reason: FinishReason
+    vector: bytes
     index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class TokensDelta:
+    """The token ids of one prompt, with those the model begins every prompt with."""
+
+    ids: tuple[int, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDelta:
+    """The prompt that a chat comes to, and its tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice; each choice has exactly one.
+
+    ``stop`` is the stop text, or the stop token's id, that ended it, if one did.
+    """
+
+    reason: FinishReason
+    index: int = 0
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of the served model's tokenizer: cached ⊂ input, reasoning ⊂ output."""
+    """Token counts of the served model's tokenizer: cached ⊂ input, reasoning ⊂ output.
+
+    ``prefill_ms`` is the time spent on the prompts, ``decode_ms`` that on the longest answer.
+    """
 
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
 
 
-Delta = TextDelta | ReasoningDelta | ToolCallDelta | Finish | Usage
+Delta = (
+    TextDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | EmbeddingDelta
+    | TokensDelta
+    | PromptDelta
+    | Finish
+    | Usage
+)
 """What an engine yields, in order: pieces, one ``Finish`` a choice, and ``Usage`` last.
 
 ``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that

@@ -155,6 +155,7 @@ class Generation(models.Model):
         choices=ServiceClass.choices, default=ServiceClass.FOREGROUND
     )
     streamed = models.BooleanField(default=False)
+    end_user = models.CharField(max_length=512, blank=True, default="")
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)

@@ -41,6 +41,7 @@ class Enqueue:
     request_id: str
     streamed: bool
     service_class: ServiceClass = ServiceClass.FOREGROUND
+    end_user: str = ""
     ignored_params: list[str] = field(default_factory=list)
 
 
@@ -72,6 +73,7 @@ def enqueue(order: Enqueue, document: Document, follower: str) -> None:
         request_id=order.request_id,
         service_class=order.service_class,
         streamed=order.streamed,
+        end_user=order.end_user,
         ignored_params=order.ignored_params,
     )
     if unheard < ENOUGH_BELLS:

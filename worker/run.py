@@ -15,12 +15,16 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 from django.utils import timezone
 
 from worker.assembly import Assembler, Ending, kind_of
+from worker.custom_tools import CustomCalls
 from worker.documents import Document, load_document
 from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest
 from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
-from worker.generation import Delta, Finish, Usage
+from worker.generation import Delta, Finish, GenerationRequest, Usage
+from worker.hooks import HookContext, Hooks, hooks_for
+from worker.media.resolve import resolve_media
 from worker.models import Claim, Generation, Status, lent_connection
 from worker.publisher import StopReason, Stream
+from worker.truncation import run_truncating
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ class Run:
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
         self._unfinished = 1
+        self._hooks: Hooks | None = None
+        self._custom_calls: CustomCalls | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -51,8 +57,13 @@ class Run:
             self._first_token_at = timezone.now()
         if isinstance(delta, Finish):
             self._unfinished -= 1
+        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
+            self._pass_on(piece)
+
+    def _pass_on(self, delta: Delta) -> None:
+        passed = delta if self._hooks is None else self._hooks.pass_on(delta)
         assert self._assembler is not None
-        if frames := self._assembler.feed(delta):
+        if passed is not None and (frames := self._assembler.feed(passed)):
             self._stream.append(frames)
 
     def drive(self, engine: Engine) -> None:
@@ -75,14 +86,16 @@ class Run:
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled = self._document()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        self._prepare(document.request)
         self._document_store = document.store
         self._unfinished = document.request.answers
         if cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
-            generate = engine.complete if document.request.prompts else engine.chat
-            generate(document.request, self)
+            run_truncating(engine, resolve_media(document.request), self)
         if not self._unfinished:
+            if self._hooks is not None:
+                self._hooks.done()
             return Status.COMPLETED, self._assembler.complete()
         if not self._stream.cancelled:
             raise GenerationFailed("The engine ended without finishing its answer.")
@@ -93,6 +106,12 @@ class Run:
                 raise StreamLost
             case _:
                 return Status.CANCELLED, self._assembler.cancel()
+
+    def _prepare(self, request: GenerationRequest) -> None:
+        """Set up what the deltas go through on their way to the assembler."""
+        self._hooks = hooks_for(HookContext(self._claim.public_id, self._claim.kind, request.model))
+        if any(tool.is_custom for tool in request.tools):
+            self._custom_calls = CustomCalls(request.tools)
 
     def _document(self) -> tuple[Document, bool]:
         try:

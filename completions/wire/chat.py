@@ -12,7 +12,14 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from completions.wire.constraint import GrammarField, ResponseFormat
 from completions.wire.messages import RequestMessage, wrap_text
 from completions.wire.sampling import SamplingFields
-from completions.wire.tools import FunctionTool, MessageToolCall, ToolChoice
+from completions.wire.tools import (
+    FunctionCall,
+    FunctionCallChoice,
+    FunctionDefinition,
+    MessageToolCall,
+    RequestTool,
+    ToolChoice,
+)
 from inference_site.http.payload import WireObject, WireRequest
 
 # --- Request -------------------------------------------------------------------------------------
@@ -48,6 +55,13 @@ Metadata = Annotated[
 ]
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+"""``flex`` waits behind all others; the rest are one."""
+
+EndUser = Annotated[str, Field(max_length=512)]
+"""Who the caller asks for; kept on the generation."""
+
+
 class MetadataUpdate(WireRequest):
     """The body of ``POST /v1/chat/completions/{id}``."""
 
@@ -59,7 +73,9 @@ class ChatCompletionRequest(SamplingFields):
 
     Extensions: ``messages`` as a bare string, ``grammar``, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
-    ``ignore_eos``, and those of ``SamplingFields``.
+    ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and those of
+    ``SamplingFields``. ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's
+    beginning is looked for among those computed before.
     """
 
     model: str
@@ -70,9 +86,13 @@ class ChatCompletionRequest(SamplingFields):
     stop: StopTexts | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[RequestTool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(min_length=1, max_length=128)] | None = (
+        None
+    )
+    function_call: FunctionCallChoice | None = None
     response_format: ResponseFormat | None = None
     grammar: GrammarField | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -80,16 +100,23 @@ class ChatCompletionRequest(SamplingFields):
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    response_prefix: str | None = None
+    add_generation_prompt: bool | None = None
+    truncate_sequence: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    ignore_eos: bool | None = None
+    service_tier: ServiceTier | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
 
 
 # --- Answer --------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(WireObject):
@@ -146,6 +173,7 @@ class ResponseMessage(WireObject):
     content: str | None
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
+    function_call: FunctionCall | None = None
     refusal: None = None
     annotations: list[None] = Field(default_factory=list)
 
@@ -156,11 +184,24 @@ class Choice(WireObject):
     index: int
     message: ResponseMessage
     logprobs: ChoiceLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    stop_str: str | int | None = None
+
+
+class Timings(WireObject):
+    """``timings``, an extension: counts of tokens, and how long they took."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
 
 
 class ChatCompletion(WireObject):
-    """The answer to a request that does not stream."""
+    """The answer to a request that does not stream. ``finish_reason`` is null in partial ones."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -168,8 +209,9 @@ class ChatCompletion(WireObject):
     model: str
     choices: list[Choice]
     usage: CompletionUsage
-    service_tier: Literal["default"] = "default"
+    service_tier: Literal["default", "flex"] = "default"
     system_fingerprint: str
+    timings: Timings | None = None
 
 
 class ChunkFunction(WireObject):
@@ -179,13 +221,21 @@ class ChunkFunction(WireObject):
     arguments: str
 
 
+class ChunkCustom(WireObject):
+    """``choices[].delta.tool_calls[].custom``: the same for a custom tool."""
+
+    name: str | None = None
+    input: str
+
+
 class ChunkToolCall(WireObject):
     """``choices[].delta.tool_calls[]``: id and type come with the first piece of a call only."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: ChunkFunction
+    type: Literal["function", "custom"] | None = None
+    function: ChunkFunction | None = None
+    custom: ChunkCustom | None = None
 
 
 class ChunkDelta(WireObject):
@@ -195,6 +245,7 @@ class ChunkDelta(WireObject):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ChunkToolCall] | None = None
+    function_call: ChunkFunction | None = None
     refusal: None = None
 
 
@@ -205,6 +256,7 @@ class ChunkChoice(WireObject):
     delta: ChunkDelta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_str: str | int | None = None
 
 
 class ChatCompletionChunk(WireObject):
@@ -215,6 +267,7 @@ class ChatCompletionChunk(WireObject):
     created: int
     model: str
     choices: list[ChunkChoice]
-    service_tier: Literal["default"] = "default"
+    service_tier: Literal["default", "flex"] = "default"
     system_fingerprint: str
     usage: CompletionUsage | None = None
+    timings: Timings | None = None

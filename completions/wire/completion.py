@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from completions.wire.chat import CompletionUsage, StopTexts, StreamOptions
+from completions.wire.chat import CompletionUsage, EndUser, StopTexts, StreamOptions, Timings
 from completions.wire.constraint import GrammarField
 from completions.wire.sampling import SamplingFields
 from inference_site.http.payload import WireObject
@@ -32,7 +32,7 @@ Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """The body of ``POST /v1/completions``. ``grammar`` and ``ignore_eos`` are extensions."""
+    """The body of ``POST /v1/completions``. ``grammar`` is an extension."""
 
     model: str
     prompt: Prompt
@@ -46,7 +46,7 @@ class CompletionRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     grammar: GrammarField | None = None
-    ignore_eos: bool | None = None
+    user: EndUser | None = None
 
 
 class CompletionLogprobs(WireObject):
@@ -65,6 +65,7 @@ class CompletionChoice(WireObject):
     index: int
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    stop_str: str | int | None = None
 
 
 class Completion(WireObject):
@@ -77,3 +78,4 @@ class Completion(WireObject):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: CompletionUsage | None = None
+    timings: Timings | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from completions.wire.tools import RequestToolCall
+from completions.wire.tools import RequestFunctionCall, RequestToolCall
 from inference_site.http.payload import WireRequest
 
 
@@ -24,7 +24,52 @@ class RefusalPart(WireRequest):
     refusal: str
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+class ImageUrl(WireRequest):
+    """``image_url`` of an image part: a ``data:`` or http(s) URL. ``detail`` is a hint."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImagePart(WireRequest):
+    """A content part of type ``image_url``."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(WireRequest):
+    """``input_audio`` of an audio part: base64 of a file."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(WireRequest):
+    """A content part of type ``input_audio``."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class InputFile(WireRequest):
+    """``file`` of a file part: base64 or a ``data:`` URL."""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(WireRequest):
+    """A content part of type ``file``."""
+
+    type: Literal["file"]
+    file: InputFile
+
+
+Part = Annotated[
+    TextPart | ImagePart | AudioPart | FilePart | RefusalPart, Field(discriminator="type")
+]
 
 
 def _content_kind(value: object) -> str:
@@ -61,6 +106,7 @@ class AssistantMessage(WireRequest):
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[RequestToolCall] | None = None
+    function_call: RequestFunctionCall | None = None
 
 
 class ToolMessage(WireRequest):

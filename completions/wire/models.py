@@ -8,9 +8,10 @@ from inference_site.http.payload import WireObject
 
 
 class Model(WireObject):
-    """One served model. ``status``, ``context_length`` and ``workers`` are extensions.
+    """One served model. What follows ``owned_by`` is an extension.
 
-    ``context_length`` is tokens for one sequence; ``workers`` is how many live workers serve it.
+    ``context_length`` is tokens for one sequence; ``workers`` is how many live workers serve it;
+    ``capabilities`` is what requests may ask of it; ``lora_adapters`` names what ``lora`` may name.
     """
 
     id: str
@@ -20,6 +21,8 @@ class Model(WireObject):
     status: Literal["loaded", "unloaded"]
     context_length: int
     workers: int
+    capabilities: list[str]
+    lora_adapters: list[str]
 
 
 class ModelList(WireObject):

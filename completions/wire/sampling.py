@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from inference_site.http.payload import WireRequest
 
@@ -17,8 +17,26 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
+class LoraAdapter(WireRequest):
+    """``lora[]``: one of the model's adapters, and how much of it is applied."""
+
+    name: str
+    scale: float = 1.0
+
+
+def _lora_kind(value: object) -> str:
+    return "adapters" if isinstance(value, list) else "name"
+
+
+LoraField = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[list[LoraAdapter], Field(max_length=16), Tag("adapters")],
+    Discriminator(_lora_kind),
+]
+
+
 class SamplingFields(WireRequest):
-    """Omitted values come from the model's record; an explicit 0 is honoured."""
+    """Omitted values come from the model's record, then the site's; an explicit 0 is honoured."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -41,3 +59,11 @@ class SamplingFields(WireRequest):
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: NotNegative | None = None
     mirostat_eta: NotNegative | None = None
+
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None
+    ) = None
+    ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+    lora: LoraField | None = None
+    timings: bool | None = None

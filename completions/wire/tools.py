@@ -30,17 +30,61 @@ class FunctionTool(WireRequest):
     function: FunctionDefinition
 
 
+class CustomFormat(WireRequest):
+    """``tools[].custom.format``: free text. Grammars for custom tools are not honoured."""
+
+    type: Literal["text"]
+
+
+class CustomDefinition(WireRequest):
+    """``tools[].custom``: a tool that takes one text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(WireRequest):
+    """``tools[]`` of type ``custom``."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+
+RequestTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
 class NamedFunction(WireRequest):
     """A function by its name."""
 
     name: str
 
 
-class NamedTool(WireRequest):
+class NamedFunctionTool(WireRequest):
     """``tool_choice`` that names the one function to call, and an entry of ``allowed_tools``."""
 
     type: Literal["function"]
     function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.function.name
+
+
+class NamedCustomTool(WireRequest):
+    """The same for a custom tool."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+
+NamedTool = Annotated[NamedFunctionTool | NamedCustomTool, Field(discriminator="type")]
 
 
 class AllowedTools(WireRequest):
@@ -78,12 +122,43 @@ class RequestFunctionCall(WireRequest):
     arguments: str
 
 
-class RequestToolCall(WireRequest):
-    """``messages[].tool_calls[]``."""
+class RequestFunctionToolCall(WireRequest):
+    """``messages[].tool_calls[]`` of a function."""
 
     id: str
     type: Literal["function"]
     function: RequestFunctionCall
+
+
+class RequestCustomCall(WireRequest):
+    """``messages[].tool_calls[].custom``."""
+
+    name: str
+    input: str
+
+
+class RequestCustomToolCall(WireRequest):
+    """``messages[].tool_calls[]`` of a custom tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: RequestCustomCall
+
+
+RequestToolCall = Annotated[
+    RequestFunctionToolCall | RequestCustomToolCall, Field(discriminator="type")
+]
+
+
+def _function_choice_kind(value: object) -> str:
+    return "named" if isinstance(value, dict) else "mode"
+
+
+FunctionCallChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("mode")] | Annotated[NamedFunction, Tag("named")],
+    Discriminator(_function_choice_kind),
+]
+"""``function_call`` of a request: ``tool_choice`` as it was before there were tools."""
 
 
 class FunctionCall(WireObject):
@@ -93,9 +168,27 @@ class FunctionCall(WireObject):
     arguments: str
 
 
-class MessageToolCall(WireObject):
-    """``choices[].message.tool_calls[]``."""
+class MessageFunctionToolCall(WireObject):
+    """``choices[].message.tool_calls[]`` of a function."""
 
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(WireObject):
+    """``choices[].message.tool_calls[].custom``."""
+
+    name: str
+    input: str
+
+
+class MessageCustomToolCall(WireObject):
+    """``choices[].message.tool_calls[]`` of a custom tool."""
+
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: CustomCall
+
+
+MessageToolCall = MessageFunctionToolCall | MessageCustomToolCall

@@ -17,6 +17,7 @@ from worker.documents import Document
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
 from worker.leases import live_view
+from worker.models import ServiceClass
 from worker.queue import Enqueue, enqueue
 
 
@@ -34,6 +35,8 @@ class Job:
     stream: bool
     ignored_params: list[str]
     store: dict[str, Any] | None = None
+    service_class: ServiceClass = ServiceClass.FOREGROUND
+    end_user: str = ""
 
 
 def served_model(name: str) -> ModelSpec:
@@ -79,5 +82,7 @@ def _order(request: Request, job: Job) -> Enqueue:
         api_key_id=caller.api_key_id,
         request_id=request._request.request_id,  # type: ignore[attr-defined]  # Set by ApiHandler.
         streamed=job.stream,
+        service_class=job.service_class,
+        end_user=job.end_user,
         ignored_params=job.ignored_params,
     )

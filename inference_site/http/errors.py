@@ -158,6 +158,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         (worker.DocumentLost, worker.StreamLost, worker.ShuttingDown),
         lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
     ),
+    ((worker.HookFailed,), lambda _: InternalError(code="hook_failed")),
     ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
     ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
     ((engine.EngineUnavailable,), lambda e: UnavailableError(str(e), code="engine_unavailable")),

@@ -143,7 +143,8 @@ def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
         ),
         (
             {"messages": [{**USER, "content": [{"type": "image"}]}]},
-            "Invalid value: 'image'. Supported values are: 'text' and 'refusal'.",
+            "Invalid value: 'image'. Supported values are: 'text', 'image_url', 'input_audio', "
+            "'file', and 'refusal'.",
         ),
     ],
 )
@@ -179,8 +180,8 @@ def test_the_bounds_belong_to_the_range() -> None:
 
 
 def test_unknown_fields_are_named_in_the_order_they_came() -> None:
-    whole = body(zeta=1, verbosity="low", alpha=False, nothing=None)
-    assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "verbosity", "alpha"]
+    whole = body(zeta=1, prediction="low", alpha=False, nothing=None)
+    assert parse(ChatCompletionRequest, whole).ignored_params == ["zeta", "prediction", "alpha"]
 
 
 def test_unknown_fields_of_nested_objects_are_named_once_by_their_path() -> None:
@@ -202,9 +203,9 @@ def test_a_name_that_does_not_fit_a_header_is_left_out(name: str) -> None:
 
 def test_strict_fields_refuse_what_is_unknown(settings: Settings) -> None:
     settings.STRICT_FIELDS = True
-    error = refused(body(verbosity="low", other=1))
-    assert (error.param, error.code) == ("verbosity", "unknown_parameter")
-    parse(ChatCompletionRequest, body(verbosity=None))
+    error = refused(body(prediction="low", other=1))
+    assert (error.param, error.code) == ("prediction", "unknown_parameter")
+    parse(ChatCompletionRequest, body(prediction=None))
 
 
 def test_a_long_bad_value_is_not_repeated_whole() -> None:

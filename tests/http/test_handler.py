@@ -11,7 +11,7 @@ from django.core import signals
 from django.db import close_old_connections
 from django.http.response import HttpResponseBase
 
-from completions import views
+from completions import model_views
 from inference_site.accounts.models import ApiKey
 from inference_site.http import enqueue as enqueue_module
 from inference_site.http import views as http_views
@@ -158,7 +158,7 @@ def test_an_internal_fault_is_an_envelope_without_its_details(
     def broken() -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(views, "catalog", broken)
+    monkeypatch.setattr(model_views, "catalog", broken)
     response = api("GET", "/v1/models", x_request_id="req-broken")
     assert response.status_code == 500
     assert error_of(response)["type"] == "server_error"
@@ -272,7 +272,9 @@ def test_a_model_without_a_live_worker_is_unavailable(
 
 def test_the_models_are_listed_with_what_is_known_of_them(api: Api) -> None:
     listed = orjson.loads(api("GET", "/v1/models").content)  # type: ignore[attr-defined]  # Set on HttpResponse.
-    (demo,) = listed["data"]
+    demo, embedding = listed["data"]
+    assert embedding["id"] == "demo-embedding"
+    assert embedding["capabilities"] == ["embeddings", "tokens"]
     assert listed["object"] == "list"
     assert (demo["id"], demo["object"], demo["context_length"]) == ("demo", "model", 2048)
     assert demo["created"] > 0

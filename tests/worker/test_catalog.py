@@ -118,7 +118,8 @@ def test_what_is_not_there_is_not_found(name: str) -> None:
 @pytest.mark.usefixtures("fresh_catalog")
 def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Settings) -> None:
     settings.MODELS_FILE = None
-    (demo,) = catalog().models.values()
+    demo, embedding = catalog().models.values()
+    assert (embedding.id, embedding.file) == ("demo-embedding", demo.file)
     assert (demo.id, demo.engine) == ("demo", "llama_cpp")
     assert demo.file is not None
     assert demo.file.is_file()

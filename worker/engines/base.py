@@ -14,11 +14,12 @@ drives them; an iterator would cost a second thread and a queue hop for every to
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from worker.generation import GenerationRequest, Sink
+from worker.generation import GenerationRequest, Sampling, Sink
 
 
 class EngineError(Exception):
@@ -64,7 +65,8 @@ class ModelSpec:
     """One served model: an entry of the catalogue.
 
     ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
-    ``options`` belong to the engine alone; each engine documents its own.
+    ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
+    leave out. ``options`` belong to the engine alone; each engine documents its own.
     """
 
     id: str
@@ -73,12 +75,18 @@ class ModelSpec:
     slots: int = 8
     context_length: int = 2048
     threads: int = 1
+    lora_adapters: dict[str, Path] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Engine(Protocol):
-    """A loaded model. Thread-safe: ``chat`` runs on as many threads at once as there are slots."""
+class Engine(ABC):
+    """A loaded model. Thread-safe: as many calls run at once as there are slots.
 
+    The method of an operation that the model's capabilities do not name is never called.
+    """
+
+    @abstractmethod
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink; return when it is complete or the sink is cancelled.
 
@@ -86,8 +94,26 @@ class Engine(Protocol):
         Raise EngineError, after which the sink is fed nothing more.
         """
 
+    @abstractmethod
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the request's prompts as they are; otherwise like ``chat``."""
 
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed one ``EmbeddingDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
+        raise NotImplementedError
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed one ``TokensDelta`` and ``Finish`` for each prompt, which is text."""
+        raise NotImplementedError
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed one ``TextDelta`` and ``Finish`` for each prompt, which is token ids."""
+        raise NotImplementedError
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the prompt that ``chat`` would begin with, as one ``PromptDelta``."""
+        raise NotImplementedError
+
+    @abstractmethod
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""

@@ -33,7 +33,7 @@ def engine_options(name: str) -> frozenset[str]:
     return options
 
 
-def engine_capabilities(name: str) -> frozenset[str]:
-    """Return what requests to this engine may ask for beyond text; see docs/glossary.md."""
-    capabilities: frozenset[str] = import_module(ENGINES[name]).CAPABILITIES
+def model_capabilities(spec: ModelSpec) -> frozenset[str]:
+    """Return what requests to this model may ask for; see docs/glossary.md."""
+    capabilities: frozenset[str] = import_module(ENGINES[spec.engine]).capabilities(spec)
     return capabilities

@@ -20,7 +20,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from worker.engines.base import ContextLengthExceeded, GenerationFailed, InvalidRequest, ModelSpec
+from worker.engines.base import (
+    ContextLengthExceeded,
+    Engine,
+    GenerationFailed,
+    InvalidRequest,
+    ModelSpec,
+)
 from worker.generation import (
     Delta,
     Finish,
@@ -34,7 +40,8 @@ from worker.generation import (
 )
 
 OPTIONS = frozenset({"script"})
-CAPABILITIES = frozenset[str]()
+
+_CAPABILITIES = frozenset({"chat", "completions"})
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 """How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
@@ -43,12 +50,17 @@ A thousand sleepers that looked much more often would keep a core busy."""
 Step = dict[str, Any]
 
 
+def capabilities(spec: ModelSpec) -> frozenset[str]:
+    """Return what requests to this model may ask for."""
+    return _CAPABILITIES
+
+
 def load(spec: ModelSpec) -> ScriptedEngine:
     """Return the engine; there is nothing to load."""
     return ScriptedEngine(spec)
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Plays one script a request; any number of requests at once."""
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -13,6 +13,7 @@ from worker.engines.base import (
     InvalidRequest,
 )
 from worker.engines.llama_cpp.forced_call import ForcedCall, new_call_id
+from worker.engines.llama_cpp.stop_tokens import cut_at
 from worker.generation import (
     Finish,
     FinishReason,
@@ -37,6 +38,8 @@ class ChunkReader:
             [ForcedCall(index) for index in range(request.answers)] if request.must_call else None
         )
         self._counts = Counts(request.choices)
+        self._stop_ids = frozenset(request.stop_token_ids)
+        self._stopped: set[int] = set()
         self._failure: BaseException | None = None
 
     @property
@@ -53,7 +56,7 @@ class ChunkReader:
         except BaseException as exc:  # noqa: BLE001  # Raised again by close().
             self._failure = exc
             return True
-        return False
+        return len(self._stopped) == self._request.answers
 
     def close(self) -> None:
         """Account for what ran, then raise what stopped it."""
@@ -66,14 +69,24 @@ class ChunkReader:
         if chunk is None:  # What a completion of several prompts begins with.
             return
         if "error" in chunk:
-            raise _engine_error(chunk["error"], self._request)
+            raise engine_error(chunk["error"], self._request)
         self._counts.take(chunk)
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
-            self._feed_choice(choice, choice["index"], delta)
+            stop = _stopping_word(chunk) if choice["finish_reason"] else None
+            self._feed_choice(choice, choice["index"], delta, stop)
 
-    def _feed_choice(self, choice: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
+    def _feed_choice(
+        self, choice: dict[str, Any], index: int, delta: dict[str, Any], stop: str | int | None
+    ) -> None:
+        if self._stop_ids:
+            if index in self._stopped:
+                return
+            if cut := cut_at(self._stop_ids, choice):
+                delta, stop = cut.shorten(delta), cut.token
+                choice = {**choice, "logprobs": {"content": cut.before}, "finish_reason": "stop"}
+                self._stopped.add(index)
         if text := delta.get("content"):
             self._feed_text(text, index, choice)
         if reasoning := delta.get("reasoning_content"):
@@ -82,7 +95,7 @@ class ChunkReader:
         for call in delta.get("tool_calls") or ():
             self._sink.feed(_tool_call(call, index))
         if reason := choice["finish_reason"]:
-            self._sink.feed(Finish(self._finish_reason(reason, index), index))
+            self._sink.feed(Finish(self._finish_reason(reason, index), index, stop))
 
     def _feed_text(self, text: str, index: int, choice: dict[str, Any]) -> None:
         if self._forced is None:
@@ -138,7 +151,14 @@ class Counts:
             cached_tokens=sum(t["cache_n"] for t in prompts.values()),
             output_tokens=sum(timings["predicted_n"] for timings in self._timings.values()),
             reasoning_tokens=sum(self._reasoning.values()),
+            prefill_ms=sum(timings["prompt_ms"] for timings in prompts.values()),
+            decode_ms=max((t["predicted_ms"] for t in self._timings.values()), default=0.0),
         )
+
+
+def _stopping_word(chunk: dict[str, Any]) -> str | None:
+    """Return the stop text that ended a choice; told in chunks that were asked to be verbose."""
+    return chunk.get("__verbose", {}).get("stopping_word") or None
 
 
 def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ...]:
@@ -159,7 +179,7 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
     )
 
 
-def _engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:
+def engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:
     """Map llama.cpp's error object to ours."""
     if error.get("type") == "exceed_context_size_error":
         subject = "prompt" if request.prompts else "messages"

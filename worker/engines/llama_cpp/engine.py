@@ -5,20 +5,30 @@ is always driven in streaming form, because only the callback can stop it. The c
 token, with the GIL held, so it does little: one JSON parse, one delta.
 
 Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's chat template;
-``prompt_cache_mib``, host memory for prompts that lost their slot (llama.cpp would take 8 GiB).
+``prompt_cache_mib``, host memory for prompts that lost their slot (llama.cpp would take 8 GiB);
+``mmproj``, the GGUF file of a projector of images or sounds; ``modalities``, a list of "vision" and
+"audio": what the projector is for, images if this is left out; ``embedding``, how the model's
+embeddings are pooled ("mean", "cls" or "last"), which makes it a model for embeddings only;
+``matryoshka``, whether these may be shortened; ``fim_tokens``, the three texts that mark what is
+before, after and in the middle for a completion with a suffix.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
-from worker.engines.base import EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
+from worker.engines.base import Engine, EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.chunks import ChunkReader
+from worker.engines.llama_cpp.files import checked_gguf
+from worker.engines.llama_cpp.loopback import Loopback
+from worker.engines.llama_cpp.media import projector_path
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
+from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.generation import GenerationRequest, Sink
 
-_GGUF_MAGIC = b"GGUF"
+POOLINGS = ("mean", "cls", "last")
 _PROMPT_CACHE_MIB = 256
 _PREFILL_BATCH = 512
 """Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
@@ -35,45 +45,68 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
         raise EngineLoadError(f"Model '{spec.id}': 'prompt_cache_mib' must be a number from 0.")
     params = xllamacpp.CommonParams()
     params.model.path = _checked_path(spec)
+    if projector := projector_path(spec):
+        params.mmproj.path = projector
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
     params.cache_ram_mib = cache_mib
     params.verbosity = 0
+    params.prefill_assistant = False  # A last message of the assistant is a turn like any other.
+    params.ui = params.endpoint_slots = False
+    params.api_keys = [secrets.token_urlsafe(32)]
+    _set_adapters(params, spec)
+    _set_pooling(params, spec)
     try:
         server = xllamacpp.Server(params)
         # Warms the weights up; and a server that is dropped before its first request can hang.
         server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
     except RuntimeError as exc:
         raise EngineLoadError(
-            f"Model '{spec.id}': llama.cpp could not load {spec.file} "
-            "(unsupported architecture, damaged file, or not enough memory)."
+            f"Model '{spec.id}': llama.cpp could not load {spec.file}"
+            f"{f' with {projector}' if projector else ''} ("
+            "unsupported architecture, damaged file, or not enough memory)."
         ) from exc
-    return LlamaCppEngine(server, spec)
+    return LlamaCppEngine(server, spec, Loopback(server.listening_address, params.api_keys[0]))
+
+
+def _set_adapters(params: Any, spec: ModelSpec) -> None:
+    """Load the adapters; requests say which are applied."""
+    from xllamacpp import CommonAdapterLoraInfo
+
+    paths = [checked_gguf(spec, path) for path in spec.lora_adapters.values()]
+    params.lora_adapters = [CommonAdapterLoraInfo(path, 0.0) for path in paths]
+
+
+def _set_pooling(params: Any, spec: ModelSpec) -> None:
+    """Prepare for embeddings, whose inputs must fit into one batch."""
+    from xllamacpp import llama_pooling_type
+
+    pooling = spec.options.get("embedding")
+    if pooling is None:
+        return
+    if pooling not in POOLINGS:
+        raise EngineLoadError(
+            f"Model '{spec.id}': 'embedding' must be one of {', '.join(POOLINGS)}."
+        )
+    params.embedding = True
+    params.pooling_type = getattr(llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
+    params.n_batch = params.n_ubatch = max(spec.context_length, spec.slots)
 
 
 def _checked_path(spec: ModelSpec) -> str:
-    """Return the model file's path once it looks like GGUF; llama.cpp itself gives no reason."""
+    """Return the model file's path once it looks like GGUF."""
     if spec.file is None:
         raise EngineLoadError(f"Model '{spec.id}': the engine llama_cpp needs a 'file'.")
-    try:
-        with spec.file.open("rb") as weights:
-            magic = weights.read(len(_GGUF_MAGIC))
-    except OSError as exc:
-        raise EngineLoadError(
-            f"Model '{spec.id}': cannot read {spec.file}: {exc.strerror}."
-        ) from exc
-    if magic != _GGUF_MAGIC:
-        raise EngineLoadError(f"Model '{spec.id}': {spec.file} is not a GGUF file.")
-    return str(spec.file)
+    return checked_gguf(spec, spec.file)
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(Engine):
     """A model loaded in llama.cpp (see ``worker.engines.base.Engine``)."""
 
-    def __init__(self, server: Any, spec: ModelSpec) -> None:
-        self._server, self._spec = server, spec
+    def __init__(self, server: Any, spec: ModelSpec, loopback: Loopback) -> None:
+        self._server, self._spec, self._loopback = server, spec, loopback
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
@@ -102,6 +135,23 @@ class LlamaCppEngine:
             raise InvalidRequest(str(exc), param) from exc
         reader.close()
 
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Embed the prompts (see ``Engine.embed``)."""
+        embed(self._server, self._spec, request, sink)
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        tokenize(self._loopback, request, sink)
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        detokenize(self._loopback, request, sink)
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Apply the chat template (see ``Engine.render``)."""
+        render(self._loopback, self._spec, request, sink)
+
     def close(self) -> None:
         """Drop the model; its memory goes with the last reference."""
+        self._loopback.close()
         self._server = None

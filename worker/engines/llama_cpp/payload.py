@@ -9,19 +9,20 @@ import orjson
 
 from worker.engines.base import InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.forced_call import call_schema
+from worker.engines.llama_cpp.media import content
 from worker.generation import Constraint, GenerationRequest, Message, Sampling, Tool
 
 _LLGUIDANCE = "%llguidance {}\n"
 
 
 def encode_chat(request: GenerationRequest, spec: ModelSpec) -> bytes:
-    """Return the payload of a chat. Raise InvalidRequest for a constraint it cannot express."""
+    """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
     own_vars = spec.options.get("chat_template_kwargs", {})
     payload = {
         **_shared(request, spec),
-        **_logprobs(request.top_logprobs),
+        **_logprobs(_top_logprobs(request)),
         **_given(thinking_budget_tokens=request.reasoning_budget),
-        "messages": [_message(message) for message in request.messages],
+        **_beginning(request, spec),
         "return_progress": True,
         "chat_template_kwargs": {**own_vars, **request.template_vars},
     }
@@ -30,13 +31,39 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec) -> bytes:
 
 def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
     """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does."""
-    top = request.top_logprobs
+    top = _top_logprobs(request)
     payload = {
         **_shared(request, spec),
         **_given(logprobs=None if top is None else max(1, top)),
-        "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
+        "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
     }
     return orjson.dumps(payload)
+
+
+def _prompt(prompt: str | tuple[int, ...], suffix: str | None, spec: ModelSpec) -> str | list[int]:
+    """Return a prompt; with a suffix, between the model's marks for filling in the middle."""
+    if isinstance(prompt, tuple):
+        return list(prompt)
+    if suffix is None:
+        return prompt
+    before, after, middle = spec.options["fim_tokens"]
+    return f"{before}{prompt}{after}{suffix}{middle}"
+
+
+def _beginning(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
+    """Return the messages, and how the answer begins.
+
+    A prefix of the answer is a last message of the assistant that is to be continued.
+    """
+    messages = [_message(message, spec) for message in request.messages]
+    if not request.response_prefix:
+        return {"messages": messages, "add_generation_prompt": request.add_generation_prompt}
+    prefix = {"role": "assistant", "content": request.response_prefix}
+    return {
+        "messages": [*messages, prefix],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
 
 
 def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
@@ -46,6 +73,9 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
         "stream_options": {"include_usage": True},
         "timings_per_token": True,
         "ignore_eos": request.ignore_eos,
+        "cache_prompt": request.cache_prompt,
+        "verbose": bool(request.stop),  # Says which stop text ended a choice.
+        **_lora(request, spec),
         **_given(
             **_sampling(request.sampling, spec.context_length),
             max_tokens=_limit(request.max_output_tokens, spec.context_length),
@@ -90,8 +120,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _message(message: Message) -> dict[str, Any]:
-    wire: dict[str, Any] = {"role": message.role, "content": message.text}
+def _message(message: Message, spec: ModelSpec) -> dict[str, Any]:
+    wire: dict[str, Any] = {"role": message.role, "content": content(message, spec)}
     if message.name is not None:
         wire["name"] = message.name
     if message.tool_call_id is not None:
@@ -118,6 +148,21 @@ def _arguments(text: str) -> str:
     except orjson.JSONDecodeError:
         return orjson.dumps(text).decode()
     return text
+
+
+def _lora(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
+    """Return the adapters by their numbers; those that are not named are not applied."""
+    if not spec.lora_adapters:
+        return {}
+    numbers = {name: number for number, name in enumerate(spec.lora_adapters)}
+    return {"lora": [{"id": numbers[name], "scale": scale} for name, scale in request.lora]}
+
+
+def _top_logprobs(request: GenerationRequest) -> int | None:
+    """Return how many are needed: a stop token is recognised by the id beside its logprob."""
+    if request.top_logprobs is None and request.stop_token_ids:
+        return 0
+    return request.top_logprobs
 
 
 def _logprobs(top: int | None) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""Views of models."""
+
+from __future__ import annotations
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from completions.wire.models import Model, ModelList
+from inference_site.http.errors import NotFoundError
+from inference_site.http.views import ApiView
+from worker.catalog import catalog
+from worker.engines.base import ModelSpec
+from worker.engines.registry import model_capabilities
+from worker.leases import live_view
+
+
+class ModelsView(ApiView):
+    """``GET /v1/models``."""
+
+    def get(self, request: Request) -> Response:
+        models = [_wire_model(spec) for spec in catalog().models.values()]
+        return Response(ModelList(data=models).model_dump())
+
+
+class ModelView(ApiView):
+    """``GET /v1/models/{id}``; the id may contain slashes."""
+
+    def get(self, request: Request, model_id: str) -> Response:
+        spec = catalog().find(model_id)
+        if spec is None:
+            raise NotFoundError(
+                f"The model '{model_id}' does not exist", param="model", code="model_not_found"
+            )
+        return Response(_wire_model(spec).model_dump())
+
+
+def _wire_model(spec: ModelSpec) -> Model:
+    workers = len(live_view.serving(spec.id))
+    created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
+    return Model(
+        id=spec.id,
+        created=created,
+        owned_by="inference-site",
+        status="loaded" if workers else "unloaded",
+        context_length=spec.context_length,
+        workers=workers,
+        capabilities=sorted(model_capabilities(spec)),
+        lora_adapters=sorted(spec.lora_adapters),
+    )

@@ -1,0 +1,69 @@
+"""Deltas → the answers about tokens and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import orjson
+
+from completions.assembler import failure
+from completions.wire.tokens import ChatPrompt, Text, Tokens
+from inference_site.http.payload import WireObject
+from worker.assembly import Ending
+from worker.generation import Delta, PromptDelta, TextDelta, TokensDelta
+
+TOKENS = "tokens"
+"""Name of this kind of generation."""
+
+
+class TokenAssembler:
+    """Assembles one answer, which is a single delta (see ``worker.assembly.Assembler``)."""
+
+    def __init__(
+        self, answer: Literal["tokens", "text", "prompt"], model: str, context_length: int
+    ) -> None:
+        self._answer, self._model, self._context_length = answer, model, context_length
+        self._text = ""
+        self._tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def from_assembly(cls, assembly: dict[str, Any]) -> TokenAssembler:
+        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
+        return cls(**assembly)
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta."""
+        match delta:
+            case TokensDelta(ids):
+                self._tokens = ids
+            case TextDelta(text):
+                self._text = text
+            case PromptDelta(text, tokens):
+                self._text, self._tokens = text, tokens
+        return ()
+
+    def complete(self) -> Ending:
+        """End with the answer."""
+        return Ending([], 200, orjson.dumps(self._wire().model_dump()), finish_reason="stop")
+
+    def _wire(self) -> WireObject:
+        if self._answer == "text":
+            return Text(model=self._model, prompt=self._text)
+        counted: dict[str, Any] = {
+            "model": self._model,
+            "count": len(self._tokens),
+            "max_model_len": self._context_length,
+            "tokens": list(self._tokens),
+        }
+        if self._answer == "tokens":
+            return Tokens(**counted)
+        return ChatPrompt(prompt=self._text, **counted)
+
+    def cancel(self) -> Ending:
+        """End because it was stopped."""
+        return Ending([], 200, b"")
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return failure(error)

@@ -1,0 +1,113 @@
+"""Views of embeddings, tokens and prompts: what is asked of a model without an answer from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from completions.capabilities import require, require_endpoint
+from completions.completion_mapping import to_prompts
+from completions.embedding_assembler import EMBEDDING
+from completions.mapping import to_generation_request
+from completions.token_assembler import TOKENS
+from completions.wire.chat import ChatCompletionRequest
+from completions.wire.embedding import EmbeddingRequest
+from completions.wire.tokens import DetokenizeRequest, TokenizeRequest
+from inference_site.http.enqueue import Job, served_model, submit
+from inference_site.http.payload import WireRequest, parse
+from inference_site.http.views import ApiView
+from worker.engines.base import ModelSpec
+from worker.generation import GenerationRequest
+from worker.queue import new_id
+
+
+class EmbeddingsView(ApiView):
+    """``POST /v1/embeddings``."""
+
+    def post(self, request: Request) -> HttpResponse:
+        body = parse(EmbeddingRequest, request.data)
+        spec = served_model(body.model)
+        require_endpoint("embeddings", spec)
+        if body.dimensions is not None:
+            require("dimensions", "dimensions", spec)
+        asked = GenerationRequest(spec.id, operation="embed", prompts=to_prompts(body.input))
+        assembly = {
+            "model": spec.id,
+            "encoding": body.encoding_format or "float",
+            "dimensions": body.dimensions,
+        }
+        job = Job(
+            EMBEDDING,
+            new_id("embd-"),
+            asked,
+            assembly,
+            stream=False,
+            ignored_params=body.ignored_params,
+            end_user=body.user or "",
+        )
+        return submit(request, job)
+
+
+class TokenizeView(ApiView):
+    """``POST /v1/tokenize``: of a text, or of a chat through the model's template."""
+
+    def post(self, request: Request) -> HttpResponse:
+        if isinstance(request.data, dict) and "messages" in request.data:
+            return _render(request, "tokens")
+        body = parse(TokenizeRequest, request.data)
+        spec = served_model(body.model)
+        require_endpoint("tokens", spec)
+        asked = GenerationRequest(spec.id, operation="tokenize", prompts=(body.prompt,))
+        return _submit(request, body, spec, asked, "tokens")
+
+
+class DetokenizeView(ApiView):
+    """``POST /v1/detokenize``."""
+
+    def post(self, request: Request) -> HttpResponse:
+        body = parse(DetokenizeRequest, request.data)
+        spec = served_model(body.model)
+        require_endpoint("tokens", spec)
+        asked = GenerationRequest(spec.id, operation="detokenize", prompts=(tuple(body.tokens),))
+        return _submit(request, body, spec, asked, "text")
+
+
+class RenderView(ApiView):
+    """``POST /v1/chat/render``: the prompt that a chat completion's messages come to."""
+
+    def post(self, request: Request) -> HttpResponse:
+        return _render(request, "prompt")
+
+
+def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpResponse:
+    body = parse(ChatCompletionRequest, request.data)
+    spec = served_model(body.model)
+    require_endpoint("render", spec)
+    asked = replace(to_generation_request(body, spec), operation="render", choices=1)
+    return _submit(request, body, spec, asked, answer)
+
+
+def _submit(
+    request: Request,
+    body: WireRequest,
+    spec: ModelSpec,
+    asked: GenerationRequest,
+    answer: Literal["tokens", "text", "prompt"],
+) -> HttpResponse:
+    assembly: dict[str, Any] = {
+        "answer": answer,
+        "model": spec.id,
+        "context_length": spec.context_length,
+    }
+    job = Job(
+        TOKENS,
+        new_id("tok-"),
+        asked,
+        assembly,
+        stream=False,
+        ignored_params=body.ignored_params,
+    )
+    return submit(request, job)

@@ -1,0 +1,52 @@
+"""Tokens and prompts on the wire: an extension, in the shapes that vLLM gave it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from inference_site.http.payload import WireObject, WireRequest
+
+
+class TokenizeRequest(WireRequest):
+    """The body of ``POST /v1/tokenize`` for a text; for a chat it is a chat completion's."""
+
+    model: str
+    prompt: str
+
+
+class Tokens(WireObject):
+    """The answer: the ids, with those every prompt begins with. ``max_model_len`` is tokens."""
+
+    object: Literal["tokens"] = "tokens"
+    model: str
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(WireRequest):
+    """The body of ``POST /v1/detokenize``."""
+
+    model: str
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class Text(WireObject):
+    """The answer: what the tokens stand for."""
+
+    object: Literal["text"] = "text"
+    model: str
+    prompt: str
+
+
+class ChatPrompt(WireObject):
+    """The answer of ``POST /v1/chat/render``: what the model would read."""
+
+    object: Literal["chat.prompt"] = "chat.prompt"
+    model: str
+    prompt: str
+    count: int
+    max_model_len: int
+    tokens: list[int]

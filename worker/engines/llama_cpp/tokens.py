@@ -1,0 +1,103 @@
+"""Embeddings, tokens and prompts: what is asked of a model without sampling from it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from worker.engines.base import ContextLengthExceeded, InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.chunks import engine_error
+from worker.engines.llama_cpp.loopback import Loopback
+from worker.engines.llama_cpp.payload import encode_chat
+from worker.generation import (
+    EmbeddingDelta,
+    Finish,
+    GenerationRequest,
+    PromptDelta,
+    Sink,
+    TextDelta,
+    TokensDelta,
+    Usage,
+)
+
+_BATCH = 32
+"""Prompts embedded between two looks at cancellation."""
+_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
+
+
+def embed(server: Any, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
+    """Embed the prompts (see ``Engine.embed``)."""
+    tokens = 0
+    for first in range(0, len(request.prompts), _BATCH):
+        if sink.cancelled:
+            break
+        batch = [list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]]
+        answer = server.handle_embeddings({"input": batch, "encoding_format": "base64"})
+        _check(answer, request, spec)
+        for entry in answer["data"]:
+            index = first + entry["index"]
+            sink.feed(EmbeddingDelta(base64.b64decode(entry["embedding"]), index))
+            sink.feed(Finish("stop", index))
+        tokens += answer["usage"]["prompt_tokens"]
+        sink.feed(Usage(input_tokens=tokens))
+
+
+def tokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
+    """Turn texts into tokens (see ``Engine.tokenize``)."""
+    for index, text in _prompts(request, sink):
+        sink.feed(TokensDelta(tuple(_tokens(loopback, request, str(text))), index))
+        sink.feed(Finish("stop", index))
+
+
+def detokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
+    """Turn tokens into texts (see ``Engine.detokenize``)."""
+    for index, tokens in _prompts(request, sink):
+        answer = loopback.post("/detokenize", orjson.dumps({"tokens": tokens}))
+        if "range" in str(answer.get("error")):
+            raise InvalidRequest("It holds an id that is no token of this model.", "tokens")
+        _check(answer, request)
+        sink.feed(TextDelta(answer["content"], index))
+        sink.feed(Finish("stop", index))
+
+
+def render(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
+    """Apply the chat template (see ``Engine.render``)."""
+    if any(message.parts for message in request.messages):
+        raise InvalidRequest("A prompt with images or sounds cannot be rendered.", "messages")
+    answer = loopback.post("/apply-template", encode_chat(request, spec))
+    _check(answer, request)
+    text = answer["prompt"]
+    sink.feed(PromptDelta(text, tuple(_tokens(loopback, request, text))))
+    sink.feed(Finish("stop"))
+
+
+def _prompts(request: GenerationRequest, sink: Sink) -> Iterator[tuple[int, Any]]:
+    for index, prompt in enumerate(request.prompts):
+        if sink.cancelled:
+            return
+        yield index, prompt
+
+
+def _tokens(loopback: Loopback, request: GenerationRequest, text: str) -> list[int]:
+    payload = {"content": text, "add_special": True, "parse_special": True}
+    answer = loopback.post("/tokenize", orjson.dumps(payload))
+    _check(answer, request)
+    tokens: list[int] = answer["tokens"]
+    return tokens
+
+
+def _check(
+    answer: dict[str, Any], request: GenerationRequest, spec: ModelSpec | None = None
+) -> None:
+    """Raise what the answer complains of."""
+    error = answer.get("error")
+    if error is None:
+        return
+    too_large = _TOO_LARGE.match(str(error.get("message")))
+    if too_large and spec is not None:
+        raise ContextLengthExceeded(spec.context_length, int(too_large[1]), "input")
+    raise engine_error(error, request)
