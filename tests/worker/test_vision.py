@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
-from PIL import Image
 
+from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
 from worker.catalog import DEMO_FILE, parse_catalog
@@ -34,6 +32,7 @@ from worker.generation import (
     TextDelta,
     TextPart,
 )
+from worker.media.resolve import resolve_media
 
 EMBEDDING_LENGTH = 192  # Of the demo model.
 BLIND = ModelSpec(
@@ -63,10 +62,7 @@ def engine(projector: Path) -> Iterator[Engine]:
 
 
 def picture(color: str, size: tuple[int, int] = (40, 30)) -> ImagePart:
-    file = io.BytesIO()
-    Image.new("RGB", size, color).save(file, "PNG")
-    encoded = base64.b64encode(file.getvalue()).decode()
-    return ImagePart(f"data:image/png;base64,{encoded}", "messages[0].content[0].image_url")
+    return ImagePart(data_url(encoded("PNG", size, color)), PARAM)
 
 
 RED, BLUE = picture("red"), picture("blue")
@@ -136,6 +132,15 @@ def test_the_order_of_images_and_text_reaches_the_model(engine: Engine) -> None:
     assert len({first_logprob(engine, *parts) for parts in orders}) == len(orders)
 
 
+@pytest.mark.parametrize("format_", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_every_format_that_is_taken_is_read(engine: Engine, format_: str) -> None:
+    image = ImagePart(data_url(encoded(format_, (40, 30))), "p")
+    sink = RecordingSink()
+    engine.chat(resolve_media(request_of(HELLO, image)), sink)
+    tokens = ask(engine, HELLO).usage.input_tokens + IMAGE_TOKENS
+    assert sink.usage.input_tokens == tokens
+
+
 def test_choices_share_the_image(engine: Engine) -> None:
     one, two = ask(engine, HELLO, RED), ask(engine, HELLO, RED, choices=2)
     assert two.usage.input_tokens == one.usage.input_tokens
@@ -157,9 +162,8 @@ def test_a_text_that_looks_like_an_image_is_text(engine: Engine) -> None:
 
 
 def test_what_is_no_image_is_the_clients_fault(engine: Engine) -> None:
-    broken = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
     with pytest.raises(InvalidRequest, match="Failed to load image"):
-        ask(engine, ImagePart(broken, "p"))
+        ask(engine, ImagePart(data_url(b"\x89PNG\r\n\x1a\n"), "p"))
     assert ask(engine, HELLO).usage.output_tokens > 0
 
 
