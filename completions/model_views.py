@@ -7,6 +7,7 @@ from rest_framework.response import Response
 
 from completions.wire.models import Model, ModelList
 from inference_site.http.errors import NotFoundError
+from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
@@ -17,7 +18,9 @@ from worker.leases import live_view
 class ModelsView(ApiView):
     """``GET /v1/models``."""
 
+    @documented(answer=ModelList)
     def get(self, request: Request) -> Response:
+        """List the models."""
         models = [_wire_model(spec) for spec in catalog().models.values()]
         return Response(ModelList(data=models).model_dump())
 
@@ -25,7 +28,9 @@ class ModelsView(ApiView):
 class ModelView(ApiView):
     """``GET /v1/models/{id}``; the id may contain slashes."""
 
+    @documented(answer=Model)
     def get(self, request: Request, model_id: str) -> Response:
+        """Get a model; its id may contain slashes."""
         spec = catalog().find(model_id)
         if spec is None:
             raise NotFoundError(

@@ -9,10 +9,12 @@ from rest_framework.response import Response
 
 from completions.storage import completions_of, find, wire_completion, wire_messages
 from completions.wire.chat import MetadataUpdate
+from completions.wire.stored import DeletedChatCompletion, StoredChatCompletion, StoredMessage
 from inference_site.http.authentication import caller_of
 from inference_site.http.errors import InvalidRequestError
-from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
+from inference_site.http.paging import Page, PageQuery, list_object, parse_metadata, parse_page
 from inference_site.http.payload import parse
+from inference_site.http.schema import ListObject, documented
 from inference_site.http.views import ApiView
 
 
@@ -36,25 +38,32 @@ def list_stored(request: Request) -> Response:
 class StoredCompletionView(ApiView):
     """``/v1/chat/completions/{id}``."""
 
+    @documented(answer=StoredChatCompletion)
     def get(self, request: Request, completion_id: str) -> Response:
+        """Get a stored chat completion."""
         return Response(wire_completion(find(caller_of(request).project_id, completion_id)))
 
+    @documented(body=MetadataUpdate, answer=StoredChatCompletion)
     def post(self, request: Request, completion_id: str) -> Response:
-        """Replace the metadata."""
+        """Replace the metadata of a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
         stored.metadata = parse(MetadataUpdate, request.data).metadata
         stored.save(update_fields=["metadata"])
         return Response(wire_completion(stored))
 
+    @documented(answer=DeletedChatCompletion)
     def delete(self, request: Request, completion_id: str) -> Response:
+        """Delete a stored chat completion."""
         find(caller_of(request).project_id, completion_id).delete()
-        return Response({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+        return Response(DeletedChatCompletion(id=completion_id).model_dump())
 
 
 class StoredMessagesView(ApiView):
     """``GET /v1/chat/completions/{id}/messages``."""
 
+    @documented(query=PageQuery, answer=ListObject[StoredMessage])
     def get(self, request: Request, completion_id: str) -> Response:
+        """List the messages that a stored chat completion answered."""
         page = parse_page(request._request.GET, "asc")
         messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":

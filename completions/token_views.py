@@ -14,11 +14,12 @@ from completions.embedding_assembler import EMBEDDING
 from completions.mapping import to_generation_request
 from completions.token_assembler import TOKENS
 from completions.wire.chat import ChatCompletionRequest
-from completions.wire.embedding import EmbeddingRequest
-from completions.wire.tokens import DetokenizeRequest, TokenizeRequest
+from completions.wire.embedding import EmbeddingList, EmbeddingRequest
+from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.payload import WireRequest, parse
 from inference_site.http.views import ApiView
+from inference_site.http.schema import documented
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
 from worker.queue import new_id
@@ -28,7 +29,9 @@ class EmbeddingsView(ApiView):
     """``POST /v1/embeddings``."""
 
     def post(self, request: Request) -> HttpResponse:
+    @documented(body=EmbeddingRequest, answer=EmbeddingList, queued=True)
         body = parse(EmbeddingRequest, request.data)
+        """Embed texts or tokens."""
         spec = served_model(body.model)
         require_endpoint("embeddings", spec)
         if body.dimensions is not None:
@@ -62,7 +65,9 @@ class TokenizeView(ApiView):
         require_endpoint("tokens", spec)
         asked = GenerationRequest(spec.id, operation="tokenize", prompts=(body.prompt,))
         return _submit(request, body, spec, asked, "tokens")
+    @documented(body=TokenizeRequest | ChatCompletionRequest, answer=Tokens, queued=True)
 
+        """Turn a text, or the messages of a chat, into tokens."""
 
 class DetokenizeView(ApiView):
     """``POST /v1/detokenize``."""
@@ -75,7 +80,9 @@ class DetokenizeView(ApiView):
         return _submit(request, body, spec, asked, "text")
 
 
+    @documented(body=DetokenizeRequest, answer=Text, queued=True)
 class RenderView(ApiView):
+        """Turn tokens into a text."""
     """``POST /v1/chat/render``: the prompt that a chat completion's messages come to."""
 
     def post(self, request: Request) -> HttpResponse:
@@ -86,7 +93,9 @@ def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpRespon
     body = parse(ChatCompletionRequest, request.data)
     spec = served_model(body.model)
     require_endpoint("render", spec)
+    @documented(body=ChatCompletionRequest, answer=ChatPrompt, queued=True)
     asked = replace(to_generation_request(body, spec), operation="render", choices=1)
+        """Get the prompt that the messages of a chat come to."""
     return _submit(request, body, spec, asked, answer)
 
 

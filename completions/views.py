@@ -14,11 +14,14 @@ from completions.completion_assembler import COMPLETION
 from completions.completion_mapping import echoes, picks, to_completion_request
 from completions.mapping import to_generation_request
 from completions.stored_views import list_stored
-from completions.wire.chat import ChatCompletionRequest
-from completions.wire.completion import CompletionRequest
+from completions.wire.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from completions.wire.completion import Completion, CompletionRequest
+from completions.wire.stored import StoredChatCompletion, StoredQuery
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, served_model, submit
+from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
+from inference_site.http.schema import ListObject, documented
 from inference_site.http.views import ApiView
 from worker.engines.base import ModelSpec
 from worker.models import ServiceClass
@@ -28,7 +31,11 @@ from worker.queue import new_id
 class ChatCompletionsView(ApiView):
     """``/v1/chat/completions``."""
 
+    @documented(
+        body=ChatCompletionRequest, answer=ChatCompletion, event=ChatCompletionChunk, queued=True
+    )
     def post(self, request: Request) -> HttpResponse:
+        """Create a chat completion."""
         body = parse(ChatCompletionRequest, request.data)
         spec = served_model(body.model)
         asked = to_generation_request(body, spec)
@@ -54,8 +61,9 @@ class ChatCompletionsView(ApiView):
         )
         return submit(request, job)
 
+    @documented(query=StoredQuery, answer=ListObject[StoredChatCompletion], errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
-        """List the stored ones."""
+        """List the stored chat completions of the project."""
         return list_stored(request)
 
     def _store(self, request: Request, body: ChatCompletionRequest) -> dict[str, Any] | None:
@@ -73,7 +81,9 @@ class ChatCompletionsView(ApiView):
 class CompletionsView(ApiView):
     """``POST /v1/completions``."""
 
+    @documented(body=CompletionRequest, answer=Completion, event=Completion, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Create a completion of a text or of tokens."""
         body = parse(CompletionRequest, request.data)
         spec = served_model(body.model)
         asked = to_completion_request(body, spec)

@@ -45,6 +45,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.postgres",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "channels",
     "inference_site",
     "inference_site.accounts",
@@ -198,10 +200,27 @@ REST_FRAMEWORK = {
     "UNAUTHENTICATED_USER": None,
 }
 
+    "DEFAULT_SCHEMA_CLASS": "inference_site.http.openapi.ViewSchema",
 # --- Logging -------------------------------------------------------------------------------------
 
 LOGGING = {
     "version": 1,
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Inference site",
+    "DESCRIPTION": (
+        "The OpenAI API, served by your own machines.\n\nEvery error has the same envelope. "
+        "A method that is not shown for a path is answered with 405."
+    ),
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/v1",
+    "POSTPROCESSING_HOOKS": [],  # Enums stay where they are used.
+    "SERVE_AUTHENTICATION": [],  # The page is open; requests that are tried from it need the key.
+    "SWAGGER_UI_DIST": "SIDECAR",  # Its files come from the package, not from elsewhere.
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
+}
+
     "disable_existing_loggers": False,
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},

@@ -3,8 +3,10 @@
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
+from drf_spectacular.views import SpectacularSwaggerView
 
 from inference_site.http.health import HealthView, ReadyView
+from inference_site.http.openapi import OpenApiView
 
 admin.site.site_header = admin.site.site_title = "Inference site"
 admin.site.index_title = "Operation"
@@ -12,8 +14,10 @@ admin.site.site_url = None  # No link: the site is an API.
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),
     path("v1/", include("completions.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
+    path("docs", SpectacularSwaggerView.as_view(url_name="openapi")),
     path("admin/", admin.site.urls),
 ]

@@ -68,6 +68,9 @@ class MetadataUpdate(WireRequest):
     metadata: Metadata
 
 
+_RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]
+
+
 class ChatCompletionRequest(SamplingFields):
     """The body of ``POST /v1/chat/completions``.
 
@@ -79,7 +82,11 @@ class ChatCompletionRequest(SamplingFields):
     """
 
     model: str
-    messages: Annotated[list[RequestMessage], BeforeValidator(wrap_text), Field(min_length=1)]
+    messages: Annotated[
+        list[RequestMessage],
+        Field(min_length=1),
+        BeforeValidator(wrap_text, json_schema_input_type=str | _RequestMessages),
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Literal
 
 import psycopg
 import redis
@@ -12,6 +13,8 @@ from django.db import connection
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_site.http.payload import WireObject
+from inference_site.http.schema import ErrorEnvelope, documented
 from inference_site.http.views import OpenView
 from worker.catalog import catalog
 from worker.leases import live_workers
@@ -20,11 +23,26 @@ _TIMEOUT_S = 2.0
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 
 
+class Health(WireObject):
+    """The answer of ``GET /health``."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(WireObject):
+    """The answer of ``GET /health/ready``. ``checks`` has "ok" or what is wrong for each part."""
+
+    status: Literal["ready", "unavailable"]
+    checks: dict[str, str]
+
+
 class HealthView(OpenView):
     """``GET /health``: this process answers."""
 
+    @documented(answer=Health)
     def get(self, request: Request) -> Response:
-        return Response({"status": "ok"})
+        """Tell that this process answers."""
+        return Response(Health().model_dump())
 
 
 class ReadyView(OpenView):
@@ -33,18 +51,18 @@ class ReadyView(OpenView):
     503 when anything fails; ``checks`` names each part with ``ok`` or what is wrong.
     """
 
+    @documented(answer=Readiness, also={503: Readiness | ErrorEnvelope})
     def get(self, request: Request) -> Response:
+        """Tell whether PostgreSQL, Redis, and a worker for each model answer."""
         checks = _run({"postgres": _check_postgres, "redis": _check_redis})
         if checks["redis"] == "ok":
             checks |= _run({"workers": _check_workers})
         else:
             checks["workers"] = "unknown while Redis is down"
         ready = all(result == "ok" for result in checks.values())
-        status = "ready" if ready else "unavailable"
+        answer = Readiness(status="ready" if ready else "unavailable", checks=checks)
         headers = None if ready else {"Retry-After": "5"}
-        return Response(
-            {"status": status, "checks": checks}, status=200 if ready else 503, headers=headers
-        )
+        return Response(answer.model_dump(), status=200 if ready else 503, headers=headers)
 
 
 def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.http import QueryDict
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.http.errors import InvalidRequestError
 
 _DEFAULT_LIMIT, _MOST = 20, 100
+
+
+class PageQuery(BaseModel):
+    """What ``parse_page`` reads, as the OpenAPI document shows it."""
+
+    after: str | SkipJsonSchema[None] = Field(
+        None, description="The id of the last entry of the page before."
+    )
+    limit: Annotated[int, Field(ge=1, le=_MOST)] = _DEFAULT_LIMIT
+    order: Literal["asc", "desc"] = "asc"
 
 
 @dataclass(frozen=True, slots=True)
