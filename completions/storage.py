@@ -24,10 +24,23 @@ def store(generation_id: str, assembler: Assembler, order: Mapping[str, Any]) ->
         public_id=generation_id,
         project_id=order["project_id"],
         model=completion["model"],
-        metadata=order["metadata"],
-        messages=order["messages"],
-        completion=completion,
+        metadata=_storable(order["metadata"]),
+        messages=_storable(order["messages"]),
+        completion=_storable(completion),
     )
+
+
+def _storable(content: Any) -> Any:
+    """Return the content with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
+    match content:
+        case str():
+            return content.replace("\0", "\ufffd")
+        case list():
+            return [_storable(entry) for entry in content]
+        case dict():
+            return {_storable(key): _storable(value) for key, value in content.items()}
+        case _:
+            return content
 
 
 def completions_of(project_id: int) -> QuerySet[StoredCompletion]:
