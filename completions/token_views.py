@@ -17,9 +17,10 @@ from completions.wire.chat import ChatCompletionRequest
 from completions.wire.embedding import EmbeddingList, EmbeddingRequest
 from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
 from inference_site.http.enqueue import Job, served_model, submit
+from inference_site.http.errors import InvalidRequestError
 from inference_site.http.payload import WireRequest, parse
-from inference_site.http.views import ApiView
 from inference_site.http.schema import documented
+from inference_site.http.views import ApiView
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
 from worker.queue import new_id
@@ -28,15 +29,15 @@ from worker.queue import new_id
 class EmbeddingsView(ApiView):
     """``POST /v1/embeddings``."""
 
-    def post(self, request: Request) -> HttpResponse:
     @documented(body=EmbeddingRequest, answer=EmbeddingList, queued=True)
-        body = parse(EmbeddingRequest, request.data)
+    def post(self, request: Request) -> HttpResponse:
         """Embed texts or tokens."""
+        body = parse(EmbeddingRequest, request.data)
         spec = served_model(body.model)
         require_endpoint("embeddings", spec)
         if body.dimensions is not None:
             require("dimensions", "dimensions", spec)
-        asked = GenerationRequest(spec.id, operation="embed", prompts=to_prompts(body.input))
+        asked = GenerationRequest(spec.id, operation="embed", prompts=_inputs(body))
         assembly = {
             "model": spec.id,
             "encoding": body.encoding_format or "float",
@@ -54,10 +55,19 @@ class EmbeddingsView(ApiView):
         return submit(request, job)
 
 
+def _inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+    inputs = to_prompts(body.input)
+    if "" in inputs:
+        raise InvalidRequestError("Invalid 'input': a text must not be empty.", param="input")
+    return inputs
+
+
 class TokenizeView(ApiView):
     """``POST /v1/tokenize``: of a text, or of a chat through the model's template."""
 
+    @documented(body=TokenizeRequest | ChatCompletionRequest, answer=Tokens, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Turn a text, or the messages of a chat, into tokens."""
         if isinstance(request.data, dict) and "messages" in request.data:
             return _render(request, "tokens")
         body = parse(TokenizeRequest, request.data)
@@ -65,14 +75,14 @@ class TokenizeView(ApiView):
         require_endpoint("tokens", spec)
         asked = GenerationRequest(spec.id, operation="tokenize", prompts=(body.prompt,))
         return _submit(request, body, spec, asked, "tokens")
-    @documented(body=TokenizeRequest | ChatCompletionRequest, answer=Tokens, queued=True)
 
-        """Turn a text, or the messages of a chat, into tokens."""
 
 class DetokenizeView(ApiView):
     """``POST /v1/detokenize``."""
 
+    @documented(body=DetokenizeRequest, answer=Text, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Turn tokens into a text."""
         body = parse(DetokenizeRequest, request.data)
         spec = served_model(body.model)
         require_endpoint("tokens", spec)
@@ -80,12 +90,12 @@ class DetokenizeView(ApiView):
         return _submit(request, body, spec, asked, "text")
 
 
-    @documented(body=DetokenizeRequest, answer=Text, queued=True)
 class RenderView(ApiView):
-        """Turn tokens into a text."""
     """``POST /v1/chat/render``: the prompt that a chat completion's messages come to."""
 
+    @documented(body=ChatCompletionRequest, answer=ChatPrompt, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Get the prompt that the messages of a chat come to."""
         return _render(request, "prompt")
 
 
@@ -93,9 +103,7 @@ def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpRespon
     body = parse(ChatCompletionRequest, request.data)
     spec = served_model(body.model)
     require_endpoint("render", spec)
-    @documented(body=ChatCompletionRequest, answer=ChatPrompt, queued=True)
     asked = replace(to_generation_request(body, spec), operation="render", choices=1)
-        """Get the prompt that the messages of a chat come to."""
     return _submit(request, body, spec, asked, answer)
 
 

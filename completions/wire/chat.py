@@ -58,8 +58,8 @@ Metadata = Annotated[
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 """``flex`` waits behind all others; the rest are one."""
 
-EndUser = Annotated[str, Field(max_length=512)]
-"""Who the caller asks for; kept on the generation."""
+EndUser = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+"""Who the caller asks for; kept on the generation, where PostgreSQL takes no NUL."""
 
 
 class MetadataUpdate(WireRequest):

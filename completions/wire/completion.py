@@ -11,7 +11,7 @@ from completions.wire.constraint import GrammarField
 from completions.wire.sampling import SamplingFields
 from inference_site.http.payload import WireObject
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
 def _prompt_kind(value: object) -> str:

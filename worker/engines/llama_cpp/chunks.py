@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -70,7 +71,7 @@ class ChunkReader:
             return
         if "error" in chunk:
             raise engine_error(chunk["error"], self._request)
-        self._counts.take(chunk)
+        self._counts.take(chunk, self._stopped)
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
@@ -130,11 +131,11 @@ class Counts:
         """Whether any timings have come."""
         return bool(self._timings)
 
-    def take(self, chunk: dict[str, Any]) -> None:
-        """Note the timings of a chunk."""
+    def take(self, chunk: dict[str, Any], stopped: Collection[int]) -> None:
+        """Note the timings of a chunk, unless its choice has ended for whoever asked."""
         if chunk["choices"]:
             self._index = chunk["choices"][0]["index"]
-        if timings := chunk.get("timings"):
+        if self._index not in stopped and (timings := chunk.get("timings")):
             self._timings[self._index] = timings
 
     def reasoned(self, index: int) -> None:
@@ -182,14 +183,28 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
 def engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:
     """Map llama.cpp's error object to ours."""
     if error.get("type") == "exceed_context_size_error":
-        subject = "prompt" if request.prompts else "messages"
-        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"], subject)
+        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"], subject_of(request))
     message = str(error.get("message", "unknown error"))
     if 400 <= int(error.get("code", 500)) < 500:
-        # A grammar that cannot be compiled is told as samplers that cannot be made.
-        about = request.constraint if "sampler" in message.lower() else None
-        return InvalidRequest(message, about.param if about else None)
+        return InvalidRequest(message, _culprit(message, request))
     return GenerationFailed(f"llama.cpp: {message}")
+
+
+def subject_of(request: GenerationRequest) -> str:
+    """Return the field of the request that holds what the model reads."""
+    if request.operation == "embed":
+        return "input"
+    return "prompt" if request.prompts else "messages"
+
+
+def _culprit(message: str, request: GenerationRequest) -> str | None:
+    """Return the field that llama.cpp complains of, if its words tell."""
+    if "invalid tokens" in message:
+        return subject_of(request)
+    # A grammar that cannot be compiled is told as samplers that cannot be made.
+    if "sampler" in message.lower() and request.constraint is not None:
+        return request.constraint.param
+    return None
 
 
 def _tool_call(call: dict[str, Any], index: int) -> ToolCallDelta:

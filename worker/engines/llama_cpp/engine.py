@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.engines.base import Engine, EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
-from worker.engines.llama_cpp.chunks import ChunkReader
+from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.media import projector_path
@@ -130,8 +130,7 @@ class LlamaCppEngine(Engine):
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            subject = "prompt" if request.prompts else "messages"
-            param = request.constraint.param if request.constraint else subject
+            param = request.constraint.param if request.constraint else subject_of(request)
             raise InvalidRequest(str(exc), param) from exc
         reader.close()
 
