@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from urllib.parse import urlsplit
 
 from completions.capabilities import require
@@ -94,7 +93,7 @@ def _decode(data: str, where: str) -> str:
     encoded = data.partition(",")[2] if data.startswith("data:") else data
     try:
         return base64.b64decode(encoded, validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError) as exc:
+    except ValueError as exc:  # No base64, or no UTF-8.
         raise InvalidRequestError(
             f"Invalid '{where}': expected base64 of a text in UTF-8, or of an image with its type "
             "in a 'data:' URL.",

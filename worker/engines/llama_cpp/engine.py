@@ -51,7 +51,8 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
-    params.cache_ram_mib = cache_mib
+    # llama.cpp would give a prompt that was read with adapters to a request without them.
+    params.cache_ram_mib = 0 if spec.lora_adapters else cache_mib
     params.verbosity = 0
     params.prefill_assistant = False  # A last message of the assistant is a turn like any other.
     params.ui = params.endpoint_slots = False

@@ -151,11 +151,15 @@ def _arguments(text: str) -> str:
 
 
 def _lora(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
-    """Return the adapters by their numbers; those that are not named are not applied."""
+    """Return the adapters by their numbers; those that are not named are not applied.
+
+    llama.cpp is told of each of them: without any it would go on from a prompt that it has read
+    with adapters.
+    """
     if not spec.lora_adapters:
         return {}
-    numbers = {name: number for number, name in enumerate(spec.lora_adapters)}
-    return {"lora": [{"id": numbers[name], "scale": scale} for name, scale in request.lora]}
+    scales = {**dict.fromkeys(spec.lora_adapters, 0.0), **dict(request.lora)}
+    return {"lora": [{"id": n, "scale": scales[name]} for n, name in enumerate(spec.lora_adapters)]}
 
 
 def _top_logprobs(request: GenerationRequest) -> int | None:

@@ -1,0 +1,93 @@
+"""Weights without a meaning, small enough to be written by the test that needs them.
+
+``write_model`` makes a llama model of random weights: it says anything, so what it says in a
+certain form, it says because it was made to. ``write_adapter`` makes a LoRA adapter that turns the
+demo model's head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from worker.catalog import DEMO_FILE
+
+_WIDTH, _HEADS, _FEED_FORWARD, _LAYERS = 64, 2, 128, 2
+_LOGIT_STD = 3.0  # Wide enough for some tokens to be likelier than others, whatever came before.
+_RANK, _ALPHA = 4, 8.0
+
+Tensor = np.ndarray[Any, np.dtype[np.float32]]
+Tensors = Iterator[tuple[str, Tensor]]
+
+
+def write_model(path: Path, seed: int = 0) -> Path:
+    """Write a model with the demo model's vocabulary and chat template; return its path."""
+    demo = gguf.GGUFReader(DEMO_FILE)
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in demo.fields.values():
+        if field.name.startswith("tokenizer."):
+            main, *inner = field.types
+            writer.add_key_value(field.name, field.contents(), main, inner[-1] if inner else None)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_head_count(_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(_WIDTH // _HEADS)
+    vocabulary = len(demo.fields["tokenizer.ggml.tokens"].contents())
+    return _write(writer, _model_tensors(vocabulary, np.random.default_rng(seed)), path)
+
+
+def write_adapter(path: Path, seed: int = 0) -> Path:
+    """Write a LoRA adapter for the attention of every layer of the demo model; return its path."""
+    demo = gguf.GGUFReader(DEMO_FILE)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _ALPHA)
+    shapes = {tensor.name: tensor.shape for tensor in demo.tensors if "attn_q" in tensor.name}
+    return _write(writer, _adapter_tensors(shapes, np.random.default_rng(seed)), path)
+
+
+def _write(writer: gguf.GGUFWriter, tensors: Tensors, path: Path) -> Path:
+    for name, tensor in tensors:
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _noise(rng: np.random.Generator, rows: int, columns: int, std: float = 1.0) -> Tensor:
+    """Return weights that keep the size of what they are multiplied with, times ``std``."""
+    scale = std / np.sqrt(columns)
+    noise: Tensor = (rng.standard_normal((rows, columns)) * scale).astype(np.float32)
+    return noise
+
+
+def _model_tensors(vocabulary: int, rng: np.random.Generator) -> Tensors:
+    ones = np.ones(_WIDTH, np.float32)
+    yield "token_embd.weight", _noise(rng, vocabulary, _WIDTH, std=np.sqrt(_WIDTH))
+    for layer in range(_LAYERS):
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            yield f"blk.{layer}.{part}.weight", _noise(rng, _WIDTH, _WIDTH)
+        for part in ("ffn_gate", "ffn_up"):
+            yield f"blk.{layer}.{part}.weight", _noise(rng, _FEED_FORWARD, _WIDTH)
+        yield f"blk.{layer}.ffn_down.weight", _noise(rng, _WIDTH, _FEED_FORWARD)
+        yield f"blk.{layer}.attn_norm.weight", ones
+        yield f"blk.{layer}.ffn_norm.weight", ones
+    yield "output_norm.weight", ones
+    yield "output.weight", _noise(rng, vocabulary, _WIDTH, std=_LOGIT_STD)
+
+
+def _adapter_tensors(shapes: dict[str, Any], rng: np.random.Generator) -> Tensors:
+    for name, (columns, rows) in shapes.items():
+        yield f"{name}.lora_a", _noise(rng, _RANK, int(columns), std=4.0)
+        yield f"{name}.lora_b", _noise(rng, int(rows), _RANK, std=4.0)
