@@ -36,6 +36,23 @@ models:
     slots: 4
     context_length: 5000
 """
+MORE_MODELS = """
+  demo-embedding:
+    file: {root}/worker/demo/demo-q8_0.gguf
+    embedding: mean
+    matryoshka: true
+    slots: 2
+    threads: 1
+    context_length: 256
+  tuned:
+    file: {root}/worker/demo/demo-q8_0.gguf
+    slots: 4
+    threads: 1
+    chat_template_kwargs: {{enable_thinking: false}}
+    sampling: {{temperature: 0, presence_penalty: 2}}
+    fim_tokens: ["Before: ", " After: ", " Between: "]
+    lora_adapters: {{one: {adapters}/one.gguf, two: {adapters}/two.gguf}}
+"""
 
 
 class ServedStack:
@@ -179,12 +196,15 @@ def wait_until(condition: Any, timeout_s: float, what: str) -> float:
 
 
 @contextmanager
-def served_stack(**env: str) -> Iterator[ServedStack]:
-    """Run a stack in a directory of its own; stop it and what may be left of it at the end."""
+def served_stack(models: str = "", **env: str) -> Iterator[ServedStack]:
+    """Run a stack in a directory of its own; stop it and what may be left of it at the end.
+
+    ``models`` are entries of the models file beside ``demo`` and ``scripted``.
+    """
     with tempfile.TemporaryDirectory(prefix="served-", ignore_cleanup_errors=True) as name:
         data_dir = Path(name)
         data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
-        (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT))
+        (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT) + models)
         stack = ServedStack(
             data_dir, free_port(), {"MODELS_FILE": str(data_dir / "models.yaml"), **env}
         )

@@ -8,13 +8,18 @@ import httpx
 import openai
 import pytest
 
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
+from tests.tiny_weights import write_adapter
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[ServedStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     """The whole product, running."""
-    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
+    adapters = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("one", "two")):
+        write_adapter(adapters / f"{name}.gguf", seed)
+    models = MORE_MODELS.format(root=ROOT, adapters=adapters)
+    with served_stack(models, KEEP_ALIVE_INTERVAL="400") as running:
         yield running
 
 

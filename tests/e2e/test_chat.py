@@ -127,11 +127,10 @@ def test_fields_not_honoured_are_named(client: openai.OpenAI) -> None:
         model="demo",
         messages=ask("Hello"),
         max_tokens=2,
-        verbosity="low",
-        extra_body={"invented": 1},
+        extra_body={"invented": 1, "prediction": {"type": "content", "content": "x"}},
     )
     named = raw.headers["x-unsupported-params"].split(",")
-    assert sorted(named) == ["invented", "verbosity"]
+    assert sorted(named) == ["invented", "prediction"]
 
 
 def test_two_streams_interleave(client: openai.OpenAI) -> None:

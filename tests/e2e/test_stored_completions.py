@@ -41,6 +41,23 @@ def test_completion_is_there_as_soon_as_its_client_has_it(
     assert kept.model_dump()["metadata"] == {"topic": "a"}
 
 
+def test_character_that_the_database_cannot_hold_is_kept_as_another(
+    client: openai.OpenAI,
+) -> None:
+    answer = client.chat.completions.create(
+        model="scripted",
+        messages=[{"role": "user", "content": "a\0b \\u0000"}],
+        store=True,
+        metadata={"k": "\0"},
+    )
+    assert answer.choices[0].message.content == "a\0b \\u0000"
+    kept = client.chat.completions.retrieve(answer.id)
+    assert kept.choices[0].message.content == "a\ufffdb \\u0000"
+    assert kept.model_dump()["metadata"] == {"k": "\ufffd"}
+    [message] = client.chat.completions.messages.list(answer.id)
+    assert message.content == "a\ufffdb \\u0000"
+
+
 def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(model="scripted", messages=script({"text": "x"}))
     with pytest.raises(openai.NotFoundError):
