@@ -12,11 +12,11 @@ class CompletionsConfig(AppConfig):
         from completions.assembler import CHAT, ChatAssembler, failure
         from completions.completion_assembler import COMPLETION, CompletionAssembler
         from completions.embedding_assembler import EMBEDDING, EmbeddingAssembler
-        from completions.storage import store
+        from completions.storage import settle
         from completions.token_assembler import TOKENS, TokenAssembler
         from worker.assembly import Kind, register
 
-        register(CHAT, Kind(ChatAssembler.from_assembly, failure, store))
+        register(CHAT, Kind(ChatAssembler.from_assembly, failure, settle))
         register(COMPLETION, Kind(CompletionAssembler.from_assembly, failure))
         register(EMBEDDING, Kind(EmbeddingAssembler.from_assembly, failure))
         register(TOKENS, Kind(TokenAssembler.from_assembly, failure))

@@ -34,7 +34,7 @@ from completions.wire.tools import (
     MessageToolCall,
 )
 from inference_site.http.errors import api_error
-from worker.assembly import Ending
+from worker.assembly import Assembler, Ending
 from worker.generation import (
     Delta,
     Finish,
@@ -118,7 +118,7 @@ class _ChoiceFold:
         return choice
 
 
-class ChatAssembler:
+class ChatAssembler(Assembler):
     """Assembles one chat completion (see ``worker.assembly.Assembler``)."""
 
     def __init__(

@@ -18,7 +18,7 @@ from completions.assembler import (
     wire_usage,
 )
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
-from worker.assembly import Ending
+from worker.assembly import Assembler, Ending
 from worker.generation import Delta, Finish, TextDelta, TokenLogprob, Usage
 
 COMPLETION = "text_completion"
@@ -84,7 +84,7 @@ class _ChoiceFold:
         )
 
 
-class CompletionAssembler:
+class CompletionAssembler(Assembler):
     """Assembles one completion (see ``worker.assembly.Assembler``).
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``

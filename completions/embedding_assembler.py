@@ -12,7 +12,7 @@ import orjson
 
 from completions.assembler import failure
 from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
-from worker.assembly import Ending
+from worker.assembly import Assembler, Ending
 from worker.engines.base import InvalidRequest
 from worker.generation import Delta, EmbeddingDelta, Usage
 
@@ -20,7 +20,7 @@ EMBEDDING = "embedding"
 """Name of this kind of generation."""
 
 
-class EmbeddingAssembler:
+class EmbeddingAssembler(Assembler):
     """Assembles the embeddings of one request (see ``worker.assembly.Assembler``).
 
     ``dimensions`` shortens the vectors and makes them of length 1 again.

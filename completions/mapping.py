@@ -8,6 +8,7 @@ from completions.capabilities import require, require_endpoint
 from completions.constraint import to_constraint
 from completions.messages import to_messages
 from completions.sampling import common_fields, to_choices, to_stop
+from completions.template import to_template_vars
 from completions.tools import ToolPlan, to_tool_plan
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
@@ -64,30 +65,17 @@ def _constraint(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpec) ->
     return constraint
 
 
-_TEMPLATE_FIELDS = (
-    "enable_thinking",
-    "reasoning_effort",
-    "verbosity",
-    "chat_template_kwargs",
-    "template_vars",
-)
-
-
 def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, Any]:
-    """The plain switches come last: who sends them means them."""
-    given = [field for field in _TEMPLATE_FIELDS if getattr(body, field) is not None]
-    if not given:
-        return {}
-    require("chat_template", given[0], spec)
-    variables = {**(body.template_vars or {}), **(body.chat_template_kwargs or {})}
-    if body.verbosity is not None:
-        variables["verbosity"] = body.verbosity
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-        variables["enable_thinking"] = body.reasoning_effort != "none"
-    if body.enable_thinking is not None:
-        variables["enable_thinking"] = body.enable_thinking
-    return variables
+    switches = {
+        "enable_thinking": body.enable_thinking,
+        "reasoning_effort": body.reasoning_effort,
+        "verbosity": body.verbosity,
+    }
+    variables = {
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "template_vars": body.template_vars,
+    }
+    return to_template_vars(switches, variables, spec)
 
 
 def _reasoning_budget(body: ChatCompletionRequest, spec: ModelSpec) -> int | None:

@@ -11,13 +11,18 @@ from completions.assembler import ChatAssembler
 from completions.models import StoredCompletion
 from inference_site.http.errors import NotFoundError
 from worker.assembly import Assembler
+from worker.models import Status
 
 
-def store(generation_id: str, assembler: Assembler, order: Mapping[str, Any]) -> None:
-    """Keep what the assembler has put together; runs in the transaction of the final row.
+def settle(
+    generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+) -> None:
+    """Keep a completed chat completion, if that was asked for (see ``worker.assembly.Settle``).
 
-    ``order`` is the ``store`` of the request document: project, metadata and messages.
+    ``order`` has its project, metadata and messages.
     """
+    if order is None or status != Status.COMPLETED:
+        return
     assert isinstance(assembler, ChatAssembler)
     completion = assembler.completion()
     StoredCompletion.objects.create(

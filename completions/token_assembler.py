@@ -10,14 +10,14 @@ import orjson
 from completions.assembler import failure
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.http.payload import WireObject
-from worker.assembly import Ending
+from worker.assembly import Assembler, Ending
 from worker.generation import Delta, PromptDelta, TextDelta, TokensDelta
 
 TOKENS = "tokens"
 """Name of this kind of generation."""
 
 
-class TokenAssembler:
+class TokenAssembler(Assembler):
     """Assembles one answer, which is a single delta (see ``worker.assembly.Assembler``)."""
 
     def __init__(

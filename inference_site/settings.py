@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "inference_site.accounts",
     "worker",
     "completions",
+    "responses_api",
 ]
 
 MIDDLEWARE = [
@@ -165,6 +166,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
 
 _models_file = environment.text("MODELS_FILE")
 MODELS_FILE = Path(_models_file).resolve() if _models_file else None
+DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
 MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
@@ -185,6 +187,9 @@ MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
 MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
 MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
 MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
+# Whether streams of responses end with "data: [DONE]", as all other streams do.
+RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
+CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
 WEB_THREADS = _threads
 WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for this long.
 
@@ -196,15 +201,11 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["inference_site.http.parsers.JsonParser"],
     "DEFAULT_RENDERER_CLASSES": ["inference_site.http.renderers.JsonRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.http.renderers.AlwaysJson",
+    "DEFAULT_SCHEMA_CLASS": "inference_site.http.openapi.ViewSchema",
     "EXCEPTION_HANDLER": "inference_site.http.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 
-    "DEFAULT_SCHEMA_CLASS": "inference_site.http.openapi.ViewSchema",
-# --- Logging -------------------------------------------------------------------------------------
-
-LOGGING = {
-    "version": 1,
 SPECTACULAR_SETTINGS = {
     "TITLE": "Inference site",
     "DESCRIPTION": (
@@ -221,6 +222,10 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
 }
 
+# --- Logging -------------------------------------------------------------------------------------
+
+LOGGING = {
+    "version": 1,
     "disable_existing_loggers": False,
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},

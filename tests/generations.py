@@ -6,7 +6,7 @@ from typing import Any
 
 from completions.assembler import CHAT
 from inference_site.accounts.models import ApiKey
-from worker.documents import Document
+from worker.assembly import Document
 from worker.generation import GenerationRequest, Message
 from worker.models import Generation
 from worker.queue import new_id

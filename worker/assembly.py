@@ -7,11 +7,12 @@ alike: what was streamed and what is stored cannot differ.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from worker.generation import Delta
+from worker.generation import Delta, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +34,77 @@ class Ending:
     retry_after_s: int | None = None
 
 
-class Assembler(Protocol):
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A request document: what the engine is asked, what the assembler of the API app needs, and
+    what is to be kept of the result."""
+
+    request: GenerationRequest
+    assembly: dict[str, Any]
+    store: dict[str, Any] | None = None
+
+
+class Assembler(ABC):
     """A fold over the deltas of one generation."""
 
+    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Go on after these frames, which were sent before this attempt; return what ends them.
+
+        Called first, and only when there are any.
+        """
+        return ()
+
+    def begin(self) -> Sequence[bytes]:
+        """Return the frames to send before the first delta."""
+        return ()
+
+    @abstractmethod
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the frames to send now (none when nothing is streamed)."""
 
+    @abstractmethod
     def complete(self) -> Ending:
         """End after the engine's last delta."""
 
+    @abstractmethod
     def cancel(self) -> Ending:
         """End because the client or an operator stopped it."""
 
+    @abstractmethod
     def fail(self, error: Exception) -> Ending:
         """End because of this error."""
+
+
+class Settle(Protocol):
+    """Keeps the result of a generation."""
+
+    def __call__(
+        self, generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+    ) -> None:
+        """Keep it. Runs in the transaction of the final row, once, whatever the status is.
+
+        ``order`` is the ``store`` of the request document, or None when that is not at hand.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How generations of one kind are assembled, and kept.
 
-    ``assembler`` takes the ``assembly`` of the request document; ``failure`` ends a generation
-    whose document is gone, or that never reached a worker. ``store`` keeps a completed one, in the
-    transaction of its final row, when the document has a ``store``, which it is given.
+    ``assembler`` takes the ``assembly`` of the request document. ``failure`` ends a generation that
+    has no assembler: its document is gone, or it never reached a worker.
+
+    Kinds whose results outlive their streams have the others too: ``settle``; ``recover``, which
+    makes an assembler from the id and the frames sent so far (None when there is too little to go
+    by), for what must be ended in place of its worker; and ``rebuild``, which makes the request
+    document anew when it was lost (None when that cannot be).
     """
 
     assembler: Callable[[dict[str, Any]], Assembler]
     failure: Callable[[Exception], Ending]
-    store: Callable[[str, Assembler, Mapping[str, Any]], None] | None = None
+    settle: Settle | None = None
+    recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
+    rebuild: Callable[[str], Document | None] | None = None
 
 
 _kinds: dict[str, Kind] = {}

@@ -25,7 +25,7 @@ from worker.assembly import Ending
 from worker.redis_clients import client_for
 
 _LAST_ID = b"18446744073709551615-0"
-_FIELD = b"b"
+FIELD = b"b"
 
 
 class LogState(IntEnum):
@@ -63,6 +63,23 @@ for i = 1, #KEYS / 4 do
   replies[i] = {state, followers}
 end
 return replies
+"""
+
+
+# KEYS: log, cancel flag, followers, request document of one stream.
+# ARGV: time to live of a finished log (ms); the last id that the caller knows; the last payload.
+_CLOSE = """
+local last = "18446744073709551615-0"
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+local id = tail[1] and tail[1][1] or ""
+if id ~= ARGV[2] then return nil end
+local followers = redis.call("SMEMBERS", KEYS[3])
+if id ~= last then
+  redis.call("XADD", KEYS[1], last, "b", ARGV[3])
+  redis.call("PEXPIRE", KEYS[1], ARGV[1])
+  redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
+end
+return followers
 """
 
 
@@ -172,15 +189,7 @@ class AsyncEventLog:
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
             pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
-        return [_batches(entries) for entries in await pipeline.execute()]
-
-    async def follow(self, generation_id: str, channel: str) -> None:
-        """Have the writer send this stream's frames to the channel as well."""
-        key = followers_key(generation_id)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.sadd(key, channel)
-        pipeline.expire(key, settings.RUN_TTL_S)
-        await pipeline.execute()
+        return [batches_of(entries) for entries in await pipeline.execute()]
 
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
         """Ask the workers to stop; they see the flags at their next append or poll."""
@@ -190,19 +199,55 @@ class AsyncEventLog:
         await pipeline.execute()
 
 
-def close_log(generation_id: str, ending: Ending) -> Appended:
-    """End a stream in place of its worker; return who must be told. Ended ones stay as they are."""
+def follow(generation_id: str, channel: str) -> None:
+    """Have the writer send this stream's frames to the channel as well."""
+    pipeline = client_for(generation_id).pipeline(transaction=False)
+    pipeline.sadd(followers_key(generation_id), channel)
+    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+    pipeline.execute()
+
+
+def request_cancel(generation_id: str) -> None:
+    """Ask the worker to stop; it sees the flag at its next append or poll."""
+    client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+
+
+def read_log(generation_id: str) -> list[Batch]:
+    """Return all that was sent so far."""
+    entries: Any = client_for(generation_id).xrange(log_key(generation_id))
+    return batches_of(entries)
+
+
+def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
+    """End a stream in place of its worker; return who must be told. Ended ones stay as they are.
+
+    ``first`` is the number of the first of its frames, for endings that depend on what was sent
+    before. None is returned when more was sent meanwhile: then nothing is done.
+    """
     client = client_for(generation_id)
-    last = client.xrevrange(log_key(generation_id), count=1)
-    batches = _batches(last)  # type: ignore[arg-type]  # The stubs know only the asyncio union.
-    first = batches[-1].next if batches else 0
-    batch = Batch(first, ending.frames, ending)
-    count, arguments = append_arguments([(generation_id, batch.entry_id, batch.pack())])
-    return parse_appended(client.eval(_APPEND, count, *arguments))[0]
+    batch = Batch(0 if first is None else first, ending.frames, ending)
+    keys = [key(generation_id) for key in (log_key, cancel_key, followers_key, document_key)]
+    ttl_ms = settings.EVENT_LOG_TTL_S * 1000
+    while True:
+        entries: Any = client.xrevrange(log_key(generation_id), count=1)
+        tail = batches_of(entries)
+        if tail and tail[0].ending is None and tail[0].next != batch.first:
+            if first is not None:
+                return None
+            batch = Batch(tail[0].next, ending.frames, ending)
+        known = entries[0][0] if entries else b""
+        reply: Any = client.eval(_CLOSE, 4, *keys, ttl_ms, known, batch.pack())
+        if reply is not None:
+            return Appended(LogState.OPEN, [channel.decode() for channel in reply])
 
 
-def _batches(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
-    return [Batch.unpack(entry[_FIELD]) for _, entry in entries]
+def frames_of(batches: Iterable[Batch]) -> list[bytes]:
+    """Return the frames of consecutive batches."""
+    return [frame for batch in batches for frame in batch.frames]
+
+
+def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
+    return [Batch.unpack(entry[FIELD]) for _, entry in entries]
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:

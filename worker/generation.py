@@ -57,7 +57,7 @@ class Message:
 
     A turn with media has ``parts``, in order, and no ``text``. Otherwise ``text`` is None only for
     an assistant turn that made calls and said nothing. A turn of the role ``tool`` answers the
-    call with the id ``tool_call_id``.
+    call with the id ``tool_call_id``. ``reasoning`` is what came before an assistant's answer.
     """
 
     role: Role
@@ -66,6 +66,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     parts: tuple[Part, ...] = ()
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ class Status(models.TextChoices):
 TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
+MAX_ATTEMPTS = 3
+"""How often a generation in the background is begun before it is given up."""
+
+
 class ServiceClass(models.IntegerChoices):
     """Who goes first in the queue; the lower number does."""
 
@@ -48,7 +52,7 @@ WHERE id = (
     LIMIT 1
     FOR UPDATE OF waiting SKIP LOCKED
 )
-RETURNING public_id, kind, attempt
+RETURNING public_id, kind, attempt, background
 """
 
 
@@ -74,6 +78,12 @@ class Claim:
     kind: str
     attempt: int
     worker: str
+    background: bool = False
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether another worker may begin it anew."""
+        return self.background and self.attempt < MAX_ATTEMPTS
 
 
 class GenerationQuerySet(models.QuerySet["Generation"]):
@@ -88,7 +98,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, {"model": model, "worker": worker})
             row = cursor.fetchone()
-        return None if row is None else Claim(row[0], row[1], row[2], worker)
+        return None if row is None else Claim(row[0], row[1], row[2], worker, row[3])
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""
@@ -101,11 +111,22 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
+    def requeue(self, public_id: str, worker: str) -> bool:
+        """Have another worker begin it anew; False if it reached its end after all."""
+        held = self.filter(public_id=public_id, status=Status.RUNNING, worker=worker)
+        with lent_connection():
+            return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None))
+
     def has_ended(self, claim: Claim, status: Status) -> bool:
         """Whether this attempt has this end already: its ``finish`` won, the reply was lost."""
         ours = self.filter(public_id=claim.public_id, worker=claim.worker, attempt=claim.attempt)
         with lent_connection():
             return ours.filter(status=status).exists()
+
+    def cancel_waiting(self, public_id: str) -> bool:
+        """Cancel one that nobody has claimed; False if a worker has it, or it has ended."""
+        waiting = self.filter(public_id=public_id, status=Status.QUEUED)
+        return bool(waiting.update(status=Status.CANCELLED, finished_at=timezone.now()))
 
     def cancel_queued(self, public_ids: Collection[str]) -> list[str]:
         """Cancel those that nobody has claimed; return their ids."""
@@ -155,6 +176,8 @@ class Generation(models.Model):
         choices=ServiceClass.choices, default=ServiceClass.FOREGROUND
     )
     streamed = models.BooleanField(default=False)
+    # It outlives its client and its worker.
+    background = models.BooleanField(default=False)
     end_user = models.CharField(max_length=512, blank=True, default="")
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 

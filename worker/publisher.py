@@ -63,13 +63,22 @@ class Stream:
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
         self._next = 0
-        self._started = False
+        self._started = self._is_released = False
 
     def stop(self, reason: StopReason) -> None:
         """Have the engine stop; the first reason counts."""
         if not self.cancelled:
             self.stop_reason = reason
             self.cancelled = True
+
+    def start_at(self, number: int) -> None:
+        """Number the frames from here; those before it are in the log already."""
+        self._next = number
+
+    def release(self) -> None:
+        """Leave the stream open for another attempt; what was handed over still goes out."""
+        self._is_released = True
+        self._lane.wake()
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
@@ -92,6 +101,11 @@ class Stream:
     def acknowledge(self) -> None:
         """The batch that ``take`` returned is in the log."""
         self._unacknowledged = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was released and nothing of it is left to send."""
+        return self._is_released and not self._pending and self._unacknowledged is None
 
     def _batch(self) -> Batch | None:
         ending = self._ending  # Read first: nothing is appended once it is set.
@@ -229,6 +243,9 @@ class _Lane:
         writes: list[tuple[Stream, Batch | None, bytes]] = []
         for stream in list(self._streams.values()):
             batch = stream.take()
+            if stream.is_drained:
+                self._streams.pop(stream.id)
+                continue
             if batch is None and now - stream.asked_at < _POLL_S:
                 continue
             stream.asked_at = now

@@ -6,17 +6,22 @@ that is lost, doubled or late does no harm; ``worker.upkeep`` rings again for ro
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import kombu.exceptions
+import redis.exceptions
 from celery import current_app
 from django.conf import settings
+from django.db import transaction
 
+from worker.assembly import Document
 from worker.bells import QUEUE_PREFIX
-from worker.documents import Document, save_document
+from worker.documents import drop_document, save_document
 from worker.errors import QueueFull
 from worker.models import Generation, ServiceClass, Status
 from worker.redis_clients import broker_client
@@ -42,6 +47,7 @@ class Enqueue:
     streamed: bool
     service_class: ServiceClass = ServiceClass.FOREGROUND
     end_user: str = ""
+    background: bool = False
     ignored_params: list[str] = field(default_factory=list)
 
 
@@ -55,15 +61,44 @@ def queue_name(model: str) -> str:
     return f"{QUEUE_PREFIX}{model}"
 
 
-def enqueue(order: Enqueue, document: Document, follower: str) -> None:
+def enqueue(
+    order: Enqueue,
+    document: Document,
+    follower: str | None,
+    frames: Sequence[bytes] = (),
+    record: Callable[[], None] | None = None,
+) -> None:
     """Accept a generation: keep its document, commit its row, ring the bell.
+
+    ``follower`` is the channel of who follows its stream, ``frames`` what that begins with;
+    ``record`` writes what else is to be committed with the row.
 
     Raise QueueFull when the model's queue is at its bound. When Redis or PostgreSQL is down their
     errors pass through and nothing is accepted, except that a bell that cannot be rung is not an
     error: the row is committed, and upkeep rings later.
     """
     unheard = _check_bound(order.model)
-    save_document(order.generation_id, document, follower)
+    save_document(order.generation_id, document, follower, frames)
+    try:
+        _commit(order, record)
+    except BaseException:
+        with contextlib.suppress(redis.exceptions.RedisError):
+            drop_document(order.generation_id)
+        raise
+    if unheard < ENOUGH_BELLS:
+        ring(order.model)
+
+
+def _commit(order: Enqueue, record: Callable[[], None] | None) -> None:
+    if record is None:
+        _create_row(order)
+        return
+    with transaction.atomic():
+        _create_row(order)
+        record()
+
+
+def _create_row(order: Enqueue) -> None:
     Generation.objects.create(
         public_id=order.generation_id,
         kind=order.kind,
@@ -73,11 +108,10 @@ def enqueue(order: Enqueue, document: Document, follower: str) -> None:
         request_id=order.request_id,
         service_class=order.service_class,
         streamed=order.streamed,
+        background=order.background,
         end_user=order.end_user,
         ignored_params=order.ignored_params,
     )
-    if unheard < ENOUGH_BELLS:
-        ring(order.model)
 
 
 def ring(model: str) -> None:

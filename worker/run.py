@@ -14,11 +14,12 @@ import redis.exceptions
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
-from worker.assembly import Assembler, Ending, kind_of
+from worker.assembly import Assembler, Document, Ending, kind_of
 from worker.custom_tools import CustomCalls
-from worker.documents import Document, load_document
+from worker.documents import load_document
 from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest
 from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
+from worker.event_log import frames_of, read_log
 from worker.generation import Delta, Finish, GenerationRequest, Usage
 from worker.hooks import HookContext, Hooks, hooks_for
 from worker.media.resolve import resolve_media
@@ -70,10 +71,19 @@ class Run:
         """Run to the end, whatever it is: never raises, and leaves a terminal state."""
         try:
             status, ending = self._generate(engine)
+        except ShuttingDown as exc:
+            if self._claim.may_restart and self._give_back():
+                return
+            status, ending = Status.FAILED, self._told(exc)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
             self._log(exc)
             status, ending = Status.FAILED, self._told(exc)
         self._finish(status, ending)
+
+    def _give_back(self) -> bool:
+        """Leave a generation in the background to another worker; False if it is ours no more."""
+        self._stream.release()
+        return Generation.objects.requeue(self._claim.public_id, self._claim.worker)
 
     def _told(self, error: Exception) -> Ending:
         """Return the ending of a failure, whatever goes wrong while it is put into words."""
@@ -84,9 +94,10 @@ class Run:
             return Ending((), 500, b"", error_code="server_error")
 
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
-        document, cancelled = self._document()
+        document, cancelled, frames = self._load()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
         self._prepare(document.request)
+        self._begin(self._assembler, frames)
         self._document_store = document.store
         self._unfinished = document.request.answers
         if cancelled:
@@ -113,19 +124,39 @@ class Run:
         if any(tool.is_custom for tool in request.tools):
             self._custom_calls = CustomCalls(request.tools)
 
-    def _document(self) -> tuple[Document, bool]:
+    def _begin(self, assembler: Assembler, frames: list[bytes]) -> None:
+        """Go on after what was sent before."""
+        opening: list[bytes] = []
+        if frames:
+            self._stream.start_at(len(frames))
+            opening += assembler.restart(frames)
+        opening += assembler.begin()
+        if opening:
+            self._stream.append(opening)
+
+    def _load(self) -> tuple[Document, bool, list[bytes]]:
         try:
-            document, cancelled = load_document(self._claim.public_id)
+            found = load_document(self._claim.public_id)
         except redis.exceptions.RedisError as exc:
             raise DocumentLost from exc
+        document, rebuild = found.document, kind_of(self._claim.kind).rebuild
+        if document is None and rebuild is not None:
+            with lent_connection():
+                document = rebuild(self._claim.public_id)
         if document is None:
             raise DocumentLost
-        return document, cancelled
+        return document, found.is_cancelled, found.frames
 
     def _failure(self, error: Exception) -> Ending:
+        kind = kind_of(self._claim.kind)
+        if self._assembler is None and kind.recover is not None:
+            frames = frames_of(read_log(self._claim.public_id))
+            with lent_connection():
+                self._assembler = kind.recover(self._claim.public_id, frames)
+            self._stream.start_at(len(frames))
         if self._assembler is not None:
             return self._assembler.fail(error)
-        return kind_of(self._claim.kind).failure(error)
+        return kind.failure(error)
 
     def _log(self, error: Exception) -> None:
         """Log what is not the client's fault; the traceback only of what nobody foresaw."""
@@ -160,16 +191,16 @@ class Run:
 
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and with it what is to be kept; False if it was taken away."""
-        result = self._result(ending)
-        store = kind_of(self._claim.kind).store if self._document_store is not None else None
-        if store is None or status != Status.COMPLETED:
+        result, order, assembler = self._result(ending), self._document_store, self._assembler
+        if assembler is None:
             return Generation.objects.finish(self._claim, status, **result)
-        assert self._assembler is not None
-        assert self._document_store is not None
+        kind = kind_of(self._claim.kind)
+        if kind.settle is None or not (order or kind.recover):
+            return Generation.objects.finish(self._claim, status, **result)
         with lent_connection(), transaction.atomic():
             held = Generation.objects.finish(self._claim, status, **result)
             if held:
-                store(self._claim.public_id, self._assembler, self._document_store)
+                kind.settle(self._claim.public_id, status, assembler, order)
         return held
 
     def _result(self, ending: Ending) -> dict[str, Any]:

@@ -13,20 +13,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from asgiref.sync import async_to_sync
-from channels.layers import get_channel_layer
 from django.conf import settings
 from django.db.models import Count, Min
 from django.utils import timezone
 
-from worker.assembly import kind_of
+from worker.endings import end_in_place
 from worker.errors import QueueTimeout, WorkerLost
-from worker.event_log import close_log
 from worker.leases import is_alive, prune
-from worker.models import Generation, ServiceClass, Status, lent_connection
-from worker.publisher import MESSAGE_TYPE
+from worker.models import MAX_ATTEMPTS, Generation, ServiceClass, Status, lent_connection
 from worker.queue import ENOUGH_BELLS, bells, ring
 from worker.redis_clients import site_client
 
@@ -70,11 +67,18 @@ def give_up_orphans(worker: str, running: frozenset[str]) -> None:
 
 
 def _give_up(generations: Iterable[Generation]) -> None:
-    """Fail those that still run on the worker they are seen with, and end their streams."""
+    """Give up those that still run on the worker they are seen with.
+
+    Those in the background are begun anew; the others are failed, and their streams ended.
+    """
     for generation in generations:
         held = (generation.public_id, generation.worker)
-        if Generation.objects.fail_abandoned(*held, "worker_lost"):
-            end_stream(generation, WorkerLost())
+        if generation.background and generation.attempt < MAX_ATTEMPTS:
+            if Generation.objects.requeue(*held):
+                ring(generation.model)
+            continue
+        fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
+        end_in_place(generation, Status.FAILED, fail, WorkerLost())
 
 
 def expire_waiting() -> None:
@@ -84,8 +88,8 @@ def expire_waiting() -> None:
         status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
     )
     for generation in waiting:
-        if Generation.objects.expire_queued(generation.public_id, "queue_timeout"):
-            end_stream(generation, QueueTimeout())
+        expire = partial(Generation.objects.expire_queued, generation.public_id, "queue_timeout")
+        end_in_place(generation, Status.FAILED, expire, QueueTimeout())
 
 
 def ring_unheard() -> None:
@@ -114,13 +118,3 @@ def _is_dead(worker: str) -> bool:
 def _redis_time(client: Any) -> tuple[int, int]:
     time: tuple[int, int] = client.time()
     return time
-
-
-def end_stream(generation: Generation, error: Exception) -> None:
-    """End the stream in place of its worker, and tell who follows it."""
-    ending = kind_of(generation.kind).failure(error)
-    answer = close_log(generation.public_id, ending)
-    send = async_to_sync(get_channel_layer().send)
-    for channel in answer.followers:
-        # No payload: the follower reads the log, which knows the numbers of the frames.
-        send(channel, {"type": MESSAGE_TYPE, "streams": [(generation.public_id, b"")]})

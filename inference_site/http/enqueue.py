@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from django.conf import settings
 from django.http import HttpResponse
 from rest_framework.request import Request
+from rest_framework.response import Response
 
 from inference_site.http.authentication import caller_of
-from inference_site.http.errors import NotFoundError, UnavailableError
+from inference_site.http.errors import InvalidRequestError, NotFoundError, UnavailableError
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import hub
+from worker.assembly import Document
 from worker.catalog import catalog
-from worker.documents import Document
 from worker.engines.base import ModelSpec
+from worker.event_log import Batch
 from worker.generation import GenerationRequest
 from worker.leases import live_view
 from worker.models import ServiceClass
@@ -25,7 +29,9 @@ from worker.queue import Enqueue, enqueue
 class Job:
     """A validated request on its way to a worker.
 
-    ``assembly`` is for the assembler of its kind, ``store`` for what keeps the result.
+    ``assembly`` is for the assembler of its kind, ``store`` for what keeps the result. ``frames``
+    are what its stream begins with; ``record`` writes what is to be committed with it. In the
+    ``background`` it outlives its client.
     """
 
     kind: str
@@ -37,11 +43,22 @@ class Job:
     store: dict[str, Any] | None = None
     service_class: ServiceClass = ServiceClass.FOREGROUND
     end_user: str = ""
+    frames: Sequence[bytes] = ()
+    record: Callable[[], None] | None = None
+    background: bool = False
 
 
-def served_model(name: str) -> ModelSpec:
-    """Return the model of this name. Raise NotFoundError for an unknown one, and UnavailableError
-    when no live worker serves it."""
+def served_model(name: str | None) -> ModelSpec:
+    """Return the model of this name; without one, the site's default.
+
+    Raise InvalidRequestError when there is none, NotFoundError for an unknown one, and
+    UnavailableError when no live worker serves it.
+    """
+    name = name or settings.DEFAULT_MODEL
+    if not name:
+        raise InvalidRequestError(
+            "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
+        )
     spec = catalog().find(name)
     if spec is None:
         raise NotFoundError(
@@ -60,13 +77,31 @@ def served_model(name: str) -> ModelSpec:
 def submit(request: Request, job: Job) -> HttpResponse:
     """Commit the generation, ring its model's bell, and leave the rest to the relay."""
     follower = hub.follow(job.generation_id)  # Before the worker can send anything.
-    document = Document(job.request, job.assembly, job.store)
     try:
-        enqueue(_order(request, job), document, hub.channel)
+        _enqueue(request, job, hub.channel)
     except BaseException:
         hub.leave(follower)
         raise
-    response = hand_off(request._request, HandOff(follower, job.stream))
+    known = (Batch(0, job.frames),) if job.frames else ()
+    handoff = HandOff(follower, job.stream, known, cancels=not job.background)
+    return _naming_ignored(hand_off(request._request, handoff), job)
+
+
+def submit_unfollowed(request: Request, job: Job, answer: Response) -> Response:
+    """Commit the generation and ring its model's bell; the client does not wait for it."""
+    _enqueue(request, job, None)
+    return _naming_ignored(answer, job)
+
+
+def _enqueue(request: Request, job: Job, channel: str | None) -> None:
+    document = Document(job.request, job.assembly, job.store)
+    enqueue(_order(request, job), document, channel, job.frames, job.record)
+
+
+_AnswerT = TypeVar("_AnswerT", bound=HttpResponse)
+
+
+def _naming_ignored(response: _AnswerT, job: Job) -> _AnswerT:
     if job.ignored_params:
         response["x-unsupported-params"] = ",".join(job.ignored_params)
     return response
@@ -83,6 +118,7 @@ def _order(request: Request, job: Job) -> Enqueue:
         request_id=request._request.request_id,  # type: ignore[attr-defined]  # Set by ApiHandler.
         streamed=job.stream,
         service_class=job.service_class,
+        background=job.background,
         end_user=job.end_user,
         ignored_params=job.ignored_params,
     )

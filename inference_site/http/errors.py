@@ -5,6 +5,7 @@
     ├── AuthenticationError     401
     ├── NotFoundError           404
     ├── MethodNotAllowedError   405
+    ├── ConflictError           409
     ├── PayloadTooLargeError    413
     ├── UnsupportedMediaError   415
     ├── InternalError           500
@@ -103,6 +104,14 @@ class MethodNotAllowedError(ApiError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_supported"
+
+
+class ConflictError(ApiError):
+    """The object is in use."""
+
+    status = 409
+    type = "conflict_error"
+    code = "conflict"
 
 
 class PayloadTooLargeError(ApiError):

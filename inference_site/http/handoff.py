@@ -6,21 +6,29 @@ stream that will carry the answer. Django finishes; no thread and no request con
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 
 from inference_site.http.hub import Follower
+from worker.event_log import Batch
 
 SCOPE_KEY = "inference_site.handoff"
 
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """Which stream to relay, and whether its client wants SSE or one JSON body."""
+    """Which stream to relay, and whether its client wants SSE or one JSON body.
+
+    ``known`` is what the stream is known to begin with. ``cancels``: whoever follows it is the one
+    it is made for, and when that client leaves the generation is stopped.
+    """
 
     follower: Follower
     stream: bool
+    known: Sequence[Batch] = ()
+    cancels: bool = True
 
     @property
     def generation_id(self) -> str:
@@ -29,12 +37,17 @@ class HandOff:
 
 
 class Place:
-    """Where a view leaves its hand-off for the relay; lies in the ASGI scope."""
+    """Where a view leaves its hand-off for the relay; lies in the ASGI scope.
 
-    __slots__ = ("handoff",)
+    ``retry_for_s`` is set by a view that must wait for something that takes less than a client's
+    patience but more than a view's: the relay asks it again for as long, and then takes its answer.
+    """
+
+    __slots__ = ("handoff", "retry_for_s")
 
     def __init__(self) -> None:
         self.handoff: HandOff | None = None
+        self.retry_for_s = 0.0
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
@@ -42,8 +55,20 @@ def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
 
     Raise RuntimeError when the request did not come through the relay.
     """
+    _place(request).handoff = handoff
+    return HttpResponse(status=200)
+
+
+def ask_again(request: HttpRequest, within_s: float) -> None:
+    """Have the relay call the view again until the request is this old, unless it hands off.
+
+    The view must not have changed anything that calling it again would change once more.
+    """
+    _place(request).retry_for_s = within_s
+
+
+def _place(request: HttpRequest) -> Place:
     place = getattr(request, "scope", {}).get(SCOPE_KEY)
     if not isinstance(place, Place):
         raise RuntimeError("Streams need the ASGI application of inference_site.asgi.")
-    place.handoff = handoff
-    return HttpResponse(status=200)
+    return place

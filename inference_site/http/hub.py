@@ -22,7 +22,7 @@ from django.db import DatabaseError
 
 from inference_site.http.errors import UnavailableError
 from worker.assembly import Ending
-from worker.documents import drop_document
+from worker.endings import cancel_waiting
 from worker.event_log import AsyncEventLog, Batch, trim
 from worker.models import TERMINAL, Generation, lent_connection
 from worker.redis_clients import new_async_clients, shard_of
@@ -287,8 +287,7 @@ async def _persist(act: Callable[[], Awaitable[None]]) -> None:
 
 def _cancel_queued(ids: set[str]) -> None:
     with lent_connection():
-        for generation_id in Generation.objects.cancel_queued(ids):
-            drop_document(generation_id)
+        cancel_waiting(ids)
 
 
 def _terminal_ids(ids: set[str]) -> set[str]:

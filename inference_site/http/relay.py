@@ -35,6 +35,7 @@ _FIRST_PING_S = 0.9
 """When nothing has come by then, the headers and a comment go out: within the first second."""
 _PING = b": ping\n\n"
 _IDLE_S = 3600.0
+_RETRY_S = 0.05
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready")
 _SHUTDOWN_S = 3.0
@@ -70,10 +71,12 @@ class Relay:
     async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         started = time.monotonic()
         hub.ensure_running()
-        place = Place()
         try:
             body = await _read_body(receive)
-            response = await self._respond({**scope, SCOPE_KEY: place}, body)
+            place, response = await self._respond(scope, body)
+            while place.retry_for_s > time.monotonic() - started:
+                await asyncio.sleep(_RETRY_S)
+                place, response = await self._respond(scope, body)
         except ClientGone:
             return
         except ApiError as exc:
@@ -85,13 +88,14 @@ class Relay:
         answer = _Answer(place.handoff, _own_headers(response), started, send)
         await answer.relay(receive)
 
-    async def _respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
+    async def _respond(self, scope: dict[str, Any], body: bytes) -> tuple[Place, HttpResponseBase]:
         pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
-        loop, place = asyncio.get_running_loop(), scope[SCOPE_KEY]
-        return await pool.run(
-            lambda: self._handler.respond(scope, body),
+        loop, place = asyncio.get_running_loop(), Place()
+        response = await pool.run(
+            lambda: self._handler.respond({**scope, SCOPE_KEY: place}, body),
             on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, place),
         )
+        return place, response
 
 
 class _Answer:
@@ -101,6 +105,10 @@ class _Answer:
         self._handoff, self._headers, self._send = handoff, headers, send
         self._started_at = started
         self._follower = handoff.follower
+        for batch in handoff.known:
+            self._follower.offer(batch)
+        # What the stream begins with tells nothing yet: it is held back for what may fail at once.
+        self._held = self._follower.take() if handoff.cancels else []
         self._begun = False
         self._gone = False
 
@@ -110,11 +118,13 @@ class _Answer:
         try:
             await (self._relay_stream() if self._handoff.stream else self._relay_json())
         except ClientGone:
-            hub.cancel(self._handoff.generation_id)
+            if self._handoff.cancels:
+                hub.cancel(self._handoff.generation_id)
         except BaseException:
             # The server stops, or sending failed: wait until the worker's side of it is stored.
-            stored = hub.cancel(self._handoff.generation_id)
-            await asyncio.wait({stored}, timeout=_SHUTDOWN_S)
+            if self._handoff.cancels:
+                stored = hub.cancel(self._handoff.generation_id)
+                await asyncio.wait({stored}, timeout=_SHUTDOWN_S)
             raise
         finally:
             watcher.cancel()
@@ -138,6 +148,7 @@ class _Answer:
             if ending is not None and self._failed_early(ending, batches):
                 await self._send_whole(ending)
                 return
+            batches, self._held = [*self._held, *batches], []
             await self._begin(200, _SSE_HEADERS)
             frames = [frame for batch in batches for frame in batch.frames]
             if ending is not None and ending.error_code and not ending.body:
@@ -151,7 +162,9 @@ class _Answer:
 
     def _failed_early(self, ending: Ending, batches: list[Batch]) -> bool:
         """Whether the stream has nothing but a failure, so that it can still be a status."""
-        return ending.is_early and not self._begun and batches[0].first == 0 and len(batches) == 1
+        known = self._held[-1].next if self._held else 0
+        is_first = len(batches) == 1 and batches[0].first == known
+        return ending.is_early and not self._begun and is_first and self._handoff.cancels
 
     async def _relay_json(self) -> None:
         while True:
@@ -207,7 +220,8 @@ def _encoded(headers: Iterable[tuple[str, str]]) -> Headers:
 def _abandon(place: Place) -> None:
     """Stop what a view has enqueued for a client that was refused, or has left."""
     if place.handoff is not None:
-        hub.cancel(place.handoff.generation_id)
+        if place.handoff.cancels:
+            hub.cancel(place.handoff.generation_id)
         hub.leave(place.handoff.follower)
 
 

@@ -231,7 +231,7 @@ def test_a_good_request_is_enqueued_and_handed_off(api: Api, api_key: Key, strea
     assert response["x-unsupported-params"] == "zeta,alpha"
     assert (row.model, row.streamed, row.request_id) == ("demo", stream, "req-1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
-    document, _ = load_document(row.public_id)
+    document = load_document(row.public_id).document
     assert document is not None
     assert document.request.messages[0].text == "hi"
     hub.leave(follower)

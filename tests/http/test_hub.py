@@ -17,7 +17,7 @@ from inference_site.http import hub as hub_module
 from inference_site.http.hub import Follower, Hub
 from tests.generations import chat_document, create_generation
 from worker.assembly import Ending
-from worker.documents import load_document, save_document
+from worker.documents import Loaded, load_document, save_document
 from worker.event_log import AsyncEventLog, Batch
 from worker.models import Generation, Status
 from worker.publisher import MESSAGE_TYPE
@@ -252,10 +252,10 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
         await asyncio.sleep(0.3)  # The queue is seen to after the workers.
 
     on_site(monkeypatch, scenario)
-    assert load_document(waiting.public_id)[0] is None  # Its content is not kept for a day.
-    document, cancelled = load_document(running_row.public_id)
-    assert document is not None
-    assert cancelled
+    assert load_document(waiting.public_id).document is None  # Its content is not kept for a day.
+    found = load_document(running_row.public_id)
+    assert found.document is not None
+    assert found.is_cancelled
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states == {waiting.public_id: "cancelled", running_row.public_id: "running"}
 
@@ -282,7 +282,7 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     on_site(monkeypatch, scenario)
     assert attempts == [400, 400]
     for generation_id in ids:
-        assert load_document(generation_id) == (None, True)
+        assert load_document(generation_id) == Loaded(None, True, [])
 
 
 def test_who_has_left_is_not_found() -> None:

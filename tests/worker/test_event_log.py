@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.generations import chat_document
 from worker.assembly import Ending
-from worker.documents import load_document, save_document
+from worker.documents import Loaded, load_document, save_document
 from worker.event_log import (
     Appended,
     AsyncEventLog,
@@ -22,6 +22,7 @@ from worker.event_log import (
     cancel_key,
     close_log,
     document_key,
+    follow,
     followers_key,
     log_key,
     trim,
@@ -141,7 +142,7 @@ def test_closing_an_ended_log_changes_nothing(generation_id: str) -> None:
 
 def test_closing_returns_who_must_be_told(generation_id: str) -> None:
     save_document(generation_id, chat_document(generation_id, "hi"), follower="web.one")
-    assert close_log(generation_id, LOST).followers == ["web.one"]
+    assert close_log(generation_id, LOST) == Appended(LogState.OPEN, ["web.one"])
 
 
 def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:
@@ -164,7 +165,7 @@ def test_asking_writes_nothing(generation_id: str) -> None:
 
 def test_an_append_returns_every_follower(generation_id: str) -> None:
     save_document(generation_id, chat_document(generation_id, "hi"), follower="web.one")
-    on_log(lambda log: log.follow(generation_id, "web.two"))
+    follow(generation_id, "web.two")
     (answer,) = append(generation_id, Batch(0, [b"0"]))
     assert sorted(answer.followers) == ["web.one", "web.two"]
 
@@ -174,7 +175,7 @@ def test_one_append_answers_for_each_stream_in_order() -> None:
     batch = Batch(0, [b"0"])
 
     async def scenario(log: AsyncEventLog) -> list[Appended]:
-        await log.follow(one, "web.one")
+        follow(one, "web.one")
         await log.request_cancel([two])
         return await log.append(
             [
@@ -198,7 +199,7 @@ def test_the_end_removes_the_content_of_the_request(generation_id: str) -> None:
     append(generation_id, Batch(0, [b"end"], END))
     keys = (cancel_key(generation_id), followers_key(generation_id), document_key(generation_id))
     assert client_for(generation_id).exists(*keys) == 0
-    assert load_document(generation_id) == (None, False)
+    assert load_document(generation_id).document is None
 
 
 def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
@@ -212,9 +213,9 @@ def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
 def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
     document = chat_document(generation_id, "Zażółć gęślą jaźń 🦊")
     save_document(generation_id, document, follower="web.one")
-    assert load_document(generation_id) == (document, False)
+    assert load_document(generation_id) == Loaded(document, False, [])
     on_log(lambda log: log.request_cancel([generation_id]))
-    assert load_document(generation_id) == (document, True)
+    assert load_document(generation_id) == Loaded(document, True, [])
 
 
 @given(st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=4), max_size=6), st.data())

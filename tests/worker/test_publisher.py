@@ -21,10 +21,10 @@ from tests.waiting import wait_until
 from worker import publisher as publisher_module
 from worker import redis_clients
 from worker.assembly import Ending
-from worker.event_log import AsyncEventLog, Batch, cancel_key, close_log, log_key
+from worker.event_log import Batch, cancel_key, close_log, follow, log_key
 from worker.publisher import MESSAGE_TYPE, Publisher, StopReason, Stream
 from worker.queue import new_id
-from worker.redis_clients import client_for, new_async_clients
+from worker.redis_clients import client_for
 
 T = TypeVar("T")
 END = Ending((b"done",), 200, b"{}", finish_reason="stop")
@@ -66,11 +66,11 @@ def rare_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Web:
     """What a web process hears on its channel."""
 
-    def __init__(self, channel: str, log: AsyncEventLog) -> None:
-        self.channel, self._log = channel, log
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
 
     async def follow(self, stream: Stream) -> None:
-        await self._log.follow(stream.id, self.channel)
+        follow(stream.id, self.channel)
 
     async def hear(self, timeout_s: float = 5.0) -> dict[str, Batch]:
         """Return the next message, by generation. Raise TimeoutError when none comes."""
@@ -82,12 +82,7 @@ class Web:
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[Web]:
-    layer = get_channel_layer()
-    (client,) = new_async_clients()
-    try:
-        yield Web(await layer.new_channel("web."), AsyncEventLog(client))
-    finally:
-        await client.aclose()
+    yield Web(await get_channel_layer().new_channel("web."))
 
 
 def as_web(scenario: Callable[[Web], Awaitable[T]]) -> T:

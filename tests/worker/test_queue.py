@@ -18,7 +18,8 @@ from redis.retry import Retry
 from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from worker import documents, queue
-from worker.documents import Document, load_document
+from worker.assembly import Document
+from worker.documents import load_document
 from worker.errors import QueueFull
 from worker.event_log import document_key, followers_key
 from worker.models import Generation, ServiceClass, Status
@@ -59,7 +60,7 @@ def test_enqueueing_writes_the_document_the_row_and_a_bell(api_key: Key, model: 
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
     assert (row.streamed, row.ignored_params) == (True, ["logit_bias"])
     assert row.service_class == ServiceClass.FOREGROUND
-    assert load_document(order.generation_id) == (document, False)
+    assert load_document(order.generation_id).document == document
     followers = client_for(order.generation_id).smembers(followers_key(order.generation_id))
     assert followers == {b"web.one"}
     assert bells(model) == 1

@@ -127,7 +127,7 @@ def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
     assert end.ending is not None
     assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
     assert end.frames[-1] == b"data: [DONE]\n\n"
-    assert load_document(row.public_id) == (None, False)
+    assert load_document(row.public_id).document is None
 
 
 def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:

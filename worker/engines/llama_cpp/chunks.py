@@ -213,7 +213,7 @@ def _tool_call(call: dict[str, Any], index: int) -> ToolCallDelta:
     return ToolCallDelta(
         call=call["index"],
         arguments=function.get("arguments") or "",
-        id=(call.get("id") or new_call_id()) if name else None,
+        id=new_call_id() if name else None,  # The library's has no prefix.
         name=name,
         index=index,
     )

@@ -124,6 +124,8 @@ def _message(message: Message, spec: ModelSpec) -> dict[str, Any]:
     wire: dict[str, Any] = {"role": message.role, "content": content(message, spec)}
     if message.name is not None:
         wire["name"] = message.name
+    if message.reasoning is not None:
+        wire["reasoning_content"] = message.reasoning
     if message.tool_call_id is not None:
         wire["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

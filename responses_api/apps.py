@@ -1,0 +1,19 @@
+from django.apps import AppConfig
+
+
+class ResponsesApiConfig(AppConfig):
+    """Responses and conversations, as OpenAI's API has them."""
+
+    name = "responses_api"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Tell the worker how the generations of this API are assembled, kept and recovered."""
+        from completions.assembler import failure
+        from responses_api.assembler import RESPONSE, ResponseAssembler
+        from responses_api.recovery import rebuild, recover
+        from responses_api.storage import settle
+        from worker.assembly import Kind, register
+
+        kind = Kind(ResponseAssembler.from_assembly, failure, settle, recover, rebuild)
+        register(RESPONSE, kind)

@@ -1,0 +1,101 @@
+"""From a request to what is enqueued: for the endpoint, the WebSocket and a second attempt."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+
+from inference_site.http.enqueue import Job, served_model
+from inference_site.http.errors import InvalidRequestError
+from responses_api.assembler import RESPONSE
+from responses_api.context import Context, Memory, resolve
+from responses_api.events import accepted
+from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.objects import shell
+from responses_api.storage import accept
+from responses_api.tools import hosted_tools
+from responses_api.wire.request import ResponseRequest
+from worker.assembly import Document
+from worker.engines.base import ModelSpec
+from worker.models import ServiceClass
+from worker.queue import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A response that is about to be: its object, its context and its job."""
+
+    response: dict[str, Any]
+    context: Context
+    job: Job
+
+
+def create(project_id: int, body: ResponseRequest, memory: Memory | None = None) -> Creation:
+    """Return what is to be enqueued. Raise ApiError for what cannot be done."""
+    _refuse_contradictions(body)
+    spec = served_model(body.model)
+    context = resolve(
+        project_id, body.input, body.previous_response_id, body.conversation_id, memory
+    )
+    response = shell(
+        body,
+        response_id=new_id("resp_"),
+        created_at=int(time.time()),
+        model=spec.id,
+        previous_response_id=context.previous_response_id,
+        conversation_id=context.conversation.public_id if context.conversation else None,
+        metadata=body.metadata or {},
+    )
+    document = to_document(project_id, body, context, spec, response)
+    is_background, is_flex = bool(body.background), body.service_tier == "flex"
+    job = Job(
+        RESPONSE,
+        response["id"],
+        document.request,
+        document.assembly,
+        stream=bool(body.stream),
+        ignored_params=[*body.ignored_params, *hosted_tools(body)],
+        service_class=(
+            ServiceClass.BACKGROUND if is_background or is_flex else ServiceClass.FOREGROUND
+        ),
+        end_user=body.safety_identifier or body.user or "",
+        frames=accepted(response) if document.assembly["emits"] else (),
+        record=partial(accept, project_id, response, body, context) if response["store"] else None,
+        background=is_background,
+    )
+    return Creation(response, context, job)
+
+
+def to_document(
+    project_id: int,
+    body: ResponseRequest,
+    context: Context,
+    spec: ModelSpec,
+    response: dict[str, Any],
+) -> Document:
+    """Return the request document. Raise InvalidRequestError for what the model cannot do."""
+    asked = to_generation_request(body, context.placed(), spec, project_id)
+    assembly = {
+        "response": response,
+        "emits": bool(body.stream) or response["store"],
+        "sends_done": settings.RESPONSES_SEND_DONE,
+        "seal_for": project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
+    }
+    return Document(asked, assembly)
+
+
+def _refuse_contradictions(body: ResponseRequest) -> None:
+    if body.background and body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'background': a response in the background must be stored.",
+            param="background",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )

@@ -1,0 +1,95 @@
+"""Lists of responses and of items, by keyset."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from django.db.models import QuerySet
+from django.http import QueryDict
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.http.authentication import caller_of
+from inference_site.http.errors import InvalidRequestError
+from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
+from responses_api.context import find_response
+from responses_api.items import IdentifiedItem
+from responses_api.models import ResponseStatus, StoredResponse
+from responses_api.recovery import shown
+
+
+def list_responses(request: Request) -> Response:
+    """Answer ``GET /v1/responses``: the project's own, by the filters of the query."""
+    query, project_id = request._request.GET, caller_of(request).project_id
+    page = parse_page(query, "desc")
+    rows = StoredResponse.objects.filter(project_id=project_id, deleted_at=None)
+    rows = _filtered(rows, query)
+    if page.after is not None:
+        after = find_response(project_id, page.after).pk
+        rows = rows.filter(pk__gt=after) if page.order == "asc" else rows.filter(pk__lt=after)
+    ordered = rows.select_related("previous", "conversation").order_by(
+        "pk" if page.order == "asc" else "-pk"
+    )[: page.limit + 1]
+    entries = [shown(stored) for stored in ordered]
+    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+
+
+def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[StoredResponse]:
+    if model := query.get("model"):
+        rows = rows.filter(model=model)
+    if status := query.get("status"):
+        if status not in ResponseStatus.values:
+            raise InvalidRequestError(
+                f"Invalid value: {status[:100]!r}. Supported values are: "
+                f"{', '.join(map(repr, ResponseStatus.values))}.",
+                param="status",
+                code="invalid_value",
+            )
+        rows = rows.filter(status=status)
+    if metadata := parse_metadata(query):
+        rows = rows.filter(metadata__contains=metadata)
+    if previous := query.get("previous_response_id"):
+        rows = rows.filter(previous__public_id=previous)
+    if conversation := query.get("conversation"):
+        rows = rows.filter(conversation__public_id=conversation)
+    if since := _moment(query, "created_after"):
+        rows = rows.filter(created_at__gt=since)
+    if until := _moment(query, "created_before"):
+        rows = rows.filter(created_at__lt=until)
+    return rows
+
+
+def _moment(query: QueryDict, name: str) -> dt.datetime | None:
+    """Return a time given in Unix seconds."""
+    given = query.get(name)
+    if not given:
+        return None
+    if not given.isdecimal() or len(given) > 11:
+        raise InvalidRequestError(f"Invalid '{name}': expected Unix seconds.", param=name)
+    return dt.datetime.fromtimestamp(int(given), dt.UTC)
+
+
+def page_of_items(request: Request, items: Sequence[IdentifiedItem]) -> Response:
+    """Answer a list of items, which are given oldest first."""
+    page = parse_page(request._request.GET, "desc")
+    ordered = list(items) if page.order == "asc" else list(reversed(items))
+    rest = _between(ordered, page, request._request.GET.get("before"))
+    entries = [item.wire() for item in rest[: page.limit + 1]]
+    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+
+
+def _between(items: list[IdentifiedItem], page: Page, before: str | None) -> list[IdentifiedItem]:
+    ids = [item.id for item in items]
+    if page.after is not None:
+        items = items[_place(ids, page.after, "after") + 1 :]
+    elif before:
+        end = _place(ids, before, "before")
+        items = items[max(0, end - page.limit) : end]
+    return items
+
+
+def _place(ids: list[str], wanted: str, name: str) -> int:
+    if wanted not in ids:
+        raise InvalidRequestError(f"Invalid '{name}': there is no such item.", param=name)
+    return ids.index(wanted)

@@ -1,0 +1,192 @@
+"""From items to the turns of a conversation.
+
+An assistant's turn is several items: what it thought, what it said, what it called. The results of
+its calls follow it in the order of the calls, wherever they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from completions.content import to_file, to_image
+from completions.wire.messages import InputFile
+from inference_site.http.errors import InvalidRequestError
+from responses_api.items import ItemData
+from responses_api.sealing import unseal
+from worker import generation as domain
+from worker.custom_tools import custom_arguments
+from worker.engines.base import ModelSpec
+from worker.generation import Message, ToolCall
+
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item of the context, and the field of the request it came from."""
+
+    data: ItemData
+    param: str
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What an assistant's turn has come to so far."""
+
+    reasoning: str | None = None
+    text: str | None = None
+    calls: list[tuple[ToolCall, str]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.reasoning is None and self.text is None and not self.calls
+
+
+def to_messages(
+    instructions: str | None, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int
+) -> tuple[Message, ...]:
+    """Return the turns. Raise InvalidRequestError for a call without its result, a result without
+    its call, and content that the model cannot take."""
+    fold = _Fold(items, spec, project_id)
+    if instructions:
+        fold.messages.append(Message("system", instructions))
+    for item in items:
+        fold.take(item)
+    fold.end_turn()
+    return tuple(fold.messages)
+
+
+class _Fold:
+    def __init__(self, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int) -> None:
+        self.messages: list[Message] = []
+        self._spec, self._project_id = spec, project_id
+        self._turn = _Turn()
+        self._outputs = {i.data["call_id"]: i for i in items if i.data["type"] in _OUTPUTS}
+        self._called = {i.data["call_id"] for i in items if _is_whole_call(i.data)}
+
+    def take(self, item: PlacedItem) -> None:
+        """Add the next item."""
+        data = item.data
+        match data["type"]:
+            case "message" if data["role"] == "assistant":
+                self._assistant(_plain_text(data["content"]))
+            case "message":
+                self.end_turn()
+                role: domain.Role = "user" if data["role"] == "user" else "system"
+                text, parts = self._content(data["content"], f"{item.param}.content")
+                self.messages.append(Message(role, text, parts=parts))
+            case "function_call" | "custom_tool_call":
+                self._call(item)
+            case "function_call_output" | "custom_tool_call_output":
+                self._check_output(item)
+            case "reasoning":
+                self.end_turn()
+                self._turn.reasoning = self._reasoning(item)
+            case "compaction":
+                self.end_turn()
+                param = f"{item.param}.encrypted_content"
+                summary = unseal(data["encrypted_content"], self._project_id, param)
+                self.messages.append(Message("system", summary))
+
+    def end_turn(self) -> None:
+        """Add the assistant's turn, if there is one, and the results of its calls."""
+        turn, self._turn = self._turn, _Turn()
+        if turn.is_empty:
+            return
+        text = turn.text if turn.calls else turn.text or ""
+        calls = tuple(call for call, _ in turn.calls)
+        self.messages.append(Message("assistant", text, tool_calls=calls, reasoning=turn.reasoning))
+        for call, param in turn.calls:
+            self.messages.append(self._result(call, param))
+
+    def _assistant(self, text: str) -> None:
+        if self._turn.text is not None or self._turn.calls:
+            self.end_turn()
+        self._turn.text = text
+
+    def _call(self, item: PlacedItem) -> None:
+        data = item.data
+        if not _is_whole_call(data):  # The token limit or a failure cut it: nobody answered it.
+            return
+        arguments = (
+            custom_arguments(data["input"])
+            if data["type"] == "custom_tool_call"
+            else data["arguments"]
+        )
+        self._turn.calls.append((ToolCall(data["call_id"], data["name"], arguments), item.param))
+
+    def _result(self, call: ToolCall, param: str) -> Message:
+        output = self._outputs.get(call.id)
+        if output is None:
+            raise InvalidRequestError(
+                f"No tool output found for function call {call.id}.", param="input"
+            )
+        given = output.data["output"]
+        text: str | None = None
+        parts: tuple[domain.Part, ...] = ()
+        if isinstance(given, str):
+            text = given
+        else:
+            text, parts = self._content(given, f"{output.param}.output")
+        return Message("tool", text, call.name, tool_call_id=call.id, parts=parts)
+
+    def _check_output(self, item: PlacedItem) -> None:
+        call_id = item.data["call_id"]
+        if call_id not in self._called:
+            raise InvalidRequestError(
+                f"No tool call found for function call output with call_id {call_id}.",
+                param="input",
+            )
+
+    def _reasoning(self, item: PlacedItem) -> str:
+        data = item.data
+        if content := data.get("content"):
+            return _plain_text(content)
+        if sealed := data.get("encrypted_content"):
+            return unseal(sealed, self._project_id, f"{item.param}.encrypted_content")
+        return _plain_text(data.get("summary", []))
+
+    def _content(
+        self, parts: list[dict[str, Any]], where: str
+    ) -> tuple[str | None, tuple[domain.Part, ...]]:
+        """Return the text, or None and the parts when there is more than text."""
+        taken = tuple(self._part(part, f"{where}[{i}]") for i, part in enumerate(parts))
+        if all(isinstance(part, domain.TextPart) for part in taken):
+            return "".join(p.text for p in taken if isinstance(p, domain.TextPart)), ()
+        return None, taken
+
+    def _part(self, part: dict[str, Any], where: str) -> domain.Part:
+        match part["type"]:
+            case "input_image":
+                if not part["image_url"]:
+                    raise InvalidRequestError(
+                        f"Missing required parameter: '{where}.image_url'.",
+                        param=f"{where}.image_url",
+                        code="missing_required_parameter",
+                    )
+                return to_image(part["image_url"], f"{where}.image_url", self._spec)
+            case "input_file":
+                return self._file(part, where)
+            case _:
+                return domain.TextPart(part.get("text") or part.get("refusal") or "")
+
+    def _file(self, part: dict[str, Any], where: str) -> domain.Part:
+        if "file_url" in part:
+            raise InvalidRequestError(
+                f"Unsupported parameter: '{where}.file_url'; send 'file_data'.",
+                param=f"{where}.file_url",
+                code="unsupported_parameter",
+            )
+        fields = {key: part.get(key) for key in ("file_data", "file_id", "filename")}
+        return to_file(InputFile.model_validate(fields), where, self._spec)
+
+
+def _is_whole_call(data: ItemData) -> bool:
+    return data["type"] in _CALLS and data.get("status") == "completed"
+
+
+def _plain_text(parts: list[dict[str, Any]]) -> str:
+    return "".join(part.get("text") or part.get("refusal") or "" for part in parts)

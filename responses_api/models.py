@@ -1,0 +1,155 @@
+"""Responses, their items and conversations, as PostgreSQL keeps them.
+
+An item is stored once, with the response or the conversation it came with. What a response builds
+on is found by following ``previous``; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.indexes import GinIndex
+from django.db import models
+from django.utils import timezone
+
+
+class ResponseStatus(models.TextChoices):
+    """A response moves forward only. While it is queued, its generation says if it runs."""
+
+    QUEUED = "queued"  # In the background, waiting for a worker.
+    IN_PROGRESS = "in_progress"  # In the foreground, waiting or running.
+    COMPLETED = "completed"  # The model reached its end.
+    INCOMPLETE = "incomplete"  # The token limit cut it.
+    FAILED = "failed"  # An error ended it; what it had said until then is kept.
+    CANCELLED = "cancelled"  # The client or an operator stopped it; likewise.
+
+
+ENDED = frozenset(
+    {
+        ResponseStatus.COMPLETED,
+        ResponseStatus.INCOMPLETE,
+        ResponseStatus.FAILED,
+        ResponseStatus.CANCELLED,
+    }
+)
+
+
+class Conversation(models.Model):
+    """Items in order, to which responses add theirs.
+
+    ``locked_by`` is the response that runs on it, which counts for as long as its generation does.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    metadata = models.JSONField(default=dict)
+    next_position = models.PositiveIntegerField(default=0)
+    locked_by = models.CharField(max_length=64, blank=True, default="")
+    created_at = models.DateTimeField(default=timezone.now)
+    # A deleted conversation stays, hidden: responses build on its items.
+    deleted_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["project", "id"], name="conversation_list")]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+
+class StoredResponse(models.Model):
+    """One response; its input and output are items.
+
+    ``request`` holds the fields of the request but for its input and metadata: enough to show them
+    again, and to run a response in the background once more.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    model = models.CharField(max_length=200)
+    status = models.CharField(max_length=16, choices=ResponseStatus.choices)
+    background = models.BooleanField(default=False)
+    previous = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="children"
+    )
+    conversation = models.ForeignKey(
+        Conversation, on_delete=models.PROTECT, null=True, blank=True, related_name="responses"
+    )
+    # Its items below this position are the context.
+    conversation_position = models.PositiveIntegerField(null=True, blank=True)
+    metadata = models.JSONField(default=dict)
+    request = models.JSONField(default=dict)
+    usage = models.JSONField(null=True, blank=True)
+    error = models.JSONField(null=True, blank=True)
+    incomplete_reason = models.CharField(max_length=32, blank=True, default="")
+    created_at = models.DateTimeField(default=timezone.now)
+    completed_at = models.DateTimeField(null=True, blank=True)
+    # A deleted response stays, hidden, while others build on it.
+    deleted_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = "response"
+        indexes = [
+            models.Index(fields=["project", "id"], name="response_list"),
+            models.Index(fields=["project", "model", "id"], name="response_by_model"),
+            models.Index(fields=["project", "status", "id"], name="response_by_status"),
+            GinIndex(fields=["metadata"], name="response_metadata", opclasses=["jsonb_path_ops"]),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(previous__isnull=True) | models.Q(conversation__isnull=True),
+                name="response_has_one_context",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(completed_at__isnull=True) | models.Q(status="completed"),
+                name="response_completed_at",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+
+class Item(models.Model):
+    """One item. ``data`` is it as the API shows it, but for its id.
+
+    The input of a response comes before its output, in the order of ``position``. An item of a
+    conversation also has its place there.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    response = models.ForeignKey(
+        StoredResponse,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="items",
+        db_index=False,
+    )
+    position = models.PositiveIntegerField(default=0)
+    is_output = models.BooleanField(default=False)
+    conversation = models.ForeignKey(
+        Conversation,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="items",
+        db_index=False,
+    )
+    conversation_position = models.PositiveIntegerField(null=True, blank=True)
+    data = models.JSONField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["response", "position"],
+                name="item_place_in_response",
+                condition=models.Q(response__isnull=False),
+            ),
+            models.UniqueConstraint(
+                fields=["conversation", "conversation_position"],
+                name="item_place_in_conversation",
+                condition=models.Q(conversation__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id

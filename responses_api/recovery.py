@@ -1,0 +1,72 @@
+"""Responses whose worker, document or log is gone: what is left of them, and how they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from responses_api.assembler import ResponseAssembler, Transcript
+from responses_api.context import Context
+from responses_api.creation import to_document
+from responses_api.events import decode
+from responses_api.history import history_of, items_before
+from responses_api.items import IdentifiedItem
+from responses_api.models import ENDED, StoredResponse
+from responses_api.objects import stored_object
+from responses_api.wire.request import ResponseRequest
+from worker.assembly import Document
+from worker.catalog import catalog
+from worker.event_log import frames_of, read_log
+from worker.models import Generation, Status
+
+
+def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | None:
+    """Return an assembler that ends a response after these frames (see ``worker.assembly.Kind``).
+
+    Its object is in the first of them; when they are lost it is made from what is stored.
+    """
+    if frames:
+        assembler = ResponseAssembler(decode(frames[0])["response"])
+        assembler.recover(frames)
+        return assembler
+    stored = _find(generation_id)
+    return None if stored is None else ResponseAssembler(stored_object(stored, []))
+
+
+def rebuild(generation_id: str) -> Document | None:
+    """Return the request document of a stored response anew."""
+    stored = _find(generation_id)
+    spec = None if stored is None else catalog().find(stored.model)
+    if stored is None or spec is None:
+        return None
+    new = [
+        IdentifiedItem(item.public_id, item.data)
+        for item in stored.items.filter(is_output=False).order_by("position")
+    ]
+    before = history_of(stored.previous) if stored.previous else items_before(stored)
+    context = Context(new, before, stored.previous, stored.conversation)
+    body = ResponseRequest.model_validate(stored.request)
+    return to_document(stored.project_id, body, context, spec, stored_object(stored, []))
+
+
+def shown(stored: StoredResponse) -> dict[str, Any]:
+    """Return the object of a response in any state, with what there is of its output."""
+    if stored.status in ENDED:
+        rows = stored.items.filter(is_output=True).order_by("position")
+        return stored_object(stored, [{"id": row.public_id, **row.data} for row in rows])
+    frames = frames_of(read_log(stored.public_id))
+    output = Transcript(frames).shown_output()
+    return stored_object(stored, output, _status(stored))
+
+
+def _status(stored: StoredResponse) -> str:
+    """Return the status of one that has not ended."""
+    if not stored.background:
+        return "in_progress"
+    waits = Generation.objects.filter(public_id=stored.public_id, status=Status.QUEUED).exists()
+    return "queued" if waits else "in_progress"
+
+
+def _find(public_id: str) -> StoredResponse | None:
+    rows = StoredResponse.objects.select_related("previous", "conversation")
+    return rows.filter(public_id=public_id).first()

@@ -1,0 +1,37 @@
+"""Sealed content: what a client carries for this server, and neither reads nor changes.
+
+Encrypted with a key derived from ``SECRET_KEY``, and bound to the project it was made for.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+
+from cryptography.fernet import Fernet, InvalidToken
+from django.conf import settings
+
+from inference_site.http.errors import InvalidRequestError
+
+
+def seal(text: str, project_id: int) -> str:
+    """Return the text, compressed and encrypted."""
+    return _cipher(project_id).encrypt(zlib.compress(text.encode())).decode()
+
+
+def unseal(sealed: str, project_id: int, param: str) -> str:
+    """Return the text. Raise InvalidRequestError for what this server did not make."""
+    try:
+        return zlib.decompress(_cipher(project_id).decrypt(sealed.encode())).decode()
+    except (InvalidToken, zlib.error, UnicodeError) as exc:
+        raise InvalidRequestError(
+            f"Invalid '{param}': the encrypted content could not be read.",
+            param=param,
+            code="invalid_encrypted_content",
+        ) from exc
+
+
+def _cipher(project_id: int) -> Fernet:
+    secret = f"{settings.SECRET_KEY}:sealed:{project_id}".encode()
+    return Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret).digest()))

@@ -1,0 +1,158 @@
+"""Keeping responses: when they are accepted, when they end, and until they are deleted."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
+from django.utils import timezone
+
+from inference_site.http.errors import InvalidRequestError
+from responses_api.assembler import ResponseAssembler
+from responses_api.context import Context
+from responses_api.items import IdentifiedItem
+from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
+from responses_api.wire.request import ResponseRequest
+from worker.assembly import Assembler
+from worker.models import TERMINAL, Generation
+
+_NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
+
+
+class ConversationLocked(InvalidRequestError):
+    """Another response runs on the conversation."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another process is currently operating on this conversation. Please retry in a few "
+            "seconds.",
+            param="conversation",
+            code="conversation_locked",
+        )
+
+
+def accept(
+    project_id: int, response: dict[str, Any], body: ResponseRequest, context: Context
+) -> None:
+    """Write a response and its input. Raise ConversationLocked.
+
+    Runs in the transaction of the generation's row.
+    """
+    conversation = context.conversation
+    if conversation is not None:
+        _lock(conversation, response["id"])
+    stored = StoredResponse.objects.create(
+        public_id=response["id"],
+        project_id=project_id,
+        model=response["model"],
+        status=ResponseStatus.QUEUED if body.background else ResponseStatus.IN_PROGRESS,
+        background=bool(body.background),
+        previous=context.previous,
+        conversation=conversation,
+        conversation_position=_end_of(conversation, context.before) if conversation else None,
+        metadata=body.metadata or {},
+        request=body.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_NOT_KEPT),
+        created_at=dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
+    )
+    Item.objects.bulk_create(_rows(stored, context.new, 0, is_output=False))
+
+
+def _end_of(conversation: Conversation, before: Sequence[IdentifiedItem]) -> int:
+    """Return the position after the items that were read."""
+    if not before:
+        return 0
+    last = Item.objects.get(conversation=conversation, public_id=before[-1].id)
+    return (last.conversation_position or 0) + 1
+
+
+def _lock(conversation: Conversation, response_id: str) -> None:
+    """Hold the conversation while the response's generation has not ended."""
+    holder = Generation.objects.filter(public_id=OuterRef("locked_by")).exclude(status__in=TERMINAL)
+    # What another added after its items were read would be missing in this one's context.
+    free = Conversation.objects.filter(
+        ~Exists(holder), pk=conversation.pk, next_position=conversation.next_position
+    )
+    if not free.update(locked_by=response_id):
+        raise ConversationLocked
+
+
+def _rows(
+    stored: StoredResponse, items: Sequence[IdentifiedItem], first: int, *, is_output: bool
+) -> list[Item]:
+    return [
+        Item(
+            public_id=item.id,
+            project_id=stored.project_id,
+            response=stored,
+            position=first + i,
+            is_output=is_output,
+            data=item.data,
+        )
+        for i, item in enumerate(items)
+    ]
+
+
+def settle(
+    generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+) -> None:
+    """Keep the end of a response, if it is stored (see ``worker.assembly.Settle``)."""
+    assert isinstance(assembler, ResponseAssembler)
+    final = assembler.response
+    stored = StoredResponse.objects.filter(public_id=generation_id).first()
+    if stored is None:
+        return
+    output = [
+        IdentifiedItem(item["id"], {k: v for k, v in item.items() if k != "id"})
+        for item in final["output"]
+    ]
+    first = stored.items.count()
+    Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
+    stored.status = final["status"]
+    stored.usage, stored.error = final["usage"], final["error"]
+    if final["completed_at"] is not None:
+        stored.completed_at = dt.datetime.fromtimestamp(final["completed_at"], dt.UTC)
+    if final["incomplete_details"]:
+        stored.incomplete_reason = final["incomplete_details"]["reason"]
+    stored.save(update_fields=["status", "usage", "error", "completed_at", "incomplete_reason"])
+    if stored.conversation_id is not None:
+        _release(stored, stored.conversation_id)
+
+
+def _release(stored: StoredResponse, conversation_pk: int) -> None:
+    """Add a response to its conversation, if it came to an end of its own, and unlock that."""
+    conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)
+    if stored.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
+        append(conversation, list(stored.items.order_by("position")))
+    conversation.locked_by = ""
+    conversation.save(update_fields=["locked_by", "next_position"])
+
+
+def append(conversation: Conversation, items: Sequence[Item]) -> None:
+    """Give items their places at the end of a conversation, which the caller holds and saves."""
+    for item in items:
+        item.conversation = conversation
+        item.conversation_position = conversation.next_position
+        conversation.next_position += 1
+    Item.objects.bulk_update(items, ["conversation", "conversation_position"])
+
+
+def delete(stored: StoredResponse) -> None:
+    """Delete a response; while others build on it, it is hidden instead."""
+    with transaction.atomic():
+        StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
+        _sweep(stored.pk)
+
+
+def _sweep(pk: int | None) -> None:
+    """Delete the hidden response and those before it that nothing builds on any more."""
+    while pk is not None:
+        needed = Q(children__isnull=False) | Q(items__conversation__isnull=False)
+        hidden = StoredResponse.objects.filter(pk=pk, deleted_at__isnull=False).exclude(needed)
+        found = hidden.first()
+        if found is None:
+            return
+        pk = found.previous_id
+        found.delete()

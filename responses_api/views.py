@@ -1,0 +1,135 @@
+"""Views of responses."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.http import HttpResponse, QueryDict
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.http.authentication import caller_of
+from inference_site.http.enqueue import submit, submit_unfollowed
+from inference_site.http.errors import ConflictError, InvalidRequestError
+from inference_site.http.handoff import HandOff, ask_again, hand_off
+from inference_site.http.hub import hub
+from inference_site.http.payload import parse
+from inference_site.http.views import ApiView
+from responses_api.context import find_response
+from responses_api.creation import create
+from responses_api.history import before
+from responses_api.listing import list_responses, page_of_items
+from responses_api.models import ENDED, StoredResponse
+from responses_api.recovery import shown
+from responses_api.replay import compacted, logged
+from responses_api.storage import ConversationLocked, delete
+from responses_api.wire.request import ResponseRequest
+from worker.endings import cancel_one_waiting
+from worker.event_log import follow, request_cancel
+from worker.models import Generation, Status
+
+_CANCEL_WAIT_S = 10.0
+
+
+class ResponsesView(ApiView):
+    """``/v1/responses``."""
+
+    def post(self, request: Request) -> HttpResponse:
+        body = parse(ResponseRequest, request.data)
+        creation = create(caller_of(request).project_id, body)
+        try:
+            if body.background and not body.stream:
+                queued = Response({**creation.response, "status": "queued"})
+                return submit_unfollowed(request, creation.job, queued)
+            return submit(request, creation.job)
+        except ConversationLocked:
+            ask_again(request._request, settings.CONVERSATION_LOCK_WAIT_S)
+            raise
+
+    def get(self, request: Request) -> Response:
+        """List the stored ones."""
+        return list_responses(request)
+
+
+class ResponseView(ApiView):
+    """``/v1/responses/{id}``."""
+
+    def get(self, request: Request, response_id: str) -> HttpResponse:
+        stored = find_response(caller_of(request).project_id, response_id)
+        query = request._request.GET
+        if query.get("stream", "false").lower() in ("true", "1"):
+            return _stream(request, stored, _starting_after(query))
+        return Response(shown(stored))
+
+    def delete(self, request: Request, response_id: str) -> Response:
+        """Delete it; one that has not ended is stopped first."""
+        stored = find_response(caller_of(request).project_id, response_id)
+        if not _stop(request, stored):
+            raise ConflictError("The response has not ended yet. Please try again.")
+        delete(stored)
+        return Response({"id": response_id, "object": "response", "deleted": True})
+
+
+class CancelView(ApiView):
+    """``POST /v1/responses/{id}/cancel``."""
+
+    def post(self, request: Request, response_id: str) -> Response:
+        stored = find_response(caller_of(request).project_id, response_id)
+        if not stored.background:
+            raise InvalidRequestError("Cannot cancel a synchronous response.")
+        _stop(request, stored)
+        return Response(shown(find_response(stored.project_id, response_id)))
+
+
+class InputItemsView(ApiView):
+    """``GET /v1/responses/{id}/input_items``: all that the response was given."""
+
+    def get(self, request: Request, response_id: str) -> Response:
+        stored = find_response(caller_of(request).project_id, response_id)
+        return page_of_items(request, before(stored))
+
+
+def _stream(request: Request, stored: StoredResponse, after: int) -> HttpResponse:
+    """Hand the stream over from the event after this number on, live if it still runs."""
+    follower = hub.follow(stored.public_id, after)
+    is_compacted = False
+    try:
+        known = logged(stored)
+        if stored.status not in ENDED:
+            follow(stored.public_id, hub.channel)
+            known = logged(stored)
+        if not known and stored.status in ENDED:
+            known, is_compacted = compacted(stored), True
+    except BaseException:
+        hub.leave(follower)
+        raise
+    handoff = HandOff(follower, stream=True, known=known, cancels=False)
+    response = hand_off(request._request, handoff)
+    if is_compacted:
+        response["x-replay"] = "compacted"
+    return response
+
+
+def _starting_after(query: QueryDict) -> int:
+    given = query.get("starting_after", "")
+    if not given:
+        return -1
+    if not given.isdecimal() or len(given) > 9:
+        raise InvalidRequestError(
+            "Invalid 'starting_after': expected a whole number.", param="starting_after"
+        )
+    return int(given)
+
+
+def _stop(request: Request, stored: StoredResponse) -> bool:
+    """Have a response stopped; return whether it has ended.
+
+    While its worker has not confirmed that, the view is asked again.
+    """
+    if stored.status in ENDED:
+        return True
+    generation = Generation.objects.get(public_id=stored.public_id)
+    if generation.status == Status.QUEUED and cancel_one_waiting(generation):
+        return True
+    request_cancel(stored.public_id)
+    ask_again(request._request, _CANCEL_WAIT_S)
+    return False

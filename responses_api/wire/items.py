@@ -1,0 +1,178 @@
+"""Input items on the wire: what a request brings, and what a response's output comes back as.
+
+Source: API reference, "Responses", ``input``. Clients send items back as they got them, with nulls
+and fields of their own libraries; those are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from inference_site.http.payload import WireRequest
+
+CallId = Annotated[str, Field(min_length=1, max_length=64)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class Lenient(WireRequest):
+    """Base of items and their parts: what it does not declare is dropped without a word."""
+
+    @property
+    def ignored_params(self) -> list[str]:
+        """None: the client did not write these fields, its library did."""
+        return []
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+class InputText(Lenient):
+    """A part of type ``input_text``; ``text`` is another name of the type."""
+
+    type: Literal["input_text", "text"]
+    text: str
+
+
+class OutputText(Lenient):
+    """A part of type ``output_text``: what an assistant said."""
+
+    type: Literal["output_text"]
+    text: str
+
+
+class Refusal(Lenient):
+    """A part of type ``refusal``."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputImage(Lenient):
+    """A part of type ``input_image``."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class InputFile(Lenient):
+    """A part of type ``input_file``: base64 or a ``data:`` URL."""
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+
+
+Part = Annotated[
+    InputText | OutputText | Refusal | InputImage | InputFile, Field(discriminator="type")
+]
+
+
+def _content_kind(value: object) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")],
+    Discriminator(_content_kind),
+]
+
+
+class MessageItem(Lenient):
+    """A message; its ``type`` may be left out. ``phase`` is kept for the client."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Lenient):
+    """A call that the assistant made."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputItem(Lenient):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class CustomToolCallItem(Lenient):
+    """A call of a custom tool, which takes one text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: str
+    input: str
+
+
+class CustomToolCallOutputItem(Lenient):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class ReasoningText(Lenient):
+    """A part of a reasoning item, of its ``content`` or of its ``summary``."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Lenient):
+    """What the assistant thought; ``encrypted_content`` is what this server made of it."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class CompactionItem(Lenient):
+    """What is left of a compacted conversation."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+class ItemReference(Lenient):
+    """An item that is stored already; its ``type`` may be left out."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+def _item_kind(value: object) -> str | None:
+    if not isinstance(value, dict):
+        return "message"
+    kind = value.get("type")
+    if kind is None:
+        return "item_reference" if "id" in value and "role" not in value else "message"
+    return str(kind)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_item_kind),
+]

@@ -1,0 +1,262 @@
+"""The body of ``POST /v1/responses``. Source: API reference, "Responses", create."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from completions.wire.chat import EndUser, Metadata, ReasoningEffort, ServiceTier, StopTexts
+from completions.wire.constraint import GrammarField
+from completions.wire.sampling import SamplingFields
+from completions.wire.tools import CustomFormat, FunctionName
+from inference_site.http.payload import WireRequest
+from responses_api.wire.items import InputItem
+
+HOSTED_TOOLS = frozenset(
+    {
+        *("web_search", "web_search_2025_08_26", "web_search_preview"),
+        *("web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer"),
+        *("computer_use_preview", "mcp", "namespace", "image_generation", "local_shell", "shell"),
+        *("apply_patch", "tool_search"),
+    }
+)
+"""Types of tools that run on OpenAI's servers: accepted, echoed and never run."""
+
+
+def _wrap_text(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Input = Annotated[list[InputItem], BeforeValidator(_wrap_text)]
+
+
+class FunctionTool(WireRequest):
+    """``tools[]`` of type ``function``; flat, unlike those of chat completions."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomTool(WireRequest):
+    """``tools[]`` of type ``custom``."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class HostedTool(WireRequest):
+    """A tool of OpenAI's servers; its other fields are echoed."""
+
+    type: str
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+def _tool_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "hosted" if kind in HOSTED_TOOLS else kind if isinstance(kind, str) else None
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_kind),
+]
+
+
+class NamedTool(WireRequest):
+    """``tool_choice`` that names a tool, and an entry of ``allowed_tools``."""
+
+    type: Literal["function", "custom"]
+    name: str
+
+
+class HostedChoice(WireRequest):
+    """``tool_choice`` of a tool that does not run here, and an entry of ``allowed_tools``."""
+
+    type: str
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+def _named_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "hosted" if kind in HOSTED_TOOLS else "named"
+
+
+AllowedTool = Annotated[
+    Annotated[NamedTool, Tag("named")] | Annotated[HostedChoice, Tag("hosted")],
+    Discriminator(_named_kind),
+]
+
+
+class AllowedTools(WireRequest):
+    """``tool_choice`` of type ``allowed_tools``: no other tool may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1)]
+
+
+def _choice_kind(value: object) -> str:
+    if not isinstance(value, dict):
+        return "mode"
+    return "allowed" if value.get("type") == "allowed_tools" else _named_kind(value)
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")]
+    | Annotated[HostedChoice, Tag("hosted")],
+    Discriminator(_choice_kind),
+]
+
+
+class TextFormat(WireRequest):
+    """``text.format`` of type ``text``."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(WireRequest):
+    """``text.format`` of type ``json_object``."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(WireRequest):
+    """``text.format`` of type ``json_schema``; flat, unlike that of chat completions."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextField(WireRequest):
+    """``text``."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(WireRequest):
+    """``reasoning``. The reasoning itself is returned; ``summary`` is echoed."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(WireRequest):
+    """``stream_options``. Deltas are not padded; asking for that is no error."""
+
+    include_obfuscation: bool | None = None
+
+
+class ConversationParam(WireRequest):
+    """``conversation`` as an object."""
+
+    id: str
+
+
+def _conversation_kind(value: object) -> str:
+    return "id" if isinstance(value, str) else "object"
+
+
+ConversationField = Annotated[
+    Annotated[str, Tag("id")] | Annotated[ConversationParam, Tag("object")],
+    Discriminator(_conversation_kind),
+]
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ContextFields(WireRequest):
+    """What a response is about: the fields that also count tokens and compact."""
+
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: ConversationField | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextField | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of ``conversation``, however it was given."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationParam) else given
+
+
+class ResponseRequest(ContextFields, SamplingFields):
+    """The body of ``POST /v1/responses``.
+
+    Extensions: those of ``SamplingFields``, ``stop``, ``grammar``, ``enable_thinking``,
+    ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: list[Include] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    safety_identifier: EndUser | None = None
+    user: EndUser | None = None
+    service_tier: ServiceTier | Literal["fast", "ultrafast"] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    stop: StopTexts | None = None
+    grammar: GrammarField | None = None
+    enable_thinking: bool | None = None
+    reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    template_vars: dict[str, Any] | None = None
+
+
+class InputTokensRequest(ContextFields):
+    """The body of ``POST /v1/responses/input_tokens``."""
+
+    model: str | None = None
+
+
+class CompactRequest(WireRequest):
+    """The body of ``POST /v1/responses/compact``."""
+
+    model: str
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
