@@ -16,6 +16,7 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),
     path("v1/", include("completions.urls")),
+    path("v1/", include("responses_api.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
     path("docs", SpectacularSwaggerView.as_view(url_name="openapi")),

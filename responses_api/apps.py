@@ -11,9 +11,13 @@ class ResponsesApiConfig(AppConfig):
         """Tell the worker how the generations of this API are assembled, kept and recovered."""
         from completions.assembler import failure
         from responses_api.assembler import RESPONSE, ResponseAssembler
+        from responses_api.compaction import COMPACTION, CompactionAssembler
+        from responses_api.counting import INPUT_TOKENS, CountAssembler
         from responses_api.recovery import rebuild, recover
         from responses_api.storage import settle
         from worker.assembly import Kind, register
 
         kind = Kind(ResponseAssembler.from_assembly, failure, settle, recover, rebuild)
         register(RESPONSE, kind)
+        register(COMPACTION, Kind(CompactionAssembler.from_assembly, failure))
+        register(INPUT_TOKENS, Kind(CountAssembler.from_assembly, failure))

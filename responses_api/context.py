@@ -47,7 +47,7 @@ def resolve(
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
-    new = [new_item(_data(project_id, item)) for item in given or ()]
+    new = new_items(project_id, given or ())
     if not new and previous_response_id is None and conversation_id is None:
         raise InvalidRequestError(
             "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
@@ -119,6 +119,12 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
             code="previous_response_in_progress",
         )
     return found
+
+
+def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Return the items of a request, each with an id of its own. Raise NotFoundError for a
+    reference to an item that is not there."""
+    return [new_item(_data(project_id, item)) for item in given]
 
 
 def _data(project_id: int, item: InputItem) -> ItemData:

@@ -15,7 +15,7 @@ from inference_site.http.errors import InvalidRequestError
 from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
 from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
-from responses_api.models import ResponseStatus, StoredResponse
+from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.recovery import shown
 
 
@@ -76,6 +76,22 @@ def page_of_items(request: Request, items: Sequence[IdentifiedItem]) -> Response
     ordered = list(items) if page.order == "asc" else list(reversed(items))
     rest = _between(ordered, page, request._request.GET.get("before"))
     entries = [item.wire() for item in rest[: page.limit + 1]]
+    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+
+
+def page_of_rows(request: Request, rows: QuerySet[Item]) -> Response:
+    """Answer a list of a conversation's items, reading no more of them than are shown."""
+    page = parse_page(request._request.GET, "desc")
+    is_ascending = page.order == "asc"
+    if page.after is not None:
+        last = rows.filter(public_id=page.after).first()
+        if last is None:
+            raise InvalidRequestError("Invalid 'after': there is no such item.", param="after")
+        place = last.conversation_position
+        side = {"conversation_position__gt" if is_ascending else "conversation_position__lt": place}
+        rows = rows.filter(**side)
+    ordered = rows.order_by("conversation_position" if is_ascending else "-conversation_position")
+    entries = [{"id": row.public_id, **row.data} for row in ordered[: page.limit + 1]]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 
@@ -37,6 +37,29 @@ class UncountedPaginator(Paginator[Any]):
         seen = self.object_list[: self.per_page * 10].values_list("pk", flat=True)
         some = len(seen)
         return some if some < self.per_page * 10 else max(some, int(estimate))
+
+
+_RowT = TypeVar("_RowT", bound=Model)
+
+
+class ReadOnlyAdmin(admin.ModelAdmin[_RowT]):
+    """Admin of what only programs write: found by its id, newest first, never counted."""
+
+    list_select_related = ("project",)
+    list_per_page = 50
+    ordering = ("-id",)
+    sortable_by = ()
+    search_fields = ("public_id__exact",)
+    search_help_text = "A whole id"
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = UncountedPaginator
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
 
 class ModelFilter(admin.SimpleListFilter):
@@ -112,12 +135,12 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
         term = search_term.strip()
         if not term:
             return queryset, False
-        is_own = term.startswith(("chatcmpl-", "cmpl-", "resp_"))
+        is_own = term.startswith(("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-"))
         return queryset.filter(**{"public_id" if is_own else "request_id": term}), False
 
     @admin.display(description="id")
     def short_id(self, generation: Generation) -> str:
-        return f"{generation.public_id.rpartition('-')[2][:8]}…"
+        return f"{generation.public_id.replace('_', '-').rpartition('-')[2][:8]}…"
 
     @admin.display(description="time (UTC)")
     def time(self, generation: Generation) -> str:

@@ -1,0 +1,111 @@
+"""Compaction: a conversation becomes a summary, written by the model and sealed for this server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from completions.assembler import failure
+from responses_api.items import IdentifiedItem, ItemData, new_item
+from responses_api.objects import wire_usage
+from responses_api.sealing import seal
+from worker.assembly import Assembler, Ending
+from worker.engines.base import ModelSpec
+from worker.engines.registry import model_capabilities
+from worker.generation import Delta, GenerationRequest, Message, TextDelta, Usage
+
+COMPACTION = "response.compaction"
+"""Name of this kind of generation."""
+
+_TASK = (
+    "Summarise the conversation that follows, so that it can be continued from the summary alone. "
+    "Keep names, numbers, decisions, results of tools and what is still to be done."
+)
+_HEAD = "Summary of the conversation so far:\n"
+_MAX_TOKENS = 1024
+
+
+def to_summary_request(
+    instructions: str | None, items: Sequence[IdentifiedItem], spec: ModelSpec
+) -> GenerationRequest:
+    """Return what the engine is asked."""
+    transcript = "\n".join(filter(None, (_line(item.data) for item in items)))
+    may_think = "chat_template" in model_capabilities(spec)
+    return GenerationRequest(
+        model=spec.id,
+        messages=(
+            Message("system", f"{instructions}\n\n{_TASK}" if instructions else _TASK),
+            Message("user", transcript),
+        ),
+        sampling=spec.sampling,
+        max_output_tokens=min(_MAX_TOKENS, spec.context_length // 4),
+        template_vars={"enable_thinking": False} if may_think else {},
+    )
+
+
+def _line(data: ItemData) -> str:
+    match data:
+        case {"type": "message", "role": role, "content": parts}:
+            texts = (part.get("text") or part.get("refusal") or "[media]" for part in parts)
+            return f"{role}: {''.join(texts)}"
+        case {"type": "function_call", "name": name, "arguments": arguments}:
+            return f"assistant calls {name}: {arguments}"
+        case {"type": "custom_tool_call", "name": name, "input": text}:
+            return f"assistant calls {name}: {text}"
+        case {"output": output}:
+            return f"result: {output if isinstance(output, str) else json.dumps(output)}"
+        case _:
+            return ""
+
+
+class CompactionAssembler(Assembler):
+    """Assembles a compaction: the user's messages as they are, and the summary of the rest.
+
+    ``kept`` are these messages, as the API shows them.
+    """
+
+    def __init__(
+        self, response_id: str, created_at: int, kept: list[dict[str, Any]], project_id: int
+    ) -> None:
+        self._id, self._created_at = response_id, created_at
+        self._kept, self._project_id = kept, project_id
+        self._text: list[str] = []
+        self._usage = Usage()
+
+    @classmethod
+    def from_assembly(cls, assembly: dict[str, Any]) -> CompactionAssembler:
+        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
+        return cls(**assembly)
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta."""
+        match delta:
+            case TextDelta(text):
+                self._text.append(text)
+            case Usage():
+                self._usage = delta
+        return ()
+
+    def complete(self) -> Ending:
+        """End with the object."""
+        sealed = seal(_HEAD + "".join(self._text), self._project_id)
+        compaction = new_item({"type": "compaction", "encrypted_content": sealed})
+        answer = {
+            "id": self._id,
+            "object": "response.compaction",
+            "created_at": self._created_at,
+            "output": [*self._kept, compaction.wire()],
+            "usage": wire_usage(self._usage),
+        }
+        return Ending([], 200, orjson.dumps(answer), finish_reason="stop")
+
+    def cancel(self) -> Ending:
+        """End because it was stopped."""
+        return Ending([], 200, b"")
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return failure(error)

@@ -1,0 +1,129 @@
+"""Views of conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.http.authentication import caller_of
+from inference_site.http.errors import NotFoundError
+from inference_site.http.payload import parse
+from inference_site.http.views import ApiView
+from responses_api.context import find_conversation, new_items
+from responses_api.items import IdentifiedItem
+from responses_api.listing import page_of_rows
+from responses_api.models import Conversation, Item
+from responses_api.storage import append
+from responses_api.wire import conversations as wire
+from responses_api.wire.items import InputItem
+from worker.queue import new_id
+
+
+class ConversationsView(ApiView):
+    """``POST /v1/conversations``."""
+
+    def post(self, request: Request) -> Response:
+        body = parse(wire.ConversationRequest, request.data or {})
+        project_id = caller_of(request).project_id
+        with transaction.atomic():
+            conversation = Conversation.objects.create(
+                public_id=new_id("conv_"), project_id=project_id, metadata=body.metadata or {}
+            )
+            _add(conversation, body.items or ())
+        return Response(_wire(conversation))
+
+
+class ConversationView(ApiView):
+    """``/v1/conversations/{id}``."""
+
+    def get(self, request: Request, conversation_id: str) -> Response:
+        return Response(_wire(_found(request, conversation_id)))
+
+    def post(self, request: Request, conversation_id: str) -> Response:
+        """Replace the metadata."""
+        metadata = parse(wire.ConversationUpdate, request.data).metadata
+        conversation = _found(request, conversation_id)
+        conversation.metadata = metadata
+        conversation.save(update_fields=["metadata"])
+        return Response(_wire(conversation))
+
+    def delete(self, request: Request, conversation_id: str) -> Response:
+        """Delete it; its responses stay readable, and may be built on."""
+        conversation = _found(request, conversation_id)
+        conversation.deleted_at = timezone.now()
+        conversation.save(update_fields=["deleted_at"])
+        return Response(wire.DeletedConversation(id=conversation_id).model_dump())
+
+
+class ItemsView(ApiView):
+    """``/v1/conversations/{id}/items``."""
+
+    def get(self, request: Request, conversation_id: str) -> Response:
+        conversation = _found(request, conversation_id)
+        return page_of_rows(request, Item.objects.filter(conversation=conversation))
+
+    def post(self, request: Request, conversation_id: str) -> Response:
+        """Add items; answer those that were added."""
+        body = parse(wire.ItemsRequest, request.data)
+        with transaction.atomic():
+            conversation = _found(request, conversation_id, lock=True)
+            added = _add(conversation, body.items)
+        data = [item.wire() for item in added]
+        listed = {"first_id": added[0].id, "last_id": added[-1].id, "has_more": False}
+        return Response({"object": "list", "data": data, **listed})
+
+
+class ItemView(ApiView):
+    """``/v1/conversations/{id}/items/{item_id}``."""
+
+    def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        item = _found_item(_found(request, conversation_id), item_id)
+        return Response(IdentifiedItem(item.public_id, item.data).wire())
+
+    def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Take an item out of the conversation; answer the conversation."""
+        conversation = _found(request, conversation_id)
+        item = _found_item(conversation, item_id)
+        if item.response_id is None:
+            item.delete()
+        else:  # Its response keeps it.
+            item.conversation = item.conversation_position = None
+            item.save(update_fields=["conversation", "conversation_position"])
+        return Response(_wire(conversation))
+
+
+def _found(request: Request, conversation_id: str, *, lock: bool = False) -> Conversation:
+    project_id = caller_of(request).project_id
+    return find_conversation(project_id, conversation_id, lock=lock)
+
+
+def _found_item(conversation: Conversation, item_id: str) -> Item:
+    found = Item.objects.filter(conversation=conversation, public_id=item_id).first()
+    if found is None:
+        raise NotFoundError(f"Item with id '{item_id[:100]}' not found.")
+    return found
+
+
+def _add(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Store items at the end of a conversation."""
+    items = new_items(conversation.project_id, given)
+    rows = Item.objects.bulk_create(
+        Item(public_id=item.id, project_id=conversation.project_id, data=item.data)
+        for item in items
+    )
+    append(conversation, rows)
+    conversation.save(update_fields=["next_position"])
+    return items
+
+
+def _wire(conversation: Conversation) -> dict[str, Any]:
+    return wire.Conversation(
+        id=conversation.public_id,
+        created_at=int(conversation.created_at.timestamp()),
+        metadata=conversation.metadata,
+    ).model_dump()
