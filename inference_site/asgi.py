@@ -1,4 +1,4 @@
-"""The ASGI application: the relay for /v1, Django itself for everything else."""
+"""The ASGI application: the relay for /v1, WebSockets there, Django for everything else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from django.core.asgi import get_asgi_application
 _django: Any = get_asgi_application()
 
 from inference_site.http.relay import Receive, Relay, Send  # noqa: E402  # Needs Django set up.
+from inference_site.websockets import websockets  # noqa: E402  # As above.
 
 _relay = Relay()
 
 
 async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Route by protocol and path."""
+    if scope["type"] == "websocket":
+        await websockets(scope, receive, send)
+        return
     if scope["type"] != "http":
         raise ValueError(f"Unsupported protocol: {scope['type']}")
     path: str = scope["path"]

@@ -32,10 +32,13 @@ def _rest(fields: dict[str, Any]) -> bytes:
 
 def decode(frame: bytes) -> dict[str, Any]:
     """Return the event of a frame; an empty one for the frame that ends a stream."""
-    if frame == DONE:
-        return {}
-    event: dict[str, Any] = orjson.loads(frame[frame.index(_DATA) + len(_DATA) :])
+    event: dict[str, Any] = {} if frame == DONE else orjson.loads(payload(frame))
     return event
+
+
+def payload(frame: bytes) -> bytes:
+    """Return the JSON of a frame."""
+    return frame[frame.index(_DATA) + len(_DATA) :].rstrip()
 
 
 def opening(response: dict[str, Any], first: int = 0) -> Sequence[bytes]:

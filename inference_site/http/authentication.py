@@ -18,13 +18,9 @@ class KeyAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Request) -> tuple[Caller, None]:
         """Return the caller. Raise AuthenticationError without a key or with a refused one."""
-        secret = _secret(request)
-        caller = find_caller(secret)
-        if caller is None:
-            raise AuthenticationError(
-                f"Incorrect API key provided: {_masked(secret)}.", code="invalid_api_key"
-            )
-        return caller, None
+        meta = request.META
+        authorization = meta.get("HTTP_AUTHORIZATION", "")
+        return authenticated(authorization, meta.get("HTTP_X_API_KEY", "")), None
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -36,13 +32,23 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def _secret(request: Request) -> str:
-    header: str = request.META.get("HTTP_AUTHORIZATION", "")
-    scheme, _, secret = header.partition(" ")
+def authenticated(authorization: str, api_key: str) -> Caller:
+    """Return the caller by the two headers. Raise AuthenticationError."""
+    secret = _secret(authorization, api_key)
+    caller = find_caller(secret)
+    if caller is None:
+        raise AuthenticationError(
+            f"Incorrect API key provided: {_masked(secret)}.", code="invalid_api_key"
+        )
+    return caller
+
+
+def _secret(authorization: str, api_key: str) -> str:
+    scheme, _, secret = authorization.partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()
-    if key := request.META.get("HTTP_X_API_KEY", "").strip():
-        return str(key)
+    if api_key.strip():
+        return api_key.strip()
     raise AuthenticationError
 
 

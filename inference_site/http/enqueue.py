@@ -11,10 +11,11 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_site.accounts.keys import Caller
 from inference_site.http.authentication import caller_of
 from inference_site.http.errors import InvalidRequestError, NotFoundError, UnavailableError
 from inference_site.http.handoff import HandOff, hand_off
-from inference_site.http.hub import hub
+from inference_site.http.hub import Follower, hub
 from worker.assembly import Document
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
@@ -76,12 +77,7 @@ def served_model(name: str | None) -> ModelSpec:
 
 def submit(request: Request, job: Job) -> HttpResponse:
     """Commit the generation, ring its model's bell, and leave the rest to the relay."""
-    follower = hub.follow(job.generation_id)  # Before the worker can send anything.
-    try:
-        _enqueue(request, job, hub.channel)
-    except BaseException:
-        hub.leave(follower)
-        raise
+    follower = start(caller_of(request), _request_id(request), job)
     known = (Batch(0, job.frames),) if job.frames else ()
     handoff = HandOff(follower, job.stream, known, cancels=not job.background)
     return _naming_ignored(hand_off(request._request, handoff), job)
@@ -89,13 +85,29 @@ def submit(request: Request, job: Job) -> HttpResponse:
 
 def submit_unfollowed(request: Request, job: Job, answer: Response) -> Response:
     """Commit the generation and ring its model's bell; the client does not wait for it."""
-    _enqueue(request, job, None)
+    _enqueue(_order(caller_of(request), _request_id(request), job), job, None)
     return _naming_ignored(answer, job)
 
 
-def _enqueue(request: Request, job: Job, channel: str | None) -> None:
+def start(caller: Caller, request_id: str, job: Job) -> Follower:
+    """Commit the generation and ring its model's bell; return who follows its stream."""
+    follower = hub.follow(job.generation_id)  # Before the worker can send anything.
+    try:
+        _enqueue(_order(caller, request_id, job), job, hub.channel)
+    except BaseException:
+        hub.leave(follower)
+        raise
+    return follower
+
+
+def _enqueue(order: Enqueue, job: Job, channel: str | None) -> None:
     document = Document(job.request, job.assembly, job.store)
-    enqueue(_order(request, job), document, channel, job.frames, job.record)
+    enqueue(order, document, channel, job.frames, job.record)
+
+
+def _request_id(request: Request) -> str:
+    request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
+    return request_id
 
 
 _AnswerT = TypeVar("_AnswerT", bound=HttpResponse)
@@ -107,15 +119,14 @@ def _naming_ignored(response: _AnswerT, job: Job) -> _AnswerT:
     return response
 
 
-def _order(request: Request, job: Job) -> Enqueue:
-    caller = caller_of(request)
+def _order(caller: Caller, request_id: str, job: Job) -> Enqueue:
     return Enqueue(
         kind=job.kind,
         generation_id=job.generation_id,
         model=job.request.model,
         project_id=caller.project_id,
         api_key_id=caller.api_key_id,
-        request_id=request._request.request_id,  # type: ignore[attr-defined]  # Set by ApiHandler.
+        request_id=request_id,
         streamed=job.stream,
         service_class=job.service_class,
         background=job.background,

@@ -1,0 +1,18 @@
+"""Routes of WebSockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from channels.routing import URLRouter
+from django.urls import path, re_path
+
+from inference_site.http.unrouted import UnroutedConsumer
+from responses_api.consumers import ResponsesConsumer
+
+websockets: Any = URLRouter(
+    [
+        path("v1/responses", ResponsesConsumer.as_asgi()),
+        re_path("", UnroutedConsumer.as_asgi()),
+    ]
+)
