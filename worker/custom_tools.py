@@ -8,6 +8,7 @@ the pieces of the text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -16,6 +17,11 @@ from worker.generation import Delta, Finish, Tool, ToolCallDelta
 
 _HEAD = '{"input":"'
 """How the arguments begin, but for white space, which may be anywhere outside of the quotes."""
+_HIGH, _LOW = r"[dD][89abAB][0-9a-fA-F]{2}", r"[dD][c-fC-F][0-9a-fA-F]{2}"
+_CHARACTERS = re.compile(rf'[^"\\]+|\\u{_HIGH}\\u{_LOW}|\\u[0-9a-fA-F]{{4}}|\\.', re.DOTALL)
+"""Plain characters of a JSON string, or one escape; the two of a surrogate pair are one."""
+_HALF = re.compile(rf"\\(u[0-9a-fA-F]{{0,3}})?|\\u{_HIGH}(\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?)?")
+"""An escape that more may belong to, when it is all there is yet."""
 _SCHEMA = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -108,12 +114,17 @@ class InputText:
 
     def _feed_string(self, piece: str) -> str:
         self._held += piece
-        end = _end_of_characters(self._held)
-        if self._held[end : end + 1] == '"':
+        text, position = "", 0
+        while not _HALF.fullmatch(self._held, position):
+            characters = _CHARACTERS.match(self._held, position)
+            if characters is None:
+                break
+            text += _decoded(characters[0])
+            position = characters.end()
+        self._held = self._held[position:]
+        if self._held.startswith('"'):
             self._state = "done"
-        whole, self._held = self._held[:end], self._held[end:]
-        text: str = json.loads(f'"{whole}"', strict=False)
-        return text.encode("utf-8", "replace").decode()  # Half a pair is no character.
+        return text
 
 
 def _end_of_head(text: str) -> int | None:
@@ -129,25 +140,12 @@ def _end_of_head(text: str) -> int | None:
     return None
 
 
-def _end_of_characters(text: str) -> int:
-    """Return the end of the characters at the beginning of this string that are complete.
-
-    An escape may be cut anywhere, and half of a surrogate pair is no character yet.
-    """
-    position = 0
-    while position < len(text) and text[position] != '"':
-        length = _length_of_character(text[position : position + 7])
-        if position + length > len(text):
-            break
-        position += length
-    return position
-
-
-def _length_of_character(text: str) -> int:
-    """Return the length of the first character of a JSON string, from its first seven."""
-    if text[0] != "\\":
-        return 1
-    if text[1:2] != "u":
-        return 2
-    is_high_surrogate = text[2:4].lower() in ("d8", "d9", "da", "db")
-    return 12 if is_high_surrogate and text[6:] in ("", "\\") else 6
+def _decoded(characters: str) -> str:
+    """Return what plain characters or one escape stand for; what is no escape is itself."""
+    if characters[0] != "\\":
+        return characters
+    try:
+        text: str = json.loads(f'"{characters}"')
+    except ValueError:
+        return characters
+    return text.encode("utf-8", "replace").decode()  # Half a pair is no character.

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from worker.errors import HookFailed
@@ -68,7 +69,17 @@ class Hooks:
         try:
             return hook(self._context, seen)
         except Exception as exc:
-            raise HookFailed(f"{hook.__name__} raised {type(exc).__name__}: {exc}") from exc
+            name = getattr(hook, "__name__", type(hook).__name__)
+            raise HookFailed(f"{name} raised {type(exc).__name__}: {exc}") from exc
+
+
+def check_hooks() -> None:
+    """Import the hooks. Raise ImproperlyConfigured for a path that leads nowhere."""
+    for name in ("ON_CHUNK", "ON_DONE"):
+        try:
+            _loaded(getattr(settings, name))
+        except ImportError as exc:
+            raise ImproperlyConfigured(f"{name}: {exc}.") from exc
 
 
 def hooks_for(context: HookContext) -> Hooks | None:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from worker.engines.base import Engine, ModelSpec
 from worker.engines.registry import load_engine
+from worker.hooks import check_hooks
 from worker.leases import Lease, ServedModel
 from worker.models import Claim, Generation
 from worker.publisher import Publisher
@@ -70,7 +71,11 @@ class Runtime:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Load every model, then announce them. Raise EngineLoadError for one that cannot load."""
+        """Load every model, then announce them.
+
+        Raise EngineLoadError for one that cannot load, and ImproperlyConfigured for a bad hook.
+        """
+        check_hooks()
         for spec in self._specs:
             self._models[spec.id] = LoadedModel(spec, load_engine(spec))
             logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)

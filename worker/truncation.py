@@ -44,8 +44,9 @@ def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tupl
         message = request.messages[position]
         if message.role == "system":
             continue
-        # The results of a call go with the call.
-        if message.role != "tool" and dropped and sum(lengths[i] for i in dropped) >= too_many:
+        # All up to what the user says next: a conversation begins with the user, for templates
+        # insist on it, and no result stays without its call.
+        if message.role == "user" and dropped and sum(lengths[i] for i in dropped) >= too_many:
             break
         dropped.add(position)
     return tuple(m for i, m in enumerate(request.messages) if i not in dropped)

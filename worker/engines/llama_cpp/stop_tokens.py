@@ -20,11 +20,19 @@ class Cut:
     after: str
 
     def shorten(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return the delta without the token's text and what follows it."""
-        return {
-            key: value.removesuffix(self.after) if isinstance(value, str) else value
-            for key, value in delta.items()
-        }
+        """Return the delta, or a call in it, without the token's text and what follows it."""
+        return {key: self._shortened(key, value) for key, value in delta.items()}
+
+    def _shortened(self, key: str, value: Any) -> Any:
+        match key, value:
+            case (("content" | "reasoning_content" | "arguments"), str(text)):
+                return text.removesuffix(self.after)
+            case "function", dict(function):
+                return self.shorten(function)
+            case "tool_calls", list(calls):
+                return [self.shorten(call) for call in calls]
+            case _:
+                return value
 
 
 def cut_at(stop_ids: Collection[int], choice: dict[str, Any]) -> Cut | None:
@@ -32,6 +40,12 @@ def cut_at(stop_ids: Collection[int], choice: dict[str, Any]) -> Cut | None:
     entries = (choice.get("logprobs") or {}).get("content") or []
     for position, entry in enumerate(entries):
         if entry["id"] in stop_ids:
-            rest = b"".join(bytes(e["bytes"]) for e in entries[position:])
-            return Cut(entry["id"], entries[:position], rest.decode("utf-8", "ignore"))
+            # A character of which the token is a part is cut as a whole.
+            after = _text(entries).removeprefix(_text(entries[:position]))
+            return Cut(entry["id"], entries[:position], after)
     return None
+
+
+def _text(entries: list[dict[str, Any]]) -> str:
+    """Return the whole characters of these tokens."""
+    return b"".join(bytes(entry["bytes"]) for entry in entries).decode("utf-8", "ignore")
