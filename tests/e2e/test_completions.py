@@ -94,11 +94,66 @@ def test_grammar_and_stop_hold(client: openai.OpenAI) -> None:
     assert stopped.finish_reason == "stop"
 
 
+def tuned(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Any:
+    """A completion of the model that has marks for filling in the middle."""
+    body = {"temperature": 0, "presence_penalty": 0, "max_tokens": 8, **fields}
+    return client.completions.create(model="tuned", prompt=prompt, **body)
+
+
+def test_suffix_is_put_between_the_models_marks(client: openai.OpenAI) -> None:
+    filled = tuned(client, suffix="the end.")
+    marked = tuned(client, f"Before: {PROMPT} After: the end. Between: ")
+    assert filled.choices[0].text == marked.choices[0].text
+    assert filled.usage.prompt_tokens == marked.usage.prompt_tokens
+    assert filled.choices[0].text != tuned(client).choices[0].text
+    several = tuned(client, [PROMPT, "The capital"], suffix="the end.")
+    assert several.choices[0].text == filled.choices[0].text
+
+
+def test_best_of_answers_the_likeliest_and_counts_all(client: openai.OpenAI) -> None:
+    hot = {"temperature": 1.5, "seed": 5, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+    every = complete(client, n=4, logprobs=0, **hot)
+    means = {choice.text: sum(choice.logprobs.token_logprobs) / 8 for choice in every.choices}
+    ranked = sorted(means, key=lambda text: means[text], reverse=True)
+    assert len(ranked) == 4
+    best = complete(client, n=2, best_of=4, **hot)
+    assert [choice.text for choice in best.choices] == ranked[:2]
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert best.choices[0].logprobs is None
+    assert best.usage.completion_tokens == every.usage.completion_tokens == 32
+    [one] = complete(client, best_of=4, **hot).choices
+    assert one.text == ranked[0]
+    prompts = complete(client, [PROMPT, "The capital of Japan is"], best_of=2, **hot)
+    assert [choice.index for choice in prompts.choices] == [0, 1]
+    assert prompts.usage.completion_tokens == 32
+
+
+def test_best_of_as_many_as_are_wanted_may_be_streamed(client: openai.OpenAI) -> None:
+    chunks = complete(client, n=2, best_of=2, stream=True)
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_and_timings_are_told(client: openai.OpenAI, stream: bool) -> None:
+    word = complete(client).choices[0].text.split()[1]
+    answer = complete(client, stop=word, stream=stream, extra_body={"timings": True})
+    answers = list(answer) if stream else [answer]
+    stops = [c.model_dump().get("stop_str") for answer in answers for c in answer.choices]
+    assert stops[-1] == word
+    assert set(stops[:-1]) <= {None}
+    assert answers[-1].timings["predicted_n"] > 0
+    assert all("timings" not in answer.model_dump() for answer in answers[:-1])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 5}, "best_of"),
+        ({"prompt": [10_000_000]}, "prompt"),
+        ({"prompt": [2**40]}, "prompt[0]"),
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"echo": True, "prompt": [1, 2]}, "echo"),
         ({"logprobs": 6}, "logprobs"),

@@ -104,15 +104,12 @@ def test_part_that_cannot_be_taken_is_400_and_named(
 def test_image_in_the_result_of_a_tool_is_named_by_its_place(client: openai.OpenAI) -> None:
     """Results are put in the order of their calls; their places stay those of the request."""
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    results: list[Any] = [
-        {"role": "tool", "tool_call_id": "b", "content": "fine"},
-        {"role": "tool", "tool_call_id": "a", "content": [image("https://example.org/a.png")]},
-    ]
-    results[1]["content"] = [text("x"), image("https://example.org/a.png")]
+    seen = [text("x"), image("https://example.org/a.png")]
     messages: Any = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "tool_calls": [{**call, "id": "a"}, {**call, "id": "b"}]},
-        *results,
+        {"role": "tool", "tool_call_id": "b", "content": "fine"},
+        {"role": "tool", "tool_call_id": "a", "content": seen},
     ]
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=messages)

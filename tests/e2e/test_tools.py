@@ -170,6 +170,28 @@ def test_result_of_a_tool_is_answered(client: openai.OpenAI) -> None:
     assert "Oslo" in answer.message.content
 
 
+def test_loop_that_runs_tools_ends_with_an_answer(client: openai.OpenAI) -> None:
+    """The pattern of every agent: ask, run what is called, send the results back, ask again."""
+    asked: list[str] = []
+
+    def get_weather(city: str) -> str:
+        asked.append(city)
+        return '{"temperature": 5}'
+
+    messages: list[Any] = list(OSLO)
+    for _ in range(4):
+        choice = ask(client, messages, tools=[WEATHER])
+        messages.append(choice.message)
+        if choice.finish_reason != "tool_calls":
+            break
+        messages += [
+            result(call.id, get_weather(**json.loads(call.function.arguments)))
+            for call in choice.message.tool_calls
+        ]
+    assert asked == ["Oslo"]
+    assert "5" in messages[-1].content
+
+
 def turn(*calls: tuple[str, str]) -> dict[str, Any]:
     """An assistant's turn that made these calls, given by id and arguments."""
     return {

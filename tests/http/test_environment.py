@@ -132,3 +132,27 @@ def test_the_addresses_of_a_running_stack_are_found(tmp_path: Path) -> None:
     services = {"DATABASE_URL": "postgresql:///x", "REDIS_URL": "redis://y"}
     (tmp_path / "services.json").write_text(json.dumps(services))
     assert environment.embedded_services(tmp_path) == services
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [('{"temperature": 0, "top_k": 5}', {"temperature": 0, "top_k": 5}), ("", {}), (None, {})],
+)
+def test_a_mapping_is_a_json_object(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: dict[str, int]
+) -> None:
+    given(monkeypatch, value)
+    assert environment.mapping(NAME) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("{", "not JSON"), ("temperature=0", "not JSON"), ("[]", "expected a JSON object"),
+     ("5", "expected a JSON object"), ("null", "expected a JSON object")],
+)  # fmt: skip
+def test_what_is_no_json_object_is_no_mapping(
+    monkeypatch: pytest.MonkeyPatch, value: str, told: str
+) -> None:
+    given(monkeypatch, value)
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: {told}"):
+        environment.mapping(NAME)

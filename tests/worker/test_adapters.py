@@ -77,7 +77,7 @@ def test_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_file_that_is_no_adapter_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EngineLoadError, match="Model 'demo': llama.cpp could not load"):
+    with pytest.raises(EngineLoadError, match=r"Model 'demo': llama\.cpp could not load"):
         load_engine(replace(SPEC, lora_adapters={"model": DEMO_FILE}))
     zip_file = tmp_path / "adapter.gguf"
     zip_file.write_bytes(b"PK\x03\x04")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -11,6 +12,7 @@ from pytest_django.fixtures import Settings
 
 from worker.catalog import Catalog, catalog, default_threads, parse_catalog
 from worker.engines.base import ModelSpec
+from worker.generation import Sampling
 
 
 @pytest.fixture
@@ -59,6 +61,41 @@ def test_a_file_says_everything_about_a_model(models_file: Path) -> None:
     ]
 
 
+def test_adapters_are_files_beside_the_models_file(models_file: Path) -> None:
+    models_file.write_text("models: {m: {lora_adapters: {one: sub/one.gguf, two: /two.gguf}}}")
+    assert parse_catalog(models_file).models["m"].lora_adapters == {
+        "one": models_file.parent / "sub/one.gguf",
+        "two": Path("/two.gguf"),
+    }
+
+
+def test_sampling_of_a_model_goes_before_that_of_the_site(
+    models_file: Path, settings: Settings
+) -> None:
+    settings.SAMPLING = {"temperature": 0.5, "top_p": 0.9, "logit_bias": [[5, -1.5]]}
+    models_file.write_text("models: {m: {sampling: {temperature: 0, top_k: 5}}, n: {}}")
+    models = parse_catalog(models_file).models
+    assert models["m"].sampling == Sampling(
+        temperature=0, top_p=0.9, top_k=5, logit_bias=((5, -1.5),)
+    )
+    assert models["n"].sampling == Sampling(temperature=0.5, top_p=0.9, logit_bias=((5, -1.5),))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ([], "SAMPLING must be a mapping"),
+        ({"temprature": 1}, "SAMPLING: unknown key 'temprature'"),
+        ({"temperature": "hot"}, "SAMPLING.temperature: "),
+    ],
+)
+@pytest.mark.usefixtures("fresh_catalog")
+def test_bad_sampling_of_the_site_is_told(settings: Settings, sampling: Any, told: str) -> None:
+    settings.MODELS_FILE, settings.SAMPLING = None, sampling
+    with pytest.raises(ImproperlyConfigured, match=told):
+        catalog()
+
+
 def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
     models_file.write_text("models: {m: {file: /models/m.gguf}}")
     assert parse_catalog(models_file).models["m"].file == Path("/models/m.gguf")
@@ -84,6 +121,11 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {threads: 1.5}}", "models.m.threads: expected a whole number from 1"),
         ("models: {m: {context_length: }}", "models.m.context_length: expected a whole number"),
         ("models: {ok: {}, m: {slot: 4}}", "models.m: unknown key 'slot'"),
+        ("models: {m: {sampling: 5}}", "models.m.sampling must be a mapping"),
+        ("models: {m: {sampling: {heat: 1}}}", "models.m.sampling: unknown key 'heat'"),
+        ("models: {m: {sampling: {top_k: 1.5}}}", "models.m.sampling.top_k: "),
+        ("models: {m: {sampling: {seed: [1]}}}", "models.m.sampling.seed: "),
+        ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters must map names to"),
         ("models: {m: {script: []}}", "models.m: unknown key 'script'"),  # Another engine's.
     ],
 )
