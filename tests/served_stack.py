@@ -22,6 +22,7 @@ import psycopg
 import redis
 
 from inference_site.supervisor.services import free_port
+from tests.responses_api.validation import CheckedTransport
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = """
@@ -66,6 +67,7 @@ class ServedStack:
         self.env = {**kept, "DATA_DIR": str(data_dir), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._clients: list[openai.OpenAI] = []
+        self.violations: list[str] = []
 
     def start(self, timeout_s: float = 60) -> None:
         """Start it and wait until it says that it is ready."""
@@ -107,9 +109,13 @@ class ServedStack:
         return services
 
     def client(self, key: str | None = None) -> openai.OpenAI:
-        """The official client; it does not retry."""
+        """The official client; it does not retry. What it gets is checked against schemas."""
         client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0, timeout=30
+            base_url=f"{self.url}/v1",
+            api_key=key or self.key,
+            max_retries=0,
+            timeout=30,
+            http_client=openai.DefaultHttpxClient(transport=CheckedTransport(self.violations)),
         )
         self._clients.append(client)
         return client
@@ -120,9 +126,13 @@ class ServedStack:
             client.close()
 
     def http(self) -> httpx.Client:
-        """A plain HTTP client that sends the key."""
-        headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+        """A plain HTTP client that sends the key. What it gets is checked against schemas."""
+        return httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=30,
+            transport=CheckedTransport(self.violations),
+        )
 
     def row(self, public_id: str) -> dict[str, Any]:
         """The generation's row."""
@@ -219,6 +229,7 @@ def served_stack(models: str = "", **env: str) -> Iterator[ServedStack]:
             for process in left:
                 process.kill()
         assert left == [], "processes were left running"
+        assert stack.violations == [], "what was sent does not fit its schema"
 
 
 def generation_id(text: str) -> str:

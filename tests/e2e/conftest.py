@@ -23,6 +23,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _checked(stack: ServedStack) -> Iterator[None]:
+    """Fail a test in which the server sent what does not fit its schema."""
+    yield
+    violations, stack.violations[:] = list(stack.violations), []
+    assert violations == []
+
+
 @pytest.fixture
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""

@@ -131,7 +131,7 @@ def test_bad_request_is_400_and_names_the_parameter(
 def test_models_say_what_may_be_asked_of_them(client: openai.OpenAI) -> None:
     models = {model.id: model.model_dump() for model in client.models.list()}
     assert models["demo-embedding"]["capabilities"] == ["dimensions", "embeddings", "tokens"]
-    assert models["scripted"]["capabilities"] == ["chat", "completions"]
+    assert models["scripted"]["capabilities"] == ["chat", "completions", "tools"]
     demo, tuned = (set(models[name]["capabilities"]) for name in ("demo", "tuned"))
     assert {"chat", "completions", "tools", "grammar", "logprobs", "render", "tokens"} <= demo
     assert tuned - demo == {"lora", "suffix"}

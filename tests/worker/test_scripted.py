@@ -11,7 +11,15 @@ import pytest
 from tests.sinks import RecordingSink
 from worker.engines.base import GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.scripted import load
-from worker.generation import Finish, GenerationRequest, Message, ReasoningDelta, TextDelta, Usage
+from worker.generation import (
+    Finish,
+    GenerationRequest,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 
 
 def play(*texts: str, script: list[dict[str, Any]] | None = None) -> RecordingSink:
@@ -67,6 +75,37 @@ def test_a_failure_comes_after_what_came_before_it() -> None:
     assert (sink.text, sink.finishes) == ("a", [])
 
 
+def test_calls_come_in_pieces() -> None:
+    calls = [
+        {"tool_call": {"name": "f", "arguments": ['{"a":', "1}"]}},
+        {"tool_call": {"name": "g", "arguments": []}},
+    ]
+    sink = play(json.dumps(calls))
+    pieces = [delta for delta in sink.deltas if isinstance(delta, ToolCallDelta)]
+    assert [(p.call, p.name, p.arguments) for p in pieces] == [
+        (0, "f", ""),
+        (0, None, '{"a":'),
+        (0, None, "1}"),
+        (1, "g", ""),
+    ]
+    ids = [piece.id for piece in pieces if piece.name]
+    assert len(set(ids)) == 2
+    assert all(str(id_).startswith("call_") for id_ in ids)
+    assert sink.finishes == ["tool_calls"]
+    assert isinstance(sink.deltas[-1], Usage)
+    assert sink.deltas[-1].output_tokens == 2
+
+
+def test_a_call_is_cut_by_the_limit() -> None:
+    steps = json.dumps([{"tool_call": {"name": "f", "arguments": ["a", "b", "c"]}}])
+    sink = RecordingSink()
+    request = GenerationRequest("m", (Message("user", steps),), max_output_tokens=2)
+    load(ModelSpec("m", "scripted")).chat(request, sink)
+    pieces = [delta.arguments for delta in sink.deltas if isinstance(delta, ToolCallDelta)]
+    assert pieces == ["", "a", "b"]
+    assert sink.finishes == ["length"]
+
+
 def test_a_sleep_takes_its_time() -> None:
     started = time.monotonic()
     play(json.dumps([{"sleep_ms": 30}]))
@@ -81,6 +120,7 @@ def test_a_sleep_takes_its_time() -> None:
         '[{"texxt": "a"}]',
         '[{"text": 1}]',
         '[{"finish": "never"}]',
+        '[{"tool_call": {"name": "f"}}]',
         '[{"repeat": 2}]',
         '[{"repeat": "x", "steps": []}]',
         '[{"repeat": 2, "steps": [{"sleep_ms": "x"}]}]',

@@ -8,13 +8,16 @@ last user message if it is a JSON list; any other message is echoed back word by
     {"text": "Hello"}        text delta            {"reasoning": "Hm"}   reasoning delta
     {"sleep_ms": 50}         delay                 {"fail": "boom"}      raise GenerationFailed
     {"finish": "length"}     end the choice        {"repeat": 3, "steps": […]}   nested steps
+    {"tool_call": {"name": "f", "arguments": ["{", "}"]}}   a call, its arguments in pieces
 
-A word counts as one token, in the prompt as in the answer.
+A word counts as one token, in the prompt as in the answer; so does a piece of a call's arguments.
+Tools and whether one must be called are not looked at: the script is played as it is.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,12 +39,13 @@ from worker.generation import (
     ReasoningDelta,
     Sink,
     TextDelta,
+    ToolCallDelta,
     Usage,
 )
 
 OPTIONS = frozenset({"script"})
 
-_CAPABILITIES = frozenset({"chat", "completions"})
+_CAPABILITIES = frozenset({"chat", "completions", "tools"})
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 """How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
@@ -95,7 +99,7 @@ class ScriptedEngine(Engine):
         if text.lstrip().startswith("["):
             try:
                 return _flatten(json.loads(text))
-            except ValueError as exc:
+            except (ValueError, RecursionError) as exc:
                 raise InvalidRequest(f"The script is not valid JSON: {exc}", "messages") from exc
         words = text.split(" ")
         return iter([{"text": word if i == 0 else f" {word}"} for i, word in enumerate(words)])
@@ -107,7 +111,7 @@ class _Playback:
     def __init__(self, request: GenerationRequest, sink: Sink, prompt: int, limit: int) -> None:
         self._sink, self._limit, self._prompt = sink, limit, prompt
         self._stop = request.stop
-        self._output = self._reasoning = 0
+        self._output = self._reasoning = self._calls = 0
         self._finish: FinishReason | None = None
         self._held = ""
 
@@ -122,7 +126,7 @@ class _Playback:
             return
         if self._held:
             self._feed(TextDelta(self._held))
-        self._feed(Finish(self._finish or "stop"))
+        self._feed(Finish(self._finish or ("tool_calls" if self._calls else "stop")))
         self._feed(self._usage())
 
     def _run(self, step: Step) -> None:
@@ -134,6 +138,8 @@ class _Playback:
                 self._output += 1
                 self._reasoning += 1
                 self._feed(ReasoningDelta(text))
+            case {"tool_call": {"name": str(name), "arguments": list(pieces)}}:
+                self._call(name, pieces)
             case {"sleep_ms": int() | float() as delay_ms}:
                 self._sleep(delay_ms / 1000)
             case {"fail": str(reason)}:
@@ -159,6 +165,15 @@ class _Playback:
         """Return how much of the end may be the beginning of a stop text."""
         starts = (stop[:n] for stop in self._stop for n in range(1, len(stop)))
         return max((len(start) for start in starts if text.endswith(start)), default=0)
+
+    def _call(self, name: str, pieces: list[str]) -> None:
+        call, self._calls = self._calls, self._calls + 1
+        self._feed(ToolCallDelta(call, "", id=f"call_{secrets.token_hex(12)}", name=name))
+        for piece in pieces:
+            if self._output >= self._limit:
+                break
+            self._output += 1
+            self._feed(ToolCallDelta(call, str(piece)))
 
     def _sleep(self, seconds: float) -> None:
         poll_s = min(max(seconds / 10, _SHORTEST_POLL_S), _LONGEST_POLL_S)

@@ -1,0 +1,417 @@
+"""JSON schemas of what ``/v1/responses`` and ``/v1/conversations`` send.
+
+Written from the published specification (API reference, "Responses", "Streaming events" and
+"Conversations"), stricter where it leaves a choice: every field is there in every state, and no
+other is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+BOOLEAN: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+
+
+def const(*values: object) -> Schema:
+    """One of these values."""
+    return {"enum": list(values)}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, NULL]}
+
+
+def any_of(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def array(items: Schema, **bounds: int) -> Schema:
+    return {"type": "array", "items": items, **bounds}
+
+
+def prefixed(prefix: str) -> Schema:
+    """An id: its prefix and at least 24 characters."""
+    return {"type": "string", "pattern": f"^{prefix}[A-Za-z0-9]{{24,}}$"}
+
+
+def record(required: Schema, **optional: Schema) -> Schema:
+    """An object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+# --- Content parts -------------------------------------------------------------------------------
+
+TOP_LOGPROB = record(
+    {"token": STRING, "logprob": {"type": "number"}, "bytes": array(COUNT)},
+)
+LOGPROB = record(
+    {
+        "token": STRING,
+        "logprob": {"type": "number", "maximum": 0},
+        "bytes": array({"type": "integer", "minimum": 0, "maximum": 255}),
+        "top_logprobs": array(TOP_LOGPROB, maxItems=20),
+    }
+)
+OUTPUT_TEXT = record(
+    {
+        "type": const("output_text"),
+        "text": STRING,
+        "annotations": array(STRING, maxItems=0),
+        "logprobs": array(LOGPROB),
+    }
+)
+REFUSAL = record({"type": const("refusal"), "refusal": STRING})
+REASONING_TEXT = record({"type": const("reasoning_text"), "text": STRING})
+SUMMARY_TEXT = record({"type": const("summary_text"), "text": STRING})
+INPUT_TEXT = record({"type": const("input_text"), "text": STRING})
+INPUT_IMAGE = record(
+    {
+        "type": const("input_image"),
+        "detail": const("auto", "low", "high", "original"),
+        "image_url": nullable(STRING),
+    },
+    file_id=STRING,
+)
+INPUT_FILE = record(
+    {"type": const("input_file")},
+    filename=STRING,
+    file_data=STRING,
+    file_id=STRING,
+    file_url=STRING,
+)
+INPUT_PART = any_of(INPUT_TEXT, INPUT_IMAGE, INPUT_FILE)
+
+# --- Items ---------------------------------------------------------------------------------------
+
+STATUS = const("in_progress", "completed", "incomplete")
+CALL_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 64}
+
+OUTPUT_MESSAGE = record(
+    {
+        "id": prefixed("msg_"),
+        "type": const("message"),
+        "status": STATUS,
+        "role": const("assistant"),
+        "content": array(any_of(OUTPUT_TEXT, REFUSAL)),
+    },
+    phase=const("commentary", "final_answer"),
+)
+INPUT_MESSAGE = record(
+    {
+        "id": prefixed("msg_"),
+        "type": const("message"),
+        "status": const("completed"),
+        "role": const("user", "system", "developer"),
+        "content": array(INPUT_PART),
+    },
+    phase=const("commentary", "final_answer"),
+)
+FUNCTION_CALL = record(
+    {
+        "id": prefixed("fc_"),
+        "type": const("function_call"),
+        "status": STATUS,
+        "call_id": CALL_ID,
+        "name": STRING,
+        "arguments": STRING,
+    }
+)
+CUSTOM_TOOL_CALL = record(
+    {
+        "id": prefixed("ctc_"),
+        "type": const("custom_tool_call"),
+        "status": STATUS,
+        "call_id": CALL_ID,
+        "name": STRING,
+        "input": STRING,
+    }
+)
+REASONING = record(
+    {
+        "id": prefixed("rs_"),
+        "type": const("reasoning"),
+        "summary": array(SUMMARY_TEXT),
+    },
+    content=array(REASONING_TEXT),
+    encrypted_content=STRING,
+    status=STATUS,
+)
+COMPACTION = record(
+    {"id": prefixed("cmp_"), "type": const("compaction"), "encrypted_content": STRING}
+)
+
+
+def _call_output(type_: str, prefix: str) -> Schema:
+    return record(
+        {
+            "id": prefixed(prefix),
+            "type": const(type_),
+            "status": const("completed"),
+            "call_id": CALL_ID,
+            "output": any_of(STRING, array(INPUT_PART)),
+        }
+    )
+
+
+OUTPUT_ITEM = any_of(OUTPUT_MESSAGE, FUNCTION_CALL, CUSTOM_TOOL_CALL, REASONING)
+ITEM = any_of(
+    OUTPUT_ITEM,
+    INPUT_MESSAGE,
+    COMPACTION,
+    _call_output("function_call_output", "fco_"),
+    _call_output("custom_tool_call_output", "ctco_"),
+)
+
+# --- The response --------------------------------------------------------------------------------
+
+USAGE = record(
+    {
+        "input_tokens": COUNT,
+        "input_tokens_details": record({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "output_tokens": COUNT,
+        "output_tokens_details": record({"reasoning_tokens": COUNT}),
+        "total_tokens": COUNT,
+    }
+)
+HOSTED: Schema = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"not": const("function", "custom", "allowed_tools"), "type": "string"},
+    },
+}
+TOOL = any_of(
+    record(
+        {
+            "type": const("function"),
+            "name": STRING,
+            "description": nullable(STRING),
+            "parameters": nullable({"type": "object"}),
+            "strict": BOOLEAN,
+        }
+    ),
+    record(
+        {
+            "type": const("custom"),
+            "name": STRING,
+            "format": record({"type": const("text")}),
+        },
+        description=STRING,
+    ),
+    HOSTED,
+)
+NAMED_TOOL = record({"type": const("function", "custom"), "name": STRING})
+TOOL_CHOICE = any_of(
+    const("none", "auto", "required"),
+    NAMED_TOOL,
+    record(
+        {
+            "type": const("allowed_tools"),
+            "mode": const("auto", "required"),
+            "tools": array(any_of(NAMED_TOOL, HOSTED), minItems=1),
+        }
+    ),
+)
+TEXT_FORMAT = any_of(
+    record({"type": const("text", "json_object")}),
+    record(
+        {
+            "type": const("json_schema"),
+            "name": STRING,
+            "description": nullable(STRING),
+            "schema": {"type": "object"},
+            "strict": BOOLEAN,
+        }
+    ),
+)
+METADATA: Schema = {
+    "type": "object",
+    "maxProperties": 16,
+    "propertyNames": {"maxLength": 64},
+    "additionalProperties": {"type": "string", "maxLength": 512},
+}
+EFFORT = const(None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+
+def _number(low: float, high: float) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
+def _only_when(field: str, statuses: tuple[str, ...]) -> Schema:
+    """The field is null, but in these states, in which it is not."""
+    return {
+        "if": {"properties": {"status": const(*statuses)}},
+        "then": {"properties": {field: {"not": NULL}}},
+        "else": {"properties": {field: NULL}},
+    }
+
+
+RESPONSE: Schema = {
+    **record(
+        {
+            "id": prefixed("resp_"),
+            "object": const("response"),
+            "created_at": INTEGER,
+            "completed_at": nullable(INTEGER),
+            "status": const("queued", "in_progress", *ENDED),
+            "background": BOOLEAN,
+            "error": nullable(record({"code": STRING, "message": STRING})),
+            "incomplete_details": nullable(
+                record({"reason": const("max_output_tokens", "content_filter")})
+            ),
+            "instructions": nullable(STRING),
+            "max_output_tokens": nullable(INTEGER),
+            "max_tool_calls": nullable(INTEGER),
+            "model": STRING,
+            "output": array(OUTPUT_ITEM),
+            "parallel_tool_calls": BOOLEAN,
+            "previous_response_id": nullable(prefixed("resp_")),
+            "prompt_cache_key": nullable(STRING),
+            "reasoning": record(
+                {
+                    "effort": EFFORT,
+                    "summary": const(None, "auto", "concise", "detailed"),
+                }
+            ),
+            "safety_identifier": nullable(STRING),
+            "service_tier": const("default", "flex"),
+            "store": BOOLEAN,
+            "temperature": _number(0, 2),
+            "text": record({"format": TEXT_FORMAT}, verbosity=const("low", "medium", "high")),
+            "tool_choice": TOOL_CHOICE,
+            "tools": array(TOOL),
+            "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+            "top_p": _number(0, 1),
+            "presence_penalty": _number(-2, 2),
+            "frequency_penalty": _number(-2, 2),
+            "truncation": const("auto", "disabled"),
+            "usage": nullable(USAGE),
+            "metadata": METADATA,
+        },
+        conversation=record({"id": prefixed("conv_")}),
+        user=STRING,
+    ),
+    "allOf": [
+        _only_when("completed_at", ("completed",)),
+        _only_when("error", ("failed",)),
+        _only_when("incomplete_details", ("incomplete",)),
+        _only_when("usage", ENDED),
+        {
+            "if": {"properties": {"status": const("completed")}},
+            "then": {
+                "properties": {"output": array({"properties": {"status": const("completed")}})}
+            },
+        },
+    ],
+}
+
+# --- The other objects ---------------------------------------------------------------------------
+
+ERROR = {"message": STRING, "type": STRING, "param": nullable(STRING), "code": nullable(STRING)}
+ERROR_ENVELOPE = record({"error": record(ERROR, partial_response=RESPONSE)})
+DELETED_RESPONSE = record(
+    {"id": prefixed("resp_"), "object": const("response"), "deleted": const(True)}
+)
+INPUT_TOKENS = record({"object": const("response.input_tokens"), "input_tokens": COUNT})
+COMPACTED = record(
+    {
+        "id": prefixed("resp_"),
+        "object": const("response.compaction"),
+        "created_at": INTEGER,
+        "output": array(any_of(INPUT_MESSAGE, COMPACTION), minItems=1),
+        "usage": USAGE,
+    }
+)
+CONVERSATION = record(
+    {
+        "id": prefixed("conv_"),
+        "object": const("conversation"),
+        "created_at": INTEGER,
+        "metadata": METADATA,
+    }
+)
+DELETED_CONVERSATION = record(
+    {"id": prefixed("conv_"), "object": const("conversation.deleted"), "deleted": const(True)}
+)
+
+
+def listing(entries: Schema) -> Schema:
+    """A list object of such entries."""
+    return record(
+        {
+            "object": const("list"),
+            "data": array(entries, maxItems=100),
+            "first_id": nullable(STRING),
+            "last_id": nullable(STRING),
+            "has_more": BOOLEAN,
+        }
+    )
+
+
+# --- Events --------------------------------------------------------------------------------------
+
+_ITEM_PLACE: Schema = {"item_id": STRING, "output_index": COUNT}
+_PART_PLACE: Schema = {**_ITEM_PLACE, "content_index": COUNT}
+_PART = any_of(OUTPUT_TEXT, REFUSAL, REASONING_TEXT)
+_LOGPROBS: Schema = {"logprobs": array(LOGPROB)}
+
+
+def _event(type_: str, **fields: Schema) -> Schema:
+    return record({"type": const(type_), "sequence_number": COUNT, **fields})
+
+
+def _lifecycle(name: str, *statuses: str) -> Schema:
+    status: Schema = {"properties": {"status": const(*statuses)}}
+    return _event(f"response.{name}", response={"allOf": [RESPONSE, status]})
+
+
+_EVENTS = (
+    _lifecycle("created", "queued", "in_progress"),
+    _lifecycle("queued", "queued"),
+    _lifecycle("in_progress", "in_progress"),
+    _lifecycle("completed", "completed"),
+    _lifecycle("incomplete", "incomplete"),
+    _lifecycle("failed", "failed", "cancelled"),
+    _event("response.output_item.added", output_index=COUNT, item=OUTPUT_ITEM),
+    _event("response.output_item.done", output_index=COUNT, item=OUTPUT_ITEM),
+    _event("response.content_part.added", **_PART_PLACE, part=_PART),
+    _event("response.content_part.done", **_PART_PLACE, part=_PART),
+    _event("response.output_text.delta", **_PART_PLACE, delta=STRING, **_LOGPROBS),
+    _event("response.output_text.done", **_PART_PLACE, text=STRING, **_LOGPROBS),
+    _event("response.reasoning_text.delta", **_PART_PLACE, delta=STRING),
+    _event("response.reasoning_text.done", **_PART_PLACE, text=STRING),
+    _event("response.function_call_arguments.delta", **_ITEM_PLACE, delta=STRING),
+    _event("response.function_call_arguments.done", **_ITEM_PLACE, arguments=STRING, name=STRING),
+    _event("response.custom_tool_call_input.delta", **_ITEM_PLACE, delta=STRING),
+    _event("response.custom_tool_call_input.done", **_ITEM_PLACE, input=STRING),
+    _event(
+        "error",
+        code=STRING,
+        message=STRING,
+        param=nullable(STRING),
+        error=record({**ERROR}),
+    ),
+)
+EVENTS: dict[str, Schema] = {schema["properties"]["type"]["enum"][0]: schema for schema in _EVENTS}
+"""The schema of each event, by its type."""
+SOCKET_ERROR = record(
+    {
+        "type": const("error"),
+        "status": INTEGER,
+        "error": record({**ERROR, "code": STRING}),
+    },
+    stream_id=STRING,
+)
+"""What a WebSocket is told of a message that made no response."""

@@ -1,0 +1,250 @@
+"""Holds all that the server sends under ``/v1/responses`` and ``/v1/conversations`` to its schemas.
+
+``CheckedTransport`` does it for every client of the tests, while they use it for something else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import httpx
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from tests.responses_api import schemas
+
+_RESPONSE, _CONVERSATION = r"/v1/responses/[^/]+", r"/v1/conversations/[^/]+"
+_BODIES: dict[tuple[str, str], schemas.Schema] = {
+    ("POST", r"/v1/responses"): schemas.RESPONSE,
+    ("GET", r"/v1/responses"): schemas.listing(schemas.RESPONSE),
+    ("POST", r"/v1/responses/input_tokens"): schemas.INPUT_TOKENS,
+    ("POST", r"/v1/responses/compact"): schemas.COMPACTED,
+    ("GET", _RESPONSE): schemas.RESPONSE,
+    ("DELETE", _RESPONSE): schemas.DELETED_RESPONSE,
+    ("POST", rf"{_RESPONSE}/cancel"): schemas.RESPONSE,
+    ("GET", rf"{_RESPONSE}/input_items"): schemas.listing(schemas.ITEM),
+    ("POST", r"/v1/conversations"): schemas.CONVERSATION,
+    ("GET", _CONVERSATION): schemas.CONVERSATION,
+    ("POST", _CONVERSATION): schemas.CONVERSATION,
+    ("DELETE", _CONVERSATION): schemas.DELETED_CONVERSATION,
+    ("GET", rf"{_CONVERSATION}/items"): schemas.listing(schemas.ITEM),
+    ("POST", rf"{_CONVERSATION}/items"): schemas.listing(schemas.ITEM),
+    ("GET", rf"{_CONVERSATION}/items/[^/]+"): schemas.ITEM,
+    ("DELETE", rf"{_CONVERSATION}/items/[^/]+"): schemas.CONVERSATION,
+}
+_ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+@lru_cache
+def _validator(name: str) -> Draft202012Validator:
+    schema = schemas.EVENTS[name] if name in schemas.EVENTS else _by_name()[name]
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+@lru_cache
+def _by_name() -> dict[str, schemas.Schema]:
+    named = {f"{method} {path}": schema for (method, path), schema in _BODIES.items()}
+    named |= {"an error": schemas.ERROR_ENVELOPE, "a socket's error": schemas.SOCKET_ERROR}
+    return named | {"response": schemas.RESPONSE, "item": schemas.ITEM}
+
+
+def check(name: str, value: object) -> None:
+    """Raise AssertionError when the value is not what the schema of this name says."""
+    error = best_match(_validator(name).iter_errors(value))
+    assert error is None, f"{name} at {error.json_path}: {error.message[:500]}"
+
+
+def check_body(method: str, path: str, status: int, body: bytes) -> None:
+    """Check the JSON body of an answer. Raise AssertionError."""
+    value = json.loads(body)
+    if status >= 400:
+        check("an error", value)
+        return
+    # The paths of names go before those of ids.
+    name = next(f"{m} {p}" for m, p in _BODIES if m == method and re.fullmatch(p, path))
+    check(name, value)
+
+
+class StreamCheck:
+    """Follows the events of one stream. ``take`` and ``end`` raise AssertionError.
+
+    ``first`` is the number of the first event, or None when that is not known.
+    """
+
+    def __init__(self, first: int | None = 0) -> None:
+        self._next = first
+        self._items: dict[int, dict[str, Any]] = {}
+        self._texts: dict[str, str] = {}
+        self._types: list[str] = []
+        self._is_whole = first == 0
+        self._sent: list[Any] = []
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event."""
+        type_ = event["type"]
+        assert type_ in schemas.EVENTS, f"no event is named {type_}"
+        check(type_, event)
+        number = event["sequence_number"]
+        assert self._next in (None, number), f"event {number} where {self._next} was due"
+        self._next = number + 1
+        assert not self._ended, f"{type_} after the terminal event"
+        if self._is_whole and not self._types:
+            assert type_ in ("response.created", "error"), f"{type_} comes first"
+        self._types.append(type_)
+        self._follow(type_, event)
+
+    def _follow(self, type_: str, event: dict[str, Any]) -> None:
+        match type_.removeprefix("response."):
+            case "output_item.added":
+                index = event["output_index"]
+                assert index not in self._items, f"a second item at {index}"
+                self._items[index] = event["item"]
+                self._texts[event["item"]["id"]] = ""
+            case "output_item.done":
+                announced = self._items.get(event["output_index"])
+                if announced is not None:
+                    for key in ("id", "type", "call_id", "name"):
+                        assert announced.get(key) == event["item"].get(key), f"{key} changed"
+                self._sent.append(event["item"])
+            case str(kind) if kind.endswith(".delta") and self._is_known(event):
+                self._texts[event["item_id"]] += event["delta"]
+            case str(kind) if kind.endswith(("text.done", "arguments.done", "input.done")):
+                whole = next(event[k] for k in ("text", "arguments", "input") if k in event)
+                if self._is_known(event):
+                    assert self._texts[event["item_id"]] == whole, "the deltas are not the whole"
+            case "completed" | "incomplete" | "failed" if self._is_whole:
+                for item in event["response"]["output"]:
+                    assert item in self._sent, f"{item['id']} is not the item that was sent"
+
+    def _is_known(self, event: dict[str, Any]) -> bool:
+        if self._is_whole:
+            assert event["item_id"] in self._texts, "an event of an item that was not announced"
+        return event["item_id"] in self._texts
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._types) and self._types[-1] in _ENDS
+
+    def end(self) -> None:
+        """Take the end of the stream."""
+        assert self._ended or not self._types, f"the stream ends after {self._types[-1]}"
+
+
+class SseCheck:
+    """The same for the bytes of an SSE stream."""
+
+    def __init__(self, first: int | None = 0) -> None:
+        self._events = StreamCheck(first)
+        self._rest = b""
+        self._is_done = False
+        self._has_events = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+        *frames, self._rest = (self._rest + chunk).split(b"\n\n")
+        for frame in frames:
+            self._frame(frame.decode())
+
+    def _frame(self, frame: str) -> None:
+        assert not self._is_done, f"{frame!r} after [DONE]"
+        if frame == ": ping":
+            return
+        if frame == "data: [DONE]":
+            self._is_done = True
+            return
+        name, _, data = frame.partition("\n")
+        assert name.startswith("event: "), f"no event: {frame[:100]!r}"
+        assert data.startswith("data: "), f"no data: {frame[:100]!r}"
+        event = json.loads(data[len("data: ") :])
+        assert name[len("event: ") :] == event["type"]
+        self._has_events = True
+        self._events.take(event)
+
+    def end(self, sends_done: bool = True) -> None:
+        """Take the end of the stream."""
+        assert self._rest == b"", "the stream ends inside an event"
+        self._events.end()
+        assert self._is_done == (sends_done and (self._has_events or self._is_done))
+
+
+class CheckedTransport(httpx.HTTPTransport):
+    """Sends requests, and notes in ``violations`` what is wrong with the answers."""
+
+    def __init__(self, violations: list[str]) -> None:
+        super().__init__()
+        self._violations = violations
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request (see ``httpx.BaseTransport``)."""
+        response = super().handle_request(request)
+        path = request.url.path
+        if re.match(r"/v1/(responses|conversations)(/|$)", path):
+            checker = self._checker(request, response)
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            response.stream = _Checked(response.stream, checker, f"{request.method} {path}")
+        return response
+
+    def _checker(self, request: httpx.Request, response: httpx.Response) -> _Checker:
+        if response.headers["content-type"].startswith("text/event-stream"):
+            after = request.url.params.get("starting_after")
+            return _Checker(SseCheck(0 if after is None else int(after) + 1), self._violations)
+        return _Checker(_JsonCheck(request, response.status_code), self._violations)
+
+
+class _JsonCheck:
+    def __init__(self, request: httpx.Request, status: int) -> None:
+        self._request, self._status = request, status
+        self._body = b""
+
+    def feed(self, chunk: bytes) -> None:
+        self._body += chunk
+
+    def end(self) -> None:
+        check_body(self._request.method, self._request.url.path, self._status, self._body)
+
+
+class _Checker:
+    """Notes what a check raises, once."""
+
+    def __init__(self, what: SseCheck | _JsonCheck, violations: list[str]) -> None:
+        self._what: SseCheck | _JsonCheck | None = what
+        self._violations = violations
+
+    def feed(self, chunk: bytes, name: str) -> None:
+        try:
+            if self._what is not None:
+                self._what.feed(chunk)
+        except Exception as exc:  # noqa: BLE001  # Whatever it is, it is noted.
+            self._note(name, exc)
+
+    def end(self, name: str) -> None:
+        try:
+            if self._what is not None:
+                self._what.end()
+        except Exception as exc:  # noqa: BLE001  # As above.
+            self._note(name, exc)
+
+    def _note(self, name: str, exc: Exception) -> None:
+        self._what = None
+        self._violations.append(f"{name}: {type(exc).__name__}: {exc}")
+
+
+class _Checked(httpx.SyncByteStream):
+    """A body on its way to its reader."""
+
+    def __init__(self, stream: httpx.SyncByteStream, checker: _Checker, name: str) -> None:
+        self._stream, self._checker, self._name = stream, checker, name
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            self._checker.feed(chunk, self._name)
+            yield chunk
+        self._checker.end(self._name)
+
+    def close(self) -> None:
+        self._stream.close()
