@@ -1,0 +1,196 @@
+"""Golden transcripts: fixed deltas give exactly these bytes, in this order.
+
+A file of ``golden/`` is what a client gets, with ids and times fixed here: the events of a stream,
+or the body of an answer that is not streamed. After a change that is meant, write them anew with
+``WRITE_GOLDEN=1`` and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from completions.assembler import ChatAssembler
+from completions.completion_assembler import CompletionAssembler
+from completions.embedding_assembler import EmbeddingAssembler
+from completions.token_assembler import TokenAssembler
+from worker.assembly import Assembler
+from worker.engines.base import GenerationFailed
+from worker.errors import HookFailed
+from worker.generation import (
+    Delta,
+    EmbeddingDelta,
+    Finish,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    TokensDelta,
+    ToolCallDelta,
+    Usage,
+)
+
+FOLDER = Path(__file__).parent / "golden"
+USAGE = Usage(20, 12, 8, 3, prefill_ms=4.0, decode_ms=16.0)
+
+
+@dataclass
+class Script:
+    """What the engine yields, how it is to be told, and what ends it."""
+
+    deltas: Sequence[Delta]
+    options: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    kind: str = "chat"
+
+
+def logprob(token: str, value: float, *others: tuple[str, float]) -> TokenLogprob:
+    top = tuple(TokenLogprob(text, p, text.encode()) for text, p in ((token, value), *others))
+    return TokenLogprob(token, value, token.encode(), top)
+
+
+def call(n: int, name: str, *arguments: str, **rest: Any) -> list[Delta]:
+    first = ToolCallDelta(n, "", id=f"call_{n}", name=name, **rest)
+    return [first, *(ToolCallDelta(n, piece, **rest) for piece in arguments)]
+
+
+SCRIPTS = {
+    "plain": Script([TextDelta("Hello"), TextDelta(' "you"\n'), Finish("stop"), USAGE]),
+    "usage_and_timings": Script(
+        [TextDelta("Hi"), Finish("length"), USAGE], {"include_usage": True, "timings": True}
+    ),
+    "timings_alone": Script([TextDelta("Hi"), Finish("stop"), USAGE], {"timings": True}),
+    "two_choices": Script(
+        [
+            TextDelta("b", 1),
+            TextDelta("a", 0),
+            Finish("stop", 1, "\n"),
+            TextDelta("A", 0),
+            Finish("length", 0),
+            USAGE,
+        ],
+        {"choices": 2, "service_tier": "flex"},
+    ),
+    "reasoning": Script(
+        [ReasoningDelta("Hm"), ReasoningDelta("."), TextDelta("Yes"), Finish("stop"), USAGE],
+        {"include_usage": True},
+    ),
+    "tools": Script(
+        [
+            TextDelta("Wait."),
+            *call(0, "look", '{"at":', '"x"}'),
+            *call(1, "pick", "{}"),
+            Finish("tool_calls"),
+            USAGE,
+        ]
+    ),
+    "custom_tool": Script(
+        [*call(0, "run", "print(", "1)\n", is_custom=True), Finish("tool_calls"), USAGE]
+    ),
+    "function_call": Script(
+        [*call(0, "look", '{"at":', '"x"}'), Finish("tool_calls"), USAGE], {"is_legacy": True}
+    ),
+    "logprobs": Script(
+        [
+            TextDelta("Hé", logprobs=(logprob("H", -0.5, ("J", -1.5)), logprob("é", -0.25))),
+            TextDelta("!", logprobs=(logprob("!", -0.125),)),
+            Finish("stop", stop=7),
+            USAGE,
+        ],
+        {"logprobs": True},
+    ),
+    "silence": Script([Finish("stop"), USAGE]),
+    "error_at_once": Script([], error=GenerationFailed("boom")),
+    "error_after_start": Script(
+        [Usage(20), ReasoningDelta("Hm"), TextDelta("Hel"), *call(0, "look", '{"a')],
+        error=GenerationFailed("boom"),
+    ),
+    "error_of_a_hook": Script([TextDelta("Hel")], error=HookFailed("secret")),
+    "completion": Script(
+        [TextDelta("a", 0), TextDelta("b", 1), Finish("length", 0), Finish("stop", 1, "."), USAGE],
+        {"echoes": ["One ", "Two "], "include_usage": True},
+        kind="completion",
+    ),
+    "completion_logprobs": Script(
+        [TextDelta("ab", logprobs=(logprob("a", -0.5, ("c", -2)), logprob("b", -1))),
+         Finish("stop"), USAGE],
+        {"logprobs": True, "timings": True},
+        kind="completion",
+    ),
+    "completion_error": Script(
+        [TextDelta("half")], error=GenerationFailed("boom"), kind="completion"
+    ),
+}  # fmt: skip
+
+
+def assembler(script: Script, *, stream: bool) -> Assembler:
+    shared = {"created": 1_700_000_000, "model": "demo", "stream": stream, "include_usage": False}
+    if script.kind == "chat":
+        return ChatAssembler(**{"completion_id": "chatcmpl-1", **shared, **script.options})
+    defaults = {"completion_id": "cmpl-1", "echoes": [""], "logprobs": False}
+    return CompletionAssembler(**{**defaults, **shared, **script.options})
+
+
+def transcript(script: Script) -> bytes:
+    """Return the stream, then the answer without one, as JSON that a reader can follow."""
+    streaming, whole = (assembler(script, stream=stream) for stream in (True, False))
+    frames = [frame for delta in script.deltas for frame in streaming.feed(delta)]
+    for delta in script.deltas:
+        assert whole.feed(delta) == ()
+    endings = [
+        fold.complete() if script.error is None else fold.fail(script.error)
+        for fold in (streaming, whole)
+    ]
+    body = orjson.dumps(orjson.loads(endings[1].body), option=orjson.OPT_INDENT_2)
+    comment = f": without a stream: {endings[1].status}\n".encode()
+    return b"".join([*frames, *endings[0].frames, comment, body, b"\n"])
+
+
+def check(name: str, told: bytes) -> None:
+    path = FOLDER / name
+    if os.environ.get("WRITE_GOLDEN"):
+        path.write_bytes(told)
+    assert told.decode() == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_transcript_is_as_it_was(name: str) -> None:
+    check(f"{name}.sse", transcript(SCRIPTS[name]))
+
+
+def test_no_transcript_is_left_over() -> None:
+    expected = {f"{name}.sse" for name in SCRIPTS} | {"embeddings.json", "tokens.json"}
+    assert {path.name for path in FOLDER.iterdir()} == expected
+
+
+def indented(assembler: Assembler, deltas: Sequence[Delta]) -> bytes:
+    for delta in deltas:
+        assert assembler.feed(delta) == ()
+    body = orjson.loads(assembler.complete().body)
+    return orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def test_embeddings_are_as_they_were() -> None:
+    third, fourth = b"\x00\x00\x40\x3f" * 2, b"\x00\x00\x00\x3f\x00\x00\x80\x3e"
+    deltas: list[Delta] = [EmbeddingDelta(fourth, 1), EmbeddingDelta(third, 0), Usage(7)]
+    told = [
+        indented(EmbeddingAssembler("demo", "float"), deltas),
+        indented(EmbeddingAssembler("demo", "base64"), deltas),
+        indented(EmbeddingAssembler("demo", "float", dimensions=1), deltas),
+    ]
+    check("embeddings.json", b"".join(told))
+
+
+def test_tokens_are_as_they_were() -> None:
+    told = [
+        indented(TokenAssembler("tokens", "demo", 2048), [TokensDelta((1, 5)), Finish("stop")]),
+        indented(TokenAssembler("text", "demo", 2048), [TextDelta("Hé"), Finish("stop")]),
+        indented(TokenAssembler("prompt", "demo", 2048), [PromptDelta("<s>Hé", (1, 5))]),
+    ]
+    check("tokens.json", b"".join(told))
