@@ -7,14 +7,15 @@
 
 They work on deltas, before anything is made of them: what is streamed, what is answered whole and
 what is stored all have what ``on_chunk`` returned, and nothing of what it dropped. ``on_done`` gets
-all of that once the engine has ended its answer, before the client is told so. Both run in the
-worker, on the thread that drives the engine: a slow hook slows every generation of its model.
+all of that once the engine has ended its answer, before the client is told so. A call whose first
+chunk is dropped is dropped as a whole. Both run in the worker, on the thread that drives the
+engine: a slow hook slows every generation of its model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from worker.errors import HookFailed
-from worker.generation import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 
 Chunk = TextDelta | ReasoningDelta | ToolCallDelta
 """What hooks get: pieces of an answer. Its end and its usage cannot be changed."""
@@ -48,17 +49,30 @@ class Hooks:
     def __init__(self, context: HookContext, on_chunk: OnChunk | None, on_done: OnDone | None):
         self._context, self._on_chunk, self._on_done = context, on_chunk, on_done
         self._seen: list[Chunk] = []
+        self._calls: dict[int, dict[int, int]] = {}
 
     def pass_on(self, delta: Delta) -> Delta | None:
         """Return what is to become of a delta; None drops it. Raise HookFailed."""
+        if isinstance(delta, Finish):
+            is_without = delta.reason == "tool_calls" and not self._calls.get(delta.index)
+            return replace(delta, reason="stop") if is_without else delta
         if not isinstance(delta, Chunk):
             return delta
         chunk = self._call(self._on_chunk, delta) if self._on_chunk else delta
         if chunk is not None and not isinstance(chunk, Chunk):
             raise HookFailed(f"on_chunk returned {type(chunk).__name__}, which is no chunk.")
+        if isinstance(chunk, ToolCallDelta):
+            chunk = self._renumbered(chunk)
         if chunk is not None and self._on_done:
             self._seen.append(chunk)
         return chunk
+
+    def _renumbered(self, delta: ToolCallDelta) -> ToolCallDelta | None:
+        """Number the calls that are passed on from 0; the rest of a call goes with its first."""
+        numbers = self._calls.setdefault(delta.index, {})
+        if delta.name is not None:
+            numbers.setdefault(delta.call, len(numbers))
+        return replace(delta, call=numbers[delta.call]) if delta.call in numbers else None
 
     def done(self) -> None:
         """Show all that was passed on. Raise HookFailed."""

@@ -105,9 +105,12 @@ def test_dropped_call_leaves_nothing_behind(client: openai.OpenAI, stream: bool)
         stream=stream,
     )
     if stream:
-        assert not any(chunk.choices[0].delta.tool_calls for chunk in answer)
+        choices = [chunk.choices[0] for chunk in answer]
+        assert not any(choice.delta.tool_calls for choice in choices)
+        assert choices[-1].finish_reason in ("stop", "length")
     else:
         assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason in ("stop", "length")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,7 +15,11 @@ from worker.generation import Finish, ReasoningDelta, TextDelta, ToolCallDelta, 
 from worker.hooks import Chunk, HookContext, Hooks, check_hooks, hooks_for
 
 CONTEXT = HookContext("chatcmpl-1", "chat.completion", "m")
-CHUNKS: list[Chunk] = [TextDelta("a"), ReasoningDelta("b", 1), ToolCallDelta(0, "{}")]
+CHUNKS: list[Chunk] = [
+    TextDelta("a"),
+    ReasoningDelta("b", 1),
+    ToolCallDelta(0, "{}", id="call_0", name="look"),
+]
 
 
 def hooks(on_chunk: Any = None, on_done: Any = None) -> Hooks:
@@ -44,6 +48,34 @@ def test_ends_and_usage_are_not_shown(delta: Finish | Usage) -> None:
         raise AssertionError
 
     assert hooks(never).pass_on(delta) is delta
+
+
+def test_calls_that_are_left_are_numbered_anew_and_whole() -> None:
+    def drop_looks(context: HookContext, chunk: Chunk) -> Chunk | None:
+        return None if isinstance(chunk, ToolCallDelta) and chunk.name == "look" else chunk
+
+    passing = hooks(drop_looks)
+    deltas = [
+        ToolCallDelta(0, "", id="a", name="look"),
+        ToolCallDelta(0, "{}"),
+        ToolCallDelta(1, "", id="b", name="pick"),
+        ToolCallDelta(1, "{}"),
+        ToolCallDelta(0, "", id="c", name="pick", index=1),
+        Finish("tool_calls"),
+    ]
+    assert [passed for delta in deltas if (passed := passing.pass_on(delta))] == [
+        ToolCallDelta(0, "", id="b", name="pick"),
+        ToolCallDelta(0, "{}"),
+        ToolCallDelta(0, "", id="c", name="pick", index=1),
+        Finish("tool_calls"),
+    ]
+
+
+def test_choice_that_has_lost_its_calls_has_stopped() -> None:
+    passing = hooks(lambda *_: None)
+    passing.pass_on(ToolCallDelta(0, "", id="a", name="look"))
+    assert passing.pass_on(Finish("tool_calls", 0)) == Finish("stop", 0)
+    assert passing.pass_on(Finish("length", 1)) == Finish("length", 1)
 
 
 def test_done_gets_what_was_passed_on() -> None:
