@@ -22,7 +22,7 @@ import psycopg
 import redis
 
 from inference_site.supervisor.services import free_port
-from tests.responses_api.validation import CheckedTransport
+from tests.responses_api.validation import ClientCheck
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = """
@@ -67,7 +67,7 @@ class ServedStack:
         self.env = {**kept, "DATA_DIR": str(data_dir), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._clients: list[openai.OpenAI] = []
-        self.violations: list[str] = []
+        self.check = ClientCheck()
 
     def start(self, timeout_s: float = 60) -> None:
         """Start it and wait until it says that it is ready."""
@@ -115,7 +115,7 @@ class ServedStack:
             api_key=key or self.key,
             max_retries=0,
             timeout=30,
-            http_client=openai.DefaultHttpxClient(transport=CheckedTransport(self.violations)),
+            http_client=openai.DefaultHttpxClient(event_hooks={"response": [self.check.watch]}),
         )
         self._clients.append(client)
         return client
@@ -131,7 +131,7 @@ class ServedStack:
             base_url=self.url,
             headers={"Authorization": f"Bearer {self.key}"},
             timeout=30,
-            transport=CheckedTransport(self.violations),
+            event_hooks={"response": [self.check.watch]},
         )
 
     def row(self, public_id: str) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def served_stack(models: str = "", **env: str) -> Iterator[ServedStack]:
             for process in left:
                 process.kill()
         assert left == [], "processes were left running"
-        assert stack.violations == [], "what was sent does not fit its schema"
+        assert stack.check.violations == [], "what was sent does not fit its schema"
 
 
 def generation_id(text: str) -> str:

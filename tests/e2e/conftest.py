@@ -19,7 +19,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
     models = MORE_MODELS.format(root=ROOT, adapters=adapters)
-    with served_stack(models, KEEP_ALIVE_INTERVAL="400") as running:
+    with served_stack(models, KEEP_ALIVE_INTERVAL="400", CONVERSATION_LOCK_WAIT_S="1") as running:
         yield running
 
 
@@ -27,7 +27,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
 def _checked(stack: ServedStack) -> Iterator[None]:
     """Fail a test in which the server sent what does not fit its schema."""
     yield
-    violations, stack.violations[:] = list(stack.violations), []
+    found = stack.check.violations
+    violations, found[:] = list(found), []
     assert violations == []
 
 

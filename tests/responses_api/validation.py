@@ -1,17 +1,16 @@
 """Holds all that the server sends under ``/v1/responses`` and ``/v1/conversations`` to its schemas.
 
-``CheckedTransport`` does it for every client of the tests, while they use it for something else.
+``ClientCheck`` does it for every client of the tests, while they use it for something else.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import httpx
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
@@ -165,86 +164,74 @@ class SseCheck:
         self._has_events = True
         self._events.take(event)
 
-    def end(self, sends_done: bool = True) -> None:
+    def end(self) -> None:
         """Take the end of the stream."""
         assert self._rest == b"", "the stream ends inside an event"
         self._events.end()
-        assert self._is_done == (sends_done and (self._has_events or self._is_done))
+        assert self._is_done or not self._has_events, "the stream ends without [DONE]"
 
 
-class CheckedTransport(httpx.HTTPTransport):
-    """Sends requests, and notes in ``violations`` what is wrong with the answers."""
+class ClientCheck:
+    """Notes in ``violations`` what is wrong with the answers that a client gets.
 
-    def __init__(self, violations: list[str]) -> None:
-        super().__init__()
-        self._violations = violations
+    ``watch`` is an event hook for responses, of httpx and of the library the official client uses.
+    """
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request (see ``httpx.BaseTransport``)."""
-        response = super().handle_request(request)
-        path = request.url.path
-        if re.match(r"/v1/(responses|conversations)(/|$)", path):
-            checker = self._checker(request, response)
-            assert isinstance(response.stream, httpx.SyncByteStream)
-            response.stream = _Checked(response.stream, checker, f"{request.method} {path}")
-        return response
+    def __init__(self) -> None:
+        self.violations: list[str] = []
 
-    def _checker(self, request: httpx.Request, response: httpx.Response) -> _Checker:
-        if response.headers["content-type"].startswith("text/event-stream"):
-            after = request.url.params.get("starting_after")
-            return _Checker(SseCheck(0 if after is None else int(after) + 1), self._violations)
-        return _Checker(_JsonCheck(request, response.status_code), self._violations)
+    def watch(self, response: Any) -> None:
+        """Check the body of an answer while its reader takes it."""
+        request = response.request
+        if re.match(r"/v1/(responses|conversations)(/|$)", request.url.path):
+            whole, name = response.iter_raw, f"{request.method} {request.url}"
+            checker = _Checker(_check_of(response), name, self.violations)
+            response.iter_raw = lambda *args, **named: checker.passed(whole(*args, **named))
 
 
-class _JsonCheck:
-    def __init__(self, request: httpx.Request, status: int) -> None:
-        self._request, self._status = request, status
+def _check_of(response: Any) -> SseCheck | JsonCheck:
+    url = response.request.url
+    if response.headers["content-type"].startswith("text/event-stream"):
+        after = url.params.get("starting_after")
+        return SseCheck(0 if after is None else int(after) + 1)
+    return JsonCheck(response.request.method, url.path, response.status_code)
+
+
+class JsonCheck:
+    """Follows a JSON body."""
+
+    def __init__(self, method: str, path: str, status: int) -> None:
+        self._where = method, path, status
         self._body = b""
 
     def feed(self, chunk: bytes) -> None:
+        """Take the next bytes."""
         self._body += chunk
 
     def end(self) -> None:
-        check_body(self._request.method, self._request.url.path, self._status, self._body)
+        """Take the end of the body."""
+        check_body(*self._where, self._body)
 
 
 class _Checker:
-    """Notes what a check raises, once."""
+    """Passes a body on, and notes what its check raises, once."""
 
-    def __init__(self, what: SseCheck | _JsonCheck, violations: list[str]) -> None:
-        self._what: SseCheck | _JsonCheck | None = what
-        self._violations = violations
+    def __init__(self, what: SseCheck | JsonCheck, name: str, violations: list[str]) -> None:
+        self._what, self._name, self._violations = what, name, violations
+        self._is_noted = False
 
-    def feed(self, chunk: bytes, name: str) -> None:
-        try:
-            if self._what is not None:
-                self._what.feed(chunk)
-        except Exception as exc:  # noqa: BLE001  # Whatever it is, it is noted.
-            self._note(name, exc)
-
-    def end(self, name: str) -> None:
-        try:
-            if self._what is not None:
-                self._what.end()
-        except Exception as exc:  # noqa: BLE001  # As above.
-            self._note(name, exc)
-
-    def _note(self, name: str, exc: Exception) -> None:
-        self._what = None
-        self._violations.append(f"{name}: {type(exc).__name__}: {exc}")
-
-
-class _Checked(httpx.SyncByteStream):
-    """A body on its way to its reader."""
-
-    def __init__(self, stream: httpx.SyncByteStream, checker: _Checker, name: str) -> None:
-        self._stream, self._checker, self._name = stream, checker, name
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._stream:
-            self._checker.feed(chunk, self._name)
+    def passed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the chunks."""
+        for chunk in chunks:
+            self._try(self._what.feed, chunk)
             yield chunk
-        self._checker.end(self._name)
+        self._try(self._what.end)
 
-    def close(self) -> None:
-        self._stream.close()
+    def _try(self, step: Callable[..., None], *arguments: bytes) -> None:
+        if self._is_noted:
+            return
+        try:
+            step(*arguments)
+        except Exception as exc:  # noqa: BLE001  # Whatever it is, it is noted.
+            self._is_noted = True
+            self._violations.append(f"{self._name}: {type(exc).__name__}: {exc}")
