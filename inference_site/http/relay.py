@@ -108,7 +108,8 @@ class _Answer:
         for batch in handoff.known:
             self._follower.offer(batch)
         # What the stream begins with tells nothing yet: it is held back for what may fail at once.
-        self._held = self._follower.take() if handoff.cancels else []
+        is_held = handoff.cancels and bool(handoff.known)
+        self._held = self._follower.take_before(handoff.known[-1].next) if is_held else []
         self._begun = False
         self._gone = False
 

@@ -84,6 +84,21 @@ def test_nothing_is_sent_before_the_first_frame(run: Run) -> None:
     assert exchange.hub.cancelled == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_end_that_comes_before_the_view_is_back_is_sent(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def scenario(exchange: Exchange, task: asyncio.Task[None]) -> None:
+        follower = exchange.hub.follow("g")
+        follower.offer(Batch(0, [b"data: [DONE]\n\n"], END))
+        monkeypatch.setattr(exchange.hub, "follow", lambda _: follower)
+        await asyncio.wait_for(task, 2)
+
+    exchange = run(scenario, stream=stream)
+    assert exchange.client.writes[0] == (b"data: [DONE]\n\n" if stream else END.body)
+    assert exchange.client.is_complete
+
+
 def test_the_headers_of_a_stream_are_those_of_sse_and_of_the_view(run: Run) -> None:
     async def scenario(exchange: Exchange, _: asyncio.Task[None]) -> None:
         (await exchange.followed()).offer(Batch(0, [b"data: 0\n\n"], END))
