@@ -8,6 +8,7 @@ from typing import Any
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.constraint import Grammar, JsonObjectFormat, JsonSchemaFormat
 from inference_site.http.errors import InvalidRequestError
+from inference_site.http.parsers import is_too_deep
 from worker.generation import Constraint
 
 
@@ -57,10 +58,14 @@ def _json_object(value: str | dict[str, Any]) -> dict[str, Any]:
     """Return the value as an object; its JSON text is good too."""
     try:
         decoded = json.loads(value) if isinstance(value, str) else value
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise InvalidRequestError(
             f"Invalid 'grammar.value': it is not JSON ({exc}).", param="grammar.value"
         ) from exc
+    if is_too_deep(decoded):
+        raise InvalidRequestError(
+            "Invalid 'grammar.value': it is nested too deeply.", param="grammar.value"
+        )
     if not isinstance(decoded, dict):
         raise InvalidRequestError(
             "Invalid type for 'grammar.value': expected an object.",

@@ -42,11 +42,15 @@ def to_sampling(body: SamplingFields, spec: ModelSpec) -> Sampling:
 
 
 def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    if bad := next((token for token in biases if not token.isdecimal()), None):
+    if (bad := next((token for token in biases if not _is_token_id(token)), None)) is not None:
         raise InvalidRequestError(
-            f"Invalid 'logit_bias': {bad!r} is not a token id.", param="logit_bias"
+            f"Invalid 'logit_bias': {bad[:100]!r} is not a token id.", param="logit_bias"
         )
     return tuple((int(token), bias) for token, bias in biases.items())
+
+
+def _is_token_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10 and int(text) < 2**31
 
 
 def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...]:

@@ -35,6 +35,12 @@ def settle(
     )
 
 
+def replace_metadata(stored: StoredCompletion, metadata: dict[str, str]) -> None:
+    """Change the metadata of a stored chat completion."""
+    stored.metadata = _storable(metadata)
+    stored.save(update_fields=["metadata"])
+
+
 def _storable(content: Any) -> Any:
     """Return the content with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
     match content:

@@ -7,7 +7,13 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.storage import completions_of, find, wire_completion, wire_messages
+from completions.storage import (
+    completions_of,
+    find,
+    replace_metadata,
+    wire_completion,
+    wire_messages,
+)
 from completions.wire.chat import MetadataUpdate
 from completions.wire.stored import DeletedChatCompletion, StoredChatCompletion, StoredMessage
 from inference_site.http.authentication import caller_of
@@ -47,8 +53,7 @@ class StoredCompletionView(ApiView):
     def post(self, request: Request, completion_id: str) -> Response:
         """Replace the metadata of a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
-        stored.metadata = parse(MetadataUpdate, request.data).metadata
-        stored.save(update_fields=["metadata"])
+        replace_metadata(stored, parse(MetadataUpdate, request.data).metadata)
         return Response(wire_completion(stored))
 
     @documented(answer=DeletedChatCompletion)

@@ -49,6 +49,10 @@ class ApiHandler(BaseHandler):
         except UnicodeDecodeError:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
             return self.refuse(scope, error, started)
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            # No name has one, and PostgreSQL cannot be asked for one.
+            error = InvalidRequestError("The URL must not hold a NUL character.")
+            return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
         response = _with_common_headers(self._answer(request), request_id, started)

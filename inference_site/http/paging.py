@@ -37,7 +37,7 @@ class Page:
 def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
     """Return the page that a query asks for. Raise InvalidRequestError naming the parameter."""
     limit = query.get("limit", str(_DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST:
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MOST:
         raise InvalidRequestError(
             f"Invalid 'limit': expected a whole number from 1 to {_MOST}.", param="limit"
         )

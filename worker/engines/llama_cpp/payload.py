@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from worker.engines.base import InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.bounds import check_groups, encode
 from worker.engines.llama_cpp.forced_call import call_schema
 from worker.engines.llama_cpp.media import content
 from worker.generation import Constraint, GenerationRequest, Message, Sampling, Tool
@@ -26,7 +27,7 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec) -> bytes:
         "return_progress": True,
         "chat_template_kwargs": {**own_vars, **request.template_vars},
     }
-    return orjson.dumps(_with_tools(payload, request))
+    return encode(_with_tools(payload, request))
 
 
 def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
@@ -37,7 +38,7 @@ def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
     }
-    return orjson.dumps(payload)
+    return encode(payload)
 
 
 def _prompt(prompt: str | tuple[int, ...], suffix: str | None, spec: ModelSpec) -> str | list[int]:
@@ -193,7 +194,7 @@ def _constraint(constraint: Constraint | None) -> dict[str, Any]:
     """Return the fields of llama.cpp's request that hold the constraint.
 
     llama.cpp takes GBNF, JSON schemas, and llguidance's Lark behind a ``%llguidance`` line.
-    Raise InvalidRequest for a llguidance grammar of more than one part.
+    Raise InvalidRequest for a llguidance grammar of more than one part, and for GBNF past bounds.
     """
     if constraint is None:
         return {}
@@ -204,6 +205,7 @@ def _constraint(constraint: Constraint | None) -> dict[str, Any]:
         case "json_schema":
             return _json_schema(orjson.loads(source))
         case "gbnf":
+            check_groups(source, constraint.param)
             return {"grammar": source}
         case "lark":
             return {"grammar": f"{_LLGUIDANCE}{source}"}
