@@ -10,8 +10,8 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ class LoadPlan:
     Each stream sends requests back to back, ``rounds`` of them, or, where that is None, until
     ``seconds`` have passed; requests that run by then are finished. Prompts are numbered from
     ``first_prompt`` on and never repeat, so that no target can reuse a prefix that another cannot.
+    ``body`` holds further fields of each request.
     """
 
     url: str
@@ -38,6 +39,7 @@ class LoadPlan:
     max_tokens: int = 128
     temperature: float = 0.0
     first_prompt: int = 0
+    body: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
             "max_tokens": plan.max_tokens,
             "ignore_eos": True,
             "temperature": plan.temperature,
+            **plan.body,
         }
     ).encode()
     head = (

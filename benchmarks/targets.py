@@ -40,12 +40,16 @@ class ServedFile:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A running target: its base URL (up to ``/v1``), an API key, and the process behind it."""
+    """A running target: its base URL (up to ``/v1``), an API key, and the process behind it.
+
+    ``data_dir`` is the platform's.
+    """
 
     url: str
     key: str
     model: str
     process: subprocess.Popen[bytes]
+    data_dir: Path | None = None
 
 
 @contextmanager
@@ -88,7 +92,7 @@ def platform_with(models: Mapping[str, Mapping[str, object]]) -> Iterator[Endpoi
             ready = f"http://127.0.0.1:{port}/health/ready"
             wait_for_ok("platform", ready, process, READY_TIMEOUT_S)
             key = (data / "api_key").read_text().strip()
-            yield Endpoint(f"http://127.0.0.1:{port}/v1", key, next(iter(models)), process)
+            yield Endpoint(f"http://127.0.0.1:{port}/v1", key, next(iter(models)), process, data)
     finally:
         shutil.rmtree(data, ignore_errors=True)
 

@@ -139,7 +139,7 @@ class ResponseAssembler(Assembler):
 
     def fail(self, error: Exception) -> Ending:
         """End because of this error; what was made until then is kept."""
-        told = api_error(error)
+        told = _told(error)
         is_early = self._open is None and not self._output
         frames = [*self._closed("incomplete"), *self._encoded([_error_event(told)])]
         code = told.code or told.type
@@ -269,6 +269,14 @@ def _revived(announced: dict[str, Any], index: int) -> AnyItem:
 
 def _tail(logprobs: list[dict[str, Any]]) -> bytes:
     return b',"logprobs":' + orjson.dumps(logprobs) + b"}\n\n"
+
+
+def _told(error: Exception) -> ApiError:
+    """Return what the client is told; what an engine knows as messages came as ``input``."""
+    told = api_error(error)
+    if told.param == "messages":
+        told.param = "input"
+    return told
 
 
 def _error_event(told: ApiError) -> Event:

@@ -6,9 +6,36 @@ on is found by following ``previous``; nothing is copied.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
+
+
+class ContentField(models.JSONField):  # type: ignore[type-arg]  # Its value is any JSON.
+    """JSON with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        """Return the value as the database takes it."""
+        return super().get_db_prep_value(_storable(value), connection, prepared)
+
+    def deconstruct(self) -> Any:
+        """Return what migrations write; to them it is any JSON field."""
+        name, _, arguments, named = super().deconstruct()
+        return name, "django.db.models.JSONField", arguments, named
+
+
+def _storable(content: Any) -> Any:
+    match content:
+        case str():
+            return content.replace("\0", "\ufffd")
+        case list():
+            return [_storable(entry) for entry in content]
+        case dict():
+            return {_storable(key): _storable(value) for key, value in content.items()}
+        case _:
+            return content
 
 
 class ResponseStatus(models.TextChoices):
@@ -40,7 +67,7 @@ class Conversation(models.Model):
 
     public_id = models.CharField(max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
-    metadata = models.JSONField(default=dict)
+    metadata = ContentField(default=dict)
     next_position = models.PositiveIntegerField(default=0)
     locked_by = models.CharField(max_length=64, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
@@ -74,10 +101,10 @@ class StoredResponse(models.Model):
     )
     # Its items below this position are the context.
     conversation_position = models.PositiveIntegerField(null=True, blank=True)
-    metadata = models.JSONField(default=dict)
-    request = models.JSONField(default=dict)
+    metadata = ContentField(default=dict)
+    request = ContentField(default=dict)
     usage = models.JSONField(null=True, blank=True)
-    error = models.JSONField(null=True, blank=True)
+    error = ContentField(null=True, blank=True)
     incomplete_reason = models.CharField(max_length=32, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
     completed_at = models.DateTimeField(null=True, blank=True)
@@ -135,7 +162,7 @@ class Item(models.Model):
         db_index=False,
     )
     conversation_position = models.PositiveIntegerField(null=True, blank=True)
-    data = models.JSONField()
+    data = ContentField()
 
     class Meta:
         constraints = [

@@ -21,12 +21,14 @@ SCOPE_KEY = "inference_site.handoff"
 class HandOff:
     """Which stream to relay, and whether its client wants SSE or one JSON body.
 
-    ``known`` is what the stream is known to begin with. ``cancels``: whoever follows it is the one
-    it is made for, and when that client leaves the generation is stopped.
+    ``opening`` are frames before those that are followed; they tell nothing yet, and are held back
+    for what may fail at once. ``known`` is what was read of the log already. ``cancels``: whoever
+    follows is the one it is made for, and when that client leaves the generation is stopped.
     """
 
     follower: Follower
     stream: bool
+    opening: Sequence[bytes] = ()
     known: Sequence[Batch] = ()
     cancels: bool = True
 

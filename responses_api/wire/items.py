@@ -13,6 +13,8 @@ from pydantic import Discriminator, Field, Tag
 from inference_site.http.payload import WireRequest
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
+ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+"""An id that is looked up; PostgreSQL takes no NUL."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -153,7 +155,7 @@ class ItemReference(Lenient):
     """An item that is stored already; its ``type`` may be left out."""
 
     type: Literal["item_reference"] | None = None
-    id: str
+    id: ObjectId
 
 
 def _item_kind(value: object) -> str | None:

@@ -11,7 +11,7 @@ from completions.wire.constraint import GrammarField
 from completions.wire.sampling import SamplingFields
 from completions.wire.tools import CustomFormat, FunctionName
 from inference_site.http.payload import WireRequest
-from responses_api.wire.items import InputItem
+from responses_api.wire.items import InputItem, ObjectId
 
 HOSTED_TOOLS = frozenset(
     {
@@ -170,7 +170,7 @@ class StreamOptions(WireRequest):
 class ConversationParam(WireRequest):
     """``conversation`` as an object."""
 
-    id: str
+    id: ObjectId
 
 
 def _conversation_kind(value: object) -> str:
@@ -178,7 +178,7 @@ def _conversation_kind(value: object) -> str:
 
 
 ConversationField = Annotated[
-    Annotated[str, Tag("id")] | Annotated[ConversationParam, Tag("object")],
+    Annotated[ObjectId, Tag("id")] | Annotated[ConversationParam, Tag("object")],
     Discriminator(_conversation_kind),
 ]
 
@@ -199,7 +199,7 @@ class ContextFields(WireRequest):
 
     input: Input | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: ObjectId | None = None
     conversation: ConversationField | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
@@ -258,5 +258,5 @@ class CompactRequest(WireRequest):
     model: str
     input: Input | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: ObjectId | None = None
     prompt_cache_key: str | None = None
