@@ -122,7 +122,6 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         try:
             for frame in creation.job.frames:
                 await self._send(frame, stream_id)
-            follower.next_number = len(creation.job.frames)
             await self._relay(follower, creation, stream_id)
         finally:
             self._running = None

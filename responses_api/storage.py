@@ -54,7 +54,7 @@ def accept(
         conversation=conversation,
         conversation_position=_end_of(conversation, context.before) if conversation else None,
         metadata=body.metadata or {},
-        request=body.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_NOT_KEPT),
+        request=body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_KEPT),
         created_at=dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
     )
     Item.objects.bulk_create(_rows(stored, context.new, 0, is_output=False))

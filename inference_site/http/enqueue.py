@@ -19,7 +19,6 @@ from inference_site.http.hub import Follower, hub
 from worker.assembly import Document
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
-from worker.event_log import Batch
 from worker.generation import GenerationRequest
 from worker.leases import live_view
 from worker.models import ServiceClass
@@ -78,8 +77,7 @@ def served_model(name: str | None) -> ModelSpec:
 def submit(request: Request, job: Job) -> HttpResponse:
     """Commit the generation, ring its model's bell, and leave the rest to the relay."""
     follower = start(caller_of(request), _request_id(request), job)
-    known = (Batch(0, job.frames),) if job.frames else ()
-    handoff = HandOff(follower, job.stream, known, cancels=not job.background)
+    handoff = HandOff(follower, job.stream, job.frames, cancels=not job.background)
     return _naming_ignored(hand_off(request._request, handoff), job)
 
 
@@ -90,8 +88,12 @@ def submit_unfollowed(request: Request, job: Job, answer: Response) -> Response:
 
 
 def start(caller: Caller, request_id: str, job: Job) -> Follower:
-    """Commit the generation and ring its model's bell; return who follows its stream."""
-    follower = hub.follow(job.generation_id)  # Before the worker can send anything.
+    """Commit the generation and ring its model's bell.
+
+    Return who follows its stream, after the frames that it begins with.
+    """
+    # Before the worker can send anything.
+    follower = hub.follow(job.generation_id, after=len(job.frames) - 1)
     try:
         _enqueue(_order(caller, request_id, job), job, hub.channel)
     except BaseException:

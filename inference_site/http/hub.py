@@ -83,12 +83,6 @@ class Follower:
         batches, self._batches = self._batches, []
         return batches
 
-    def take_before(self, number: int) -> list[Batch]:
-        """Return what has come of the frames below this number, without an end, and forget it."""
-        early = [b for b in self._batches if b.next <= number and b.ending is None]
-        self._batches = self._batches[len(early) :]
-        return early
-
     async def wait(self, timeout_s: float) -> None:
         """Return when something has come, when woken, or after the timeout."""
         if self._batches:

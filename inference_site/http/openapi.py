@@ -39,11 +39,12 @@ class OpenApiView(OpenView):
     @documented(answer=dict[str, Any])
     def get(self, request: Request) -> HttpResponse:
         """Get this document."""
-        return HttpResponse(_document(), content_type=_JSON)
+        return HttpResponse(document(), content_type=_JSON)
 
 
 @cache
-def _document() -> bytes:
+def document() -> bytes:
+    """Return the document, encoded."""
     generator = Generator()  # type: ignore[no-untyped-call]  # Untyped there.
     return orjson.dumps(generator.get_schema(public=True))
 

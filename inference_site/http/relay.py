@@ -107,9 +107,7 @@ class _Answer:
         self._follower = handoff.follower
         for batch in handoff.known:
             self._follower.offer(batch)
-        # What the stream begins with tells nothing yet: it is held back for what may fail at once.
-        is_held = handoff.cancels and bool(handoff.known)
-        self._held = self._follower.take_before(handoff.known[-1].next) if is_held else []
+        self._opening = list(handoff.opening)
         self._begun = False
         self._gone = False
 
@@ -149,9 +147,9 @@ class _Answer:
             if ending is not None and self._failed_early(ending, batches):
                 await self._send_whole(ending)
                 return
-            batches, self._held = [*self._held, *batches], []
             await self._begin(200, _SSE_HEADERS)
-            frames = [frame for batch in batches for frame in batch.frames]
+            frames = [*self._opening, *(frame for batch in batches for frame in batch.frames)]
+            self._opening = []
             if ending is not None and ending.error_code and not ending.body:
                 frames += [b"data: " + InternalError().body + b"\n\n"]
             # One write an event: some clients forget an event that arrives in two reads.
@@ -163,8 +161,7 @@ class _Answer:
 
     def _failed_early(self, ending: Ending, batches: list[Batch]) -> bool:
         """Whether the stream has nothing but a failure, so that it can still be a status."""
-        known = self._held[-1].next if self._held else 0
-        is_first = len(batches) == 1 and batches[0].first == known
+        is_first = len(batches) == 1 and batches[0].first == len(self._opening)
         return ending.is_early and not self._begun and is_first and self._handoff.cancels
 
     async def _relay_json(self) -> None:
