@@ -12,12 +12,11 @@ from typing import Any
 import orjson
 
 from inference_site.http.errors import ApiError, api_error
-from responses_api.events import DONE, decode, encode, opening
+from responses_api.events import DONE, Event, decode, encode, error_event, opening
 from responses_api.objects import wire_usage
 from responses_api.output import (
     AnyItem,
     CallItem,
-    Event,
     ItemStatus,
     MessageItem,
     ReasoningItem,
@@ -42,8 +41,9 @@ RESPONSE = "response"
 class ResponseAssembler(Assembler):
     """Assembles one response.
 
-    ``response`` is the object before anything ran. ``emits`` is false when nobody will ever read
-    events of it; ``seal_for`` is the project that reasoning is sealed for, if that was asked for.
+    ``response`` is the object, before anything ran and in the end; ``error`` is what a client is
+    told of a failure. ``emits`` is false when nobody will ever read events of it; ``seal_for`` is
+    the project that reasoning is sealed for, if that was asked for.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ResponseAssembler(Assembler):
         seal_for: int | None = None,
     ) -> None:
         self.response = {**response, "status": "in_progress"}
+        self.error: dict[str, Any] | None = None
         self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
         self._number = 0
         self._next_index = 0
@@ -141,7 +142,8 @@ class ResponseAssembler(Assembler):
         """End because of this error; what was made until then is kept."""
         told = _told(error)
         is_early = self._open is None and not self._output
-        frames = [*self._closed("incomplete"), *self._encoded([_error_event(told)])]
+        self.error = told.envelope["error"]
+        frames = [*self._closed("incomplete"), *self._encoded([error_event(self.error)])]
         code = told.code or told.type
         frames += self._settle("failed", error={"code": code, "message": told.message})
         retry_after = told.headers.get("Retry-After")
@@ -277,10 +279,3 @@ def _told(error: Exception) -> ApiError:
     if told.param == "messages":
         told.param = "input"
     return told
-
-
-def _error_event(told: ApiError) -> Event:
-    """Return the event, with its fields both flat and nested: readers want the one or the other."""
-    nested = {"type": told.type, "code": told.code, "message": told.message, "param": told.param}
-    flat = {"code": told.code or told.type, "message": told.message, "param": told.param}
-    return "error", {**flat, "error": nested}

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+Event = tuple[str, dict[str, Any]]
+"""Type of an event, and its fields without the counter."""
 DONE = b"data: [DONE]\n\n"
 _DATA = b"\ndata: "
 
@@ -39,6 +41,13 @@ def decode(frame: bytes) -> dict[str, Any]:
 def payload(frame: bytes) -> bytes:
     """Return the JSON of a frame."""
     return frame[frame.index(_DATA) + len(_DATA) :].rstrip()
+
+
+def error_event(error: dict[str, Any]) -> Event:
+    """Return the event of an error: flat and nested, for readers want the one or the other."""
+    flat = {"code": error["code"] or error["type"]}
+    flat |= {"message": error["message"], "param": error["param"]}
+    return "error", {**flat, "error": error}
 
 
 def opening(response: dict[str, Any], first: int = 0) -> Sequence[bytes]:

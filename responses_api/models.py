@@ -85,7 +85,8 @@ class StoredResponse(models.Model):
     """One response; its input and output are items.
 
     ``request`` holds the fields of the request but for its input and metadata: enough to show them
-    again, and to run a response in the background once more.
+    again, and to run a response in the background once more. ``error`` is what a client is told,
+    with its type and parameter.
     """
 
     public_id = models.CharField(max_length=64, unique=True)

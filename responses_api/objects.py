@@ -100,7 +100,8 @@ def stored_object(
     found["status"] = status or stored.status
     found["output"] = output
     found["usage"] = stored.usage
-    found["error"] = stored.error
+    if error := stored.error:
+        found["error"] = {"code": error["code"] or error["type"], "message": error["message"]}
     if stored.completed_at:
         found["completed_at"] = int(stored.completed_at.timestamp())
     if stored.incomplete_reason:

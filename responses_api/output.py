@@ -7,14 +7,13 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
+from responses_api.events import Event
 from responses_api.items import output_text
 from responses_api.sealing import seal
 from worker.generation import TokenLogprob
 from worker.queue import new_id
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Event = tuple[str, dict[str, Any]]
-"""Type of an event, and its fields without the counter."""
 
 
 class OpenItem(Protocol):

@@ -7,9 +7,8 @@ from typing import Any
 
 from django.conf import settings
 
-from responses_api.events import DONE, encode, opening
-from responses_api.models import ENDED, StoredResponse
-from responses_api.output import Event
+from responses_api.events import DONE, Event, encode, error_event, opening
+from responses_api.models import StoredResponse
 from responses_api.recovery import shown
 from worker.assembly import Ending
 from worker.event_log import Batch, read_log
@@ -34,16 +33,11 @@ def compacted(stored: StoredResponse) -> list[Batch]:
     """
     response = shown(stored)
     frames = list(opening(_beginning(response)))
-    for type_, fields in _events(response):
+    for type_, fields in _events(response, stored.error):
         frames.append(encode(type_, len(frames), fields))
     if settings.RESPONSES_SEND_DONE:
         frames.append(DONE)
     return [Batch(0, frames, Ending((), 200, b""))]
-
-
-def is_replayable(stored: StoredResponse) -> bool:
-    """Whether the stream can be made from what is stored."""
-    return stored.status in ENDED
 
 
 def _beginning(response: dict[str, Any]) -> dict[str, Any]:
@@ -51,11 +45,13 @@ def _beginning(response: dict[str, Any]) -> dict[str, Any]:
     return {**response, **dict.fromkeys(unset), "output": []}
 
 
-def _events(response: dict[str, Any]) -> Iterator[Event]:
+def _events(response: dict[str, Any], error: dict[str, Any] | None) -> Iterator[Event]:
     for index, item in enumerate(response["output"]):
         yield "response.output_item.added", {"output_index": index, "item": _announced(item)}
         yield from _content(item, index)
         yield "response.output_item.done", {"output_index": index, "item": item}
+    if error is not None:
+        yield error_event(error)
     status = response["status"]
     name = status if status in ("completed", "incomplete") else "failed"
     yield f"response.{name}", {"response": response}

@@ -111,7 +111,7 @@ def settle(
     first = stored.items.count()
     Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
     stored.status = final["status"]
-    stored.usage, stored.error = final["usage"], final["error"]
+    stored.usage, stored.error = final["usage"], assembler.error
     if final["completed_at"] is not None:
         stored.completed_at = dt.datetime.fromtimestamp(final["completed_at"], dt.UTC)
     if final["incomplete_details"]:

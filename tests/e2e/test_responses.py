@@ -1,0 +1,358 @@
+"""Responses through the official client: made whole or streamed, and read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from tests.e2e.scripts import events, respond, script, stream_raw, types
+from tests.served_stack import ServedStack
+
+CAPITAL = "What is the capital of Japan?"
+
+
+class Answer(pydantic.BaseModel):
+    """What the model is to answer with."""
+
+    city: str
+    is_capital: bool
+
+
+def test_text_is_answered(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="demo", input=CAPITAL, temperature=0)
+    assert "Tokyo" in response.output_text
+    assert response.status == "completed"
+    assert response.completed_at is not None
+    assert response.completed_at >= response.created_at
+    [message] = response.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    usage = response.usage
+    assert usage is not None
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.input_tokens > 0 < usage.output_tokens
+
+
+def test_items_are_answered(client: openai.OpenAI) -> None:
+    parts = [{"type": "input_text", "text": CAPITAL}]
+    items: Any = [{"type": "message", "role": "user", "content": parts}]
+    response = client.responses.create(model="demo", temperature=0, input=items)
+    assert "Tokyo" in response.output_text
+
+
+def test_every_field_is_shown_and_read_again_as_it_was(http: httpx.Client) -> None:
+    given: dict[str, Any] = {
+        "instructions": "Be x",
+        "max_output_tokens": 50,
+        "max_tool_calls": 3,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "key",
+        "reasoning": {"effort": None, "summary": "auto"},
+        "safety_identifier": "ann",
+        "service_tier": "flex",
+        "temperature": 0,
+        "top_p": 0.5,
+        "truncation": "auto",
+        "tools": [
+            {
+                "type": "function",
+                "name": "f",
+                "parameters": {"type": "object", "default": None, "x": [None, 1]},
+                "description": None,
+                "strict": False,
+            },
+            {"type": "custom", "name": "g", "description": "d"},
+            {"type": "web_search", "user_location": None, "filters": {"a": None}},
+        ],
+        "tool_choice": "auto",
+        "user": "bob",
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "store": True,
+    }
+    made = http.post("/v1/responses", json={"model": "scripted", "input": "hi", **given}).json()
+    for name, value in given.items():
+        if name != "tools":
+            assert made[name] == value, name
+    assert made["tools"][0] == given["tools"][0]
+    assert made["tools"][1] == {**given["tools"][1], "format": {"type": "text"}}
+    assert made["tools"][2] == given["tools"][2]
+    assert http.get(f"/v1/responses/{made['id']}").json() == made
+
+
+def test_defaults_are_shown(client: openai.OpenAI, http: httpx.Client) -> None:
+    body = {"model": "scripted", "input": "hi"}
+    made = http.post("/v1/responses", json=body).json()
+    for name, value in {
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+    }.items():
+        assert made[name] == value, name
+    assert "conversation" not in made
+    assert "user" not in made
+    assert http.get(f"/v1/responses/{made['id']}").json() == made
+
+
+def test_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
+    seen = list(client.responses.create(model="demo", input=CAPITAL, temperature=0, stream=True))
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+    last = seen[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == text
+    assert client.responses.retrieve(last.response.id) == last.response
+    whole = client.responses.create(model="demo", input=CAPITAL, temperature=0)
+    assert whole.output_text == text
+
+
+def test_events_of_a_text_come_in_the_published_order(http: httpx.Client) -> None:
+    raw = stream_raw(http, input=script({"text": "a"}, {"text": "b"}))
+    assert types(raw) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert raw[-1] == "data: [DONE]"
+    assert not any(line.startswith("id:") for frame in raw for line in frame.split("\n"))
+
+
+def test_answer_without_words_has_an_empty_message(http: httpx.Client) -> None:
+    raw = stream_raw(http, input=script({"sleep_ms": 1}))
+    assert "output_text.delta" not in types(raw)
+    [message] = events(raw)[-1]["response"]["output"]
+    assert message["content"][0]["text"] == ""
+
+
+def test_stream_helper_accumulates(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="demo", input=CAPITAL, temperature=0) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    assert "response.output_text.delta" in kinds
+    assert "Tokyo" in final.output_text
+
+
+def test_parse_gives_a_model(client: openai.OpenAI) -> None:
+    response = client.responses.parse(
+        model="demo",
+        input="The city is Oslo.",
+        text_format=Answer,
+        max_output_tokens=200,
+        temperature=0,
+    )
+    assert isinstance(response.output_parsed, Answer)
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "json_schema"
+
+
+def test_streamed_parse_gives_a_model(client: openai.OpenAI) -> None:
+    with client.responses.stream(
+        model="demo", input="Oslo", text_format=Answer, max_output_tokens=200, temperature=0
+    ) as stream:
+        final = stream.get_final_response()
+    assert isinstance(final.output_parsed, Answer)
+
+
+def test_length_is_incomplete(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="demo", input="Tell me a story.", max_output_tokens=3)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.completed_at is None
+    assert response.output[-1].to_dict()["status"] == "incomplete"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 3
+    assert client.responses.retrieve(response.id) == response
+
+
+def test_streamed_length_ends_with_incomplete(client: openai.OpenAI) -> None:
+    *_, last = respond(
+        client, {"text": "a "}, {"text": "b "}, {"text": "c"}, max_output_tokens=2, stream=True
+    )
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == "a b "
+
+
+def test_failure_keeps_what_was_said(client: openai.OpenAI, stack: ServedStack) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        respond(client, {"text": "half "}, {"fail": "boom"}, metadata={"case": "half"})
+    error: Any = caught.value.body
+    assert error["code"] == "model_error"
+    partial = error["partial_response"]
+    assert partial["status"] == "failed"
+    assert partial["error"] == {"code": "model_error", "message": error["message"]}
+    assert partial["output"][0]["content"][0]["text"] == "half "
+    assert partial["output"][0]["status"] == "incomplete"
+    stored = client.responses.retrieve(partial["id"])
+    assert stored.status == "failed"
+    assert stored.output_text == "half "
+    assert stored.to_dict() == partial
+    assert stack.row(partial["id"])["status"] == "failed"
+
+
+def test_failure_of_a_stream_is_an_error_and_a_failed_response(http: httpx.Client) -> None:
+    raw = stream_raw(http, input=script({"text": "half "}, {"sleep_ms": 50}, {"fail": "boom"}))
+    assert types(raw)[-2:] == ["error", "failed"]
+    error, failed = events(raw)[-2:]
+    assert error["code"] == error["error"]["code"] == failed["response"]["error"]["code"]
+    assert failed["response"]["output"][0]["content"][0]["text"] == "half "
+    again = http.get(f"/v1/responses/{failed['response']['id']}").json()
+    assert again == failed["response"]
+
+
+def test_client_raises_the_failure_of_a_stream(client: openai.OpenAI) -> None:
+    stream = respond(client, {"text": "half"}, {"sleep_ms": 50}, {"fail": "boom"}, stream=True)
+    with pytest.raises(openai.APIError, match="boom"):
+        list(stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_word_is_a_status(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        respond(client, {"fail": "boom"}, stream=stream)
+    assert caught.value.code == "model_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"model": "none"}, 404, "model", "model_not_found"),
+        ({"model": None}, 400, "model", "missing_required_parameter"),
+        ({"input": None}, 400, "input", "missing_required_parameter"),
+        ({"input": []}, 400, "input", None),
+        ({"input": 1}, 400, "input", "invalid_type"),
+        ({"input": [{"type": "x"}]}, 400, "input[0]", "invalid_value"),
+        ({"input": [{"role": "x", "content": ""}]}, 400, "input[0].role", "invalid_value"),
+        ({"input": [{"role": "user"}]}, 400, "input[0].content", "missing_required_parameter"),
+        ({"temperature": 3}, 400, "temperature", "decimal_above_max_value"),
+        ({"max_output_tokens": 0}, 400, "max_output_tokens", "integer_below_min_value"),
+        ({"top_logprobs": 21}, 400, "top_logprobs", "integer_above_max_value"),
+        ({"include": ["x"]}, 400, "include[0]", "invalid_value"),
+        ({"n": 2}, 400, "n", "integer_above_max_value"),
+        ({"truncation": "x"}, 400, "truncation", "invalid_value"),
+        ({"text": {"format": {"type": "x"}}}, 400, "text.format.type", "invalid_value"),
+        ({"stream_options": {"x": 1}, "stream": False}, 400, "stream_options", None),
+        ({"background": True, "store": False}, 400, "background", None),
+        ({"metadata": {"k" * 65: "v"}}, 400, "metadata", None),
+        ({"metadata": {"k": "v" * 513}}, 400, "metadata.k", None),
+        ({"metadata": {str(n): "v" for n in range(17)}}, 400, "metadata", None),
+        ({"metadata": {"k": 1}}, 400, "metadata.k", "invalid_type"),
+        ({"previous_response_id": "resp_" + "0" * 32}, 400, "previous_response_id",
+         "previous_response_not_found"),
+        ({"previous_response_id": "x"}, 400, "previous_response_id", "invalid_value"),
+        ({"conversation": "x"}, 400, "conversation", "invalid_value"),
+        ({"conversation": {"id": "conv_" + "0" * 32}}, 404, "conversation", None),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, 400,
+         "previous_response_id", "mutually_exclusive_parameters"),
+        ({"input": [{"id": "msg_" + "0" * 32}]}, 404, "input", None),
+        ({"input": [{"id": "msg_\0"}]}, 400, "input[0].id", None),
+        ({"previous_response_id": "resp_\0"}, 400, "previous_response_id", None),
+        ({"conversation": {"id": "conv_\0"}}, 400, "conversation", None),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}, "grammar": "a"},
+         400, "grammar", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_request_is_refused_before_anything_runs(
+    http: httpx.Client,
+    body: dict[str, Any],
+    status: int,
+    param: str,
+    code: str | None,
+    stream: bool,
+) -> None:
+    body = {"model": "scripted", "input": "hi", "stream": stream, **body}
+    response = http.post("/v1/responses", json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(param), error
+    if code is not None:
+        assert error["code"] == code
+
+
+def test_input_that_does_not_fit_is_refused_unless_it_may_be_cut(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "word " * 4000}, {"role": "assistant", "content": "yes"}]
+    items: Any = [*long, *long, {"role": "user", "content": script({"text": "kept"})}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="scripted", input=items)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    cut = client.responses.create(model="scripted", input=items, truncation="auto")
+    assert cut.output_text == "kept"
+    assert cut.usage is not None
+    assert cut.usage.input_tokens < 5000
+
+
+def test_unknown_fields_are_named(http: httpx.Client) -> None:
+    body = {"model": "scripted", "input": "hi", "frobnicate": 1, "prompt": {"id": "x"}}
+    response = http.post("/v1/responses", json=body)
+    assert response.status_code == 200
+    assert set(response.headers["x-unsupported-params"].split(",")) == {"frobnicate", "prompt"}
+
+
+def test_nulls_are_as_if_they_were_left_out(http: httpx.Client) -> None:
+    names = ("instructions", "tools", "tool_choice", "text", "reasoning", "include", "metadata")
+    names += ("store", "background", "previous_response_id", "conversation", "truncation", "user")
+    body = {"model": "scripted", "input": "hi", **dict.fromkeys(names)}
+    response = http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    assert "x-unsupported-params" not in response.headers
+
+
+def test_character_that_the_database_cannot_hold_is_kept_as_another(
+    client: openai.OpenAI,
+) -> None:
+    response = client.responses.create(
+        model="scripted", input="a\0b", instructions="\0", metadata={"k": "\0"}
+    )
+    assert response.output_text == "a\0b"
+    kept = client.responses.retrieve(response.id)
+    assert kept.output_text == "a\ufffdb"
+    [item] = client.responses.input_items.list(response.id)
+    assert item.to_dict()["content"] == [{"type": "input_text", "text": "a\ufffdb"}]
+
+
+def test_headers_are_those_of_every_endpoint(http: httpx.Client) -> None:
+    body = {"model": "scripted", "input": "hi"}
+    response = http.post("/v1/responses", json=body, headers={"x-request-id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+    assert response.headers["openai-version"]
+    assert int(response.headers["openai-processing-ms"]) >= 0
+    with http.stream("POST", "/v1/responses", json={**body, "stream": True}) as stream:
+        assert stream.headers["cache-control"] == "no-cache"
+        assert stream.headers["x-accel-buffering"] == "no"
+        assert stream.headers["x-request-id"].startswith("req_")
+        stream.read()
+
+
+def test_methods_that_are_not_there_are_405(http: httpx.Client) -> None:
+    response = http.put("/v1/responses", json={})
+    assert response.status_code == 405
+    assert response.headers["allow"]

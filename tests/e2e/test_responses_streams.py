@@ -1,0 +1,200 @@
+"""Streams of responses that are read again: from the log, by many, live, and after the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.scripts import (
+    CUSTOM,
+    WEATHER,
+    call,
+    events,
+    frames,
+    replay_raw,
+    respond,
+    script,
+    slow,
+    stream_raw,
+    types,
+)
+from tests.served_stack import ServedStack, wait_until
+
+STEPS = script({"reasoning": "Hm"}, {"text": "Hel"}, {"text": "lo"})
+
+
+def response_id(raw: list[str]) -> str:
+    """The id of the response that a stream is of."""
+    return str(events(raw)[0]["response"]["id"])
+
+
+def forget_log(stack: ServedStack, of: str) -> None:
+    """Do to the event log what its time to live does."""
+    with stack.redis() as redis:
+        assert redis.delete(f"{{{of}}}:log") == 1
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_finished_stream_is_replayed_byte_for_byte(http: httpx.Client, background: bool) -> None:
+    raw = stream_raw(http, input=STEPS, background=background)
+    created = response_id(raw)
+    assert replay_raw(http, created) == raw
+    for after in (0, 3, len(raw) - 3):
+        assert replay_raw(http, created, after) == raw[after + 1 :]
+
+
+def test_response_that_was_not_streamed_has_a_stream_too(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    made = respond(client, {"text": "a"}, {"text": "b"})
+    raw = replay_raw(http, made.id)
+    assert types(raw)[0] == "created"
+    assert events(raw)[-1]["response"] == http.get(f"/v1/responses/{made.id}").json()
+
+
+def test_background_stream_is_queued_first(http: httpx.Client) -> None:
+    raw = stream_raw(http, input=STEPS, background=True)
+    assert types(raw)[:4] == ["created", "queued", "in_progress", "output_item.added"]
+    assert [event["response"]["status"] for event in events(raw)[:3]] == [
+        "queued",
+        "queued",
+        "in_progress",
+    ]
+
+
+def test_what_follows_the_end_is_empty(client: openai.OpenAI, http: httpx.Client) -> None:
+    made = respond(client, {"text": "a"})
+    for after in (10_000, 999_999_999):
+        assert events(replay_raw(http, made.id, after)) == []
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1.5", "9999999999"])
+def test_bad_starting_point_is_400(client: openai.OpenAI, http: httpx.Client, after: str) -> None:
+    made = respond(client, {"text": "a"})
+    query = {"stream": "true", "starting_after": after}
+    response = http.get(f"/v1/responses/{made.id}", params=query)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "starting_after"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_three_read_a_running_response_and_a_slow_one_loses_nothing(
+    stack: ServedStack, background: bool
+) -> None:
+    """The slow one takes an event a second for a while; nobody waits for it."""
+    read: dict[str, list[str]] = {}
+    started, first_id = threading.Event(), ""
+    body = {"model": "scripted", "input": slow(40, 25), "stream": True, "background": background}
+
+    def slowly(of: str) -> list[str]:
+        with stack.http() as http, http.stream("GET", of, params={"stream": "true"}) as response:
+            text = ""
+            for i, chunk in enumerate(response.iter_text(200)):
+                text += chunk
+                if i < 2:
+                    time.sleep(1)
+            return text.split("\n\n")[:-1]
+
+    def again(of: str, after: int) -> list[str]:
+        with stack.http() as http:
+            return replay_raw(http, of.rpartition("/")[2], after)
+
+    with stack.http() as http, ThreadPoolExecutor(3) as pool:
+        with http.stream("POST", "/v1/responses", json=body) as response:
+            lines, raw = response.iter_lines(), ""
+            for line in lines:
+                raw += line + "\n"
+                if not started.is_set() and "response.created" in raw and line == "":
+                    started.set()
+                    first_id = response_id([raw.strip()])
+                    path = f"/v1/responses/{first_id}"
+                    others = [pool.submit(again, path, after) for after in (-1, 3)][1:]
+                    others.append(pool.submit(slowly, path))
+            took_until_end = time.monotonic()
+        read["first"] = [f for f in raw.split("\n\n")[:-1] if not f.startswith(":")]
+        late, slow_one = (other.result() for other in others)
+        assert time.monotonic() - took_until_end > 0.2  # The slow one came after it.
+    assert late == read["first"][4:]
+    assert slow_one == read["first"]
+    assert len(read["first"]) > 45
+
+
+def test_official_client_follows_from_where_it_was(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model="scripted", input=slow(20), stream=True, background=True)
+    seen: list[Any] = []
+    for event in stream:
+        seen.append(event)
+        if event.sequence_number == 6:
+            break
+    stream.close()
+    rest = list(
+        client.responses.retrieve(
+            seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number
+        )
+    )
+    assert [event.sequence_number for event in seen + rest] == list(range(len(seen + rest)))
+    assert rest[-1].type == "response.completed"
+    assert rest[-1].response.output_text == "x " * 20
+
+
+def test_reader_that_leaves_stops_nothing(client: openai.OpenAI, http: httpx.Client) -> None:
+    made = client.responses.create(model="scripted", input=slow(20), background=True)
+    query = {"stream": "true"}
+    with http.stream("GET", f"/v1/responses/{made.id}", params=query) as response:
+        next(response.iter_lines())
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 5, "completed")
+
+
+def test_stream_can_be_read_while_it_is_not_claimed(client: openai.OpenAI) -> None:
+    holders = [
+        client.responses.create(model="scripted", input=slow(400), background=True)
+        for _ in range(4)
+    ]
+    made = client.responses.create(model="scripted", input="late", background=True)
+    stream: Any = client.responses.retrieve(made.id, stream=True)
+    assert [next(stream).type for _ in range(2)] == ["response.created", "response.queued"]
+    for holder in holders:
+        client.responses.cancel(holder.id)
+    assert [event.type for event in stream][-1] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("steps", "fields"),
+    [
+        ([{"reasoning": "Hm"}, {"text": "Hel"}, {"text": "lo"}], {}),
+        ([{"sleep_ms": 1}], {}),
+        ([call("get_weather", '{"city":', '"Oslo"}'), call("get_weather")], {"tools": [WEATHER]}),
+        ([call("run", '{"input": "1 +', ' 2"}')], {"tools": [CUSTOM]}),
+        ([{"text": "a "}, {"text": "b"}, {"text": "c"}], {"max_output_tokens": 2}),
+        ([{"text": "half"}, {"fail": "boom"}], {}),
+    ],
+)
+@pytest.mark.parametrize("background", [False, True])
+def test_stream_whose_log_has_expired_is_made_anew(
+    stack: ServedStack, http: httpx.Client, steps: list[Any], fields: Any, background: bool
+) -> None:
+    """It is the same but for the deltas, of which each text has one."""
+    body = {"model": "scripted", "input": script(*steps), "background": background, **fields}
+    created = http.post("/v1/responses", json=body)
+    found = created.json()
+    if created.status_code == 500:
+        found = found["error"]["partial_response"]
+    path, query = f"/v1/responses/{found['id']}", {"stream": "true"}
+    live = replay_raw(http, found["id"])
+    forget_log(stack, found["id"])
+    with http.stream("GET", path, params=query) as response:
+        assert response.headers["x-replay"] == "compacted"
+        rebuilt = frames(response)
+    assert _without_deltas(rebuilt) == _without_deltas(live)
+    assert replay_raw(http, found["id"], 2) == rebuilt[3:]
+
+
+def _without_deltas(raw: list[str]) -> list[dict[str, Any]]:
+    kept = [event for event in events(raw) if not event["type"].endswith(".delta")]
+    return [{k: v for k, v in event.items() if k != "sequence_number"} for event in kept]
