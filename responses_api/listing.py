@@ -16,7 +16,7 @@ from inference_site.http.paging import Page, list_object, parse_metadata, parse_
 from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
 from responses_api.models import Item, ResponseStatus, StoredResponse
-from responses_api.recovery import shown
+from responses_api.recovery import shown_many
 
 
 def list_responses(request: Request) -> Response:
@@ -31,7 +31,7 @@ def list_responses(request: Request) -> Response:
     ordered = rows.select_related("previous", "conversation").order_by(
         "pk" if page.order == "asc" else "-pk"
     )[: page.limit + 1]
-    entries = [shown(stored) for stored in ordered]
+    entries = shown_many(list(ordered))
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 

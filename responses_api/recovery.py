@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from responses_api.creation import to_document
 from responses_api.events import decode
 from responses_api.history import history_of, items_before
 from responses_api.items import IdentifiedItem
-from responses_api.models import ENDED, StoredResponse
+from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.objects import stored_object
 from responses_api.wire.request import ResponseRequest
 from worker.assembly import Document
@@ -51,9 +52,21 @@ def rebuild(generation_id: str) -> Document | None:
 
 def shown(stored: StoredResponse) -> dict[str, Any]:
     """Return the object of a response in any state, with what there is of its output."""
-    if stored.status in ENDED:
-        rows = stored.items.filter(is_output=True).order_by("position")
-        return stored_object(stored, [{"id": row.public_id, **row.data} for row in rows])
+    return shown_many([stored])[0]
+
+
+def shown_many(rows: Sequence[StoredResponse]) -> list[dict[str, Any]]:
+    """Return the objects of responses, in order; the output of all of them is one query."""
+    items = Item.objects.filter(response__in=[row.pk for row in rows], is_output=True)
+    output: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
+    for item in items.order_by("response", "position"):
+        output[item.response_id].append({"id": item.public_id, **item.data})
+    return [
+        stored_object(row, output[row.pk]) if row.status in ENDED else _running(row) for row in rows
+    ]
+
+
+def _running(stored: StoredResponse) -> dict[str, Any]:
     frames = frames_of(read_log(stored.public_id))
     output = Transcript(frames).shown_output()
     return stored_object(stored, output, _status(stored))
