@@ -1,0 +1,175 @@
+"""The OpenAPI document, and the API held against it with requests made up from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from django.urls import URLPattern, URLResolver, get_resolver
+from drf_spectacular.validation import validate_schema
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.core.deserialization import DeserializationContext
+
+from inference_site.http.openapi import document as document_of_this_site
+from tests.served_stack import ServedStack
+
+UNDECLARED = re.compile(r"/v1/(responses|conversations)\b")
+METHODS = ("get", "post", "put", "patch", "delete")
+load_all_checks()
+CHECKED: Any = CHECKS.get_by_names(
+    [
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "unsupported_method",
+        "allow_header_conformance",
+    ]
+)
+MANY_BODIES = ["/v1/chat/render", "/v1/completions", "/v1/tokenize"]
+"""Their bodies are those of chat completions again, or cost many generations each."""
+CONFIG = {
+    "phases": {"examples": {"enabled": False}},
+    "generation": {"max-examples": 15, "deterministic": True, "database": "none"},
+    "operations": [
+        {"include-path": path, "phases": {"coverage": {"enabled": False}}} for path in MANY_BODIES
+    ],
+}
+DESCRIBED = schemathesis.openapi.from_dict(
+    json.loads(document_of_this_site()), config=schemathesis.Config.from_dict(CONFIG)
+)
+CHAT = "/v1/chat/completions"
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Hello"}]},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    {"role": "user", "content": "Please."},
+]
+
+
+@pytest.fixture(scope="module")
+def document(stack: ServedStack) -> dict[str, Any]:
+    """The document, as anybody gets it."""
+    answer = httpx.get(f"{stack.url}/v1/openapi.json")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1")
+    assert document == DESCRIBED.raw_schema
+    validate_schema(document)  # type: ignore[no-untyped-call]  # Untyped there.
+
+
+def test_every_route_of_the_api_is_described(document: dict[str, Any]) -> None:
+    described = {(path, m) for path, item in document["paths"].items() for m in item}
+    routes = {route for route in _routes() if route[0].startswith(("/v1/", "/health"))}
+    undeclared = {route for route in routes if UNDECLARED.match(route[0])}
+    assert described == routes - undeclared
+
+
+def test_every_description_has_a_summary(document: dict[str, Any]) -> None:
+    for path, method, operation in _operations(document):
+        assert operation["summary"], (path, method)
+        assert operation["operationId"], (path, method)
+
+
+def test_what_needs_a_key_says_so_and_is_refused_without(
+    stack: ServedStack, document: dict[str, Any]
+) -> None:
+    for path, method, operation in _operations(document):
+        answer = httpx.request(method, stack.url + re.sub(r"\{\w+\}", "x", path))
+        needs_key = "security" in operation
+        assert needs_key == (answer.status_code == 401) == ("401" in operation["responses"])
+
+
+def test_streams_are_described_by_their_events(document: dict[str, Any]) -> None:
+    content = document["paths"][CHAT]["post"]["responses"]["200"]["content"]
+    event = content["text/event-stream"]["schema"]
+    assert event == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+
+def test_the_page_for_people_needs_nothing_from_elsewhere(stack: ServedStack) -> None:
+    with httpx.Client(base_url=stack.url) as anybody:
+        page = anybody.get("/docs")
+        assert page.status_code == 200
+        assert "/v1/openapi.json" in page.text
+        sources = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert len(sources) >= 3
+        for source in sources:
+            assert source.startswith("/static/")
+            assert anybody.get(source).status_code == 200
+
+
+@schemathesis.deserializer("text/event-stream")
+def _events(_: DeserializationContext, response: schemathesis.Response) -> list[Any]:
+    """The data of each event but the last; the document describes nothing else."""
+    found = re.findall(rb"^data: (.*)$", response.content, re.MULTILINE)
+    assert found[-1] == b"[DONE]"
+    return [json.loads(data) for data in found[:-1]]
+
+
+@pytest.fixture(scope="module")
+def stored(stack: ServedStack) -> dict[str, str]:
+    """Ids of stored completions for each method: what one deletes, another cannot read."""
+    with stack.http() as http:
+        body = {"model": "demo", "messages": MESSAGES, "max_tokens": 2, "store": True}
+        ids = [http.post(CHAT, json=body).json()["id"] for _ in range(2)]
+    return {"GET": ids[0], "POST": ids[0], "DELETE": ids[1]}
+
+
+@DESCRIBED.parametrize()
+def test_every_answer_is_as_described(
+    case: schemathesis.Case[Any], stack: ServedStack, stored: dict[str, str]
+) -> None:
+    _aim(case, stored)
+    case.call_and_validate(
+        base_url=stack.url,
+        headers={"Authorization": f"Bearer {stack.key}"},
+        checks=CHECKED,
+        timeout=30,
+    )
+
+
+def _aim(case: schemathesis.Case[Any], stored: dict[str, str]) -> None:
+    """Have most requests reach a model and get a short answer; half of the ids are of something."""
+    body: Any = case.body
+    if isinstance(body, dict) and isinstance(body.get("model"), str):
+        body["model"] = ("demo", "scripted", body["model"])[len(body) % 3]
+        limits = {"max_tokens", "max_completion_tokens"} & {*body} or {"max_tokens"}
+        for name in limits:
+            if body.get(name) is None or (isinstance(body[name], int) and body[name] > 3):
+                body[name] = 2
+        if isinstance(body.get("prompt"), list):
+            del body["prompt"][4:]
+    for name, value in (case.path_parameters or {}).items():
+        if name == "completion_id" and len(str(value)) % 2:
+            case.path_parameters[name] = stored.get(case.method.upper(), "x")
+        elif name == "model_id" and len(str(value)) % 2:
+            case.path_parameters[name] = "demo"
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method in item:
+            yield path, method, item[method]
+
+
+def _routes(
+    patterns: list[URLPattern | URLResolver] | None = None, prefix: str = "/"
+) -> Iterator[tuple[str, str]]:
+    """Every path of the site's views and its methods."""
+    for pattern in get_resolver().url_patterns if patterns is None else patterns:
+        path = prefix + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
+        if isinstance(pattern, URLResolver):
+            yield from _routes(pattern.url_patterns, path)
+        else:
+            view = getattr(pattern.callback, "cls", None)
+            yield from ((path, method) for method in METHODS if hasattr(view, method))
