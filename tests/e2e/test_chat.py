@@ -127,10 +127,11 @@ def test_fields_not_honoured_are_named(client: openai.OpenAI) -> None:
         model="demo",
         messages=ask("Hello"),
         max_tokens=2,
-        extra_body={"invented": 1, "prediction": {"type": "content", "content": "x"}},
+        web_search_options={},
+        extra_body={"invented": 1, "prompt_template": "chatml"},
     )
     named = raw.headers["x-unsupported-params"].split(",")
-    assert sorted(named) == ["invented", "prediction"]
+    assert sorted(named) == ["invented", "prompt_template", "web_search_options"]
 
 
 def test_two_streams_interleave(client: openai.OpenAI) -> None:

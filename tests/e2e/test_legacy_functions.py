@@ -118,11 +118,3 @@ def test_bad_functions_are_400_and_name_the_parameter(
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **fields)
     assert caught.value.param == param
-
-
-def test_functions_of_a_model_without_tools_are_named(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model="scripted", messages=OSLO, functions=[{"name": "get_time"}]
-        )
-    assert (caught.value.param, caught.value.code) == ("functions", "unsupported_parameter")
