@@ -21,7 +21,7 @@ class ModelsView(ApiView):
     @documented(answer=ModelList)
     def get(self, request: Request) -> Response:
         """List the models."""
-        models = [_wire_model(spec) for spec in catalog().models.values()]
+        models = [_wire_model(spec) for spec in catalog().models.values() if spec.is_listed]
         return Response(ModelList(data=models).model_dump())
 
 

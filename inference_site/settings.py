@@ -166,6 +166,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
 
 _models_file = environment.text("MODELS_FILE")
 MODELS_FILE = Path(_models_file).resolve() if _models_file else None
+MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)

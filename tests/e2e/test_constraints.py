@@ -128,6 +128,8 @@ def test_parse_with_a_pydantic_model(client: openai.OpenAI) -> None:
         ({"grammar": {"type": "json_schema", "value": "[]"}}, "grammar.value"),
         ({"grammar": {"type": "llguidance", "value": {"grammars": []}}}, "grammar"),
         ({"grammar": "this is no grammar"}, "grammar"),
+        ({"grammar": {"type": "regex", "value": "("}}, "grammar"),
+        ({"grammar": {"type": "lark", "value": "start: unknown"}}, "grammar"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (

@@ -12,7 +12,7 @@ import pytest
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
-from worker.catalog import DEMO_FILE, parse_catalog
+from worker.catalog import DEMO_FILE
 from worker.engines.base import (
     ContextLengthExceeded,
     Engine,
@@ -33,6 +33,7 @@ from worker.generation import (
     TextPart,
 )
 from worker.media.resolve import resolve_media
+from worker.models_file import read_models_file
 
 EMBEDDING_LENGTH = 192  # Of the demo model.
 BLIND = ModelSpec(
@@ -244,6 +245,6 @@ def test_the_projector_is_found_beside_the_models_file(tmp_path: Path) -> None:
     models_file.write_text(
         "models: {a: {file: a.gguf, mmproj: sub/p.gguf}, b: {file: b.gguf, mmproj: /p.gguf}}"
     )
-    models = parse_catalog(models_file).models
-    assert models["a"].options == {"mmproj": str(tmp_path / "sub/p.gguf")}
-    assert models["b"].options == {"mmproj": "/p.gguf"}
+    one, other = read_models_file(models_file)
+    assert one.options == {"mmproj": str(tmp_path / "sub/p.gguf")}
+    assert other.options == {"mmproj": "/p.gguf"}

@@ -61,10 +61,21 @@ class EngineLoadError(EngineUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, in the site's currency. ``input`` is for those not cached."""
+
+    input: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One served model: an entry of the catalogue.
 
     ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
+    ``gpu_layers`` is how many layers lie on the GPU, −1 for all that fit. ``aliases`` are other
+    names; only what ``is_listed`` is shown to clients.
     ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
     leave out. ``options`` belong to the engine alone; each engine documents its own.
     """
@@ -75,6 +86,10 @@ class ModelSpec:
     slots: int = 8
     context_length: int = 2048
     threads: int = 1
+    gpu_layers: int = -1
+    aliases: tuple[str, ...] = ()
+    is_listed: bool = True
+    price: Price = field(default_factory=Price)
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)

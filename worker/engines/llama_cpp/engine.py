@@ -47,6 +47,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     params.model.path = _checked_path(spec)
     if projector := projector_path(spec):
         params.mmproj.path = projector
+    params.n_gpu_layers = spec.gpu_layers
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from worker.engines.base import InvalidRequest, ModelSpec
+from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups, encode
 from worker.engines.llama_cpp.forced_call import call_schema
 from worker.engines.llama_cpp.media import content
@@ -198,6 +199,7 @@ def _constraint(constraint: Constraint | None) -> dict[str, Any]:
     """
     if constraint is None:
         return {}
+    check_grammar(constraint)
     source = constraint.source
     match constraint.kind:
         case "json_object":

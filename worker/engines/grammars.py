@@ -1,0 +1,34 @@
+"""Grammars as llguidance knows them: for engines that run it, and for those that hide its errors."""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher, grammar_from
+
+from worker.engines.base import InvalidRequest
+from worker.generation import Constraint
+
+
+def check_grammar(constraint: Constraint) -> None:
+    """Raise InvalidRequest for a Lark grammar, expression or llguidance grammar that is wrong.
+
+    llama.cpp generates without any constraint when it cannot read one of these.
+    """
+    if constraint.kind not in ("lark", "regex", "llguidance"):
+        return
+    try:
+        complaint = LLMatcher.validate_grammar(llguidance_grammar(constraint))
+    except ValueError as exc:
+        complaint = str(exc)
+    if complaint:
+        raise InvalidRequest(f"Invalid grammar: {complaint.strip()}", constraint.param)
+
+
+def llguidance_grammar(constraint: Constraint) -> str:
+    """Return the constraint in llguidance's own form. Raise ValueError for what it cannot be."""
+    match constraint.kind:
+        case "json_object":
+            return grammar_from("json_schema", '{"type": "object"}')
+        case "gbnf":
+            return grammar_from("gbnf", constraint.source)
+        case kind:
+            return grammar_from(kind, constraint.source)
