@@ -62,11 +62,9 @@ def to_data(item: InputItem) -> ItemData:
         case MessageItem():
             return _message(item)
         case FunctionCallItem():
-            return _completed(
-                item.type, call_id=item.call_id, name=item.name, arguments=item.arguments
-            )
+            return {**_call(item), "arguments": item.arguments}
         case CustomToolCallItem():
-            return _completed(item.type, call_id=item.call_id, name=item.name, input=item.input)
+            return {**_call(item), "input": item.input}
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
             return _completed(item.type, call_id=item.call_id, output=_output(item.output))
         case ReasoningItem():
@@ -79,6 +77,11 @@ def to_data(item: InputItem) -> ItemData:
 
 def _completed(type_: str, **fields: Any) -> ItemData:
     return {"type": type_, "status": "completed", **fields}
+
+
+def _call(item: FunctionCallItem | CustomToolCallItem) -> ItemData:
+    status = "incomplete" if item.status == "incomplete" else "completed"
+    return {"type": item.type, "status": status, "call_id": item.call_id, "name": item.name}
 
 
 def _message(item: MessageItem) -> ItemData:

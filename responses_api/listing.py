@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import QueryDict
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -17,6 +17,7 @@ from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.recovery import shown_many
+from worker.models import Generation, Status
 
 
 def list_responses(request: Request) -> Response:
@@ -46,7 +47,7 @@ def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[Stor
                 param="status",
                 code="invalid_value",
             )
-        rows = rows.filter(status=status)
+        rows = _in_status(rows, status)
     if metadata := parse_metadata(query):
         rows = rows.filter(metadata__contains=metadata)
     if previous := query.get("previous_response_id"):
@@ -58,6 +59,19 @@ def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[Stor
     if until := _moment(query, "created_before"):
         rows = rows.filter(created_at__lt=until)
     return rows
+
+
+def _in_status(rows: QuerySet[StoredResponse], status: str) -> QuerySet[StoredResponse]:
+    """Return those that are shown in this status (see ``ResponseStatus``)."""
+    waits = Exists(Generation.objects.filter(public_id=OuterRef("public_id"), status=Status.QUEUED))
+    match status:
+        case ResponseStatus.QUEUED:
+            return rows.filter(waits, status=ResponseStatus.QUEUED)
+        case ResponseStatus.IN_PROGRESS:
+            runs = Q(status=ResponseStatus.QUEUED) & ~Q(waits)
+            return rows.filter(Q(status=ResponseStatus.IN_PROGRESS) | runs)
+        case _:
+            return rows.filter(status=status)
 
 
 def _moment(query: QueryDict, name: str) -> dt.datetime | None:

@@ -38,7 +38,8 @@ class _Turn:
 
     reasoning: str | None = None
     text: str | None = None
-    calls: list[tuple[ToolCall, str]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    is_answered: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -65,7 +66,7 @@ class _Fold:
         self._spec, self._project_id = spec, project_id
         self._turn = _Turn()
         self._outputs = {i.data["call_id"]: i for i in items if i.data["type"] in _OUTPUTS}
-        self._called = {i.data["call_id"] for i in items if _is_whole_call(i.data)}
+        self._called = {i.data["call_id"] for i in items if i.data["type"] in _CALLS}
 
     def take(self, item: PlacedItem) -> None:
         """Add the next item."""
@@ -97,10 +98,11 @@ class _Fold:
         if turn.is_empty:
             return
         text = turn.text if turn.calls else turn.text or ""
-        calls = tuple(call for call, _ in turn.calls)
-        self.messages.append(Message("assistant", text, tool_calls=calls, reasoning=turn.reasoning))
-        for call, param in turn.calls:
-            self.messages.append(self._result(call, param))
+        self.messages.append(
+            Message("assistant", text, tool_calls=tuple(turn.calls), reasoning=turn.reasoning)
+        )
+        for call in turn.calls:
+            self.messages.append(self._result(call))
 
     def _assistant(self, text: str) -> None:
         if self._turn.text is not None or self._turn.calls:
@@ -109,16 +111,18 @@ class _Fold:
 
     def _call(self, item: PlacedItem) -> None:
         data = item.data
-        if not _is_whole_call(data):  # The token limit or a failure cut it: nobody answered it.
-            return
+        if data["status"] != "completed" and data["call_id"] not in self._outputs:
+            return  # The token limit or a failure cut it, and nobody answered it.
+        if self._turn.is_answered:  # The model made this one when it knew the result of another.
+            self.end_turn()
         arguments = (
             custom_arguments(data["input"])
             if data["type"] == "custom_tool_call"
             else data["arguments"]
         )
-        self._turn.calls.append((ToolCall(data["call_id"], data["name"], arguments), item.param))
+        self._turn.calls.append(ToolCall(data["call_id"], data["name"], arguments))
 
-    def _result(self, call: ToolCall, param: str) -> Message:
+    def _result(self, call: ToolCall) -> Message:
         output = self._outputs.get(call.id)
         if output is None:
             raise InvalidRequestError(
@@ -140,6 +144,7 @@ class _Fold:
                 f"No tool call found for function call output with call_id {call_id}.",
                 param="input",
             )
+        self._turn.is_answered |= any(call.id == call_id for call in self._turn.calls)
 
     def _reasoning(self, item: PlacedItem) -> str:
         data = item.data
@@ -182,10 +187,6 @@ class _Fold:
             )
         fields = {key: part.get(key) for key in ("file_data", "file_id", "filename")}
         return to_file(InputFile.model_validate(fields), where, self._spec)
-
-
-def _is_whole_call(data: ItemData) -> bool:
-    return data["type"] in _CALLS and data.get("status") == "completed"
 
 
 def _plain_text(parts: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from django.db import models
 from django.utils import timezone
 
 
-class ContentField(models.JSONField):  # type: ignore[type-arg]  # Its value is any JSON.
+class ContentField(models.JSONField):
     """JSON with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:

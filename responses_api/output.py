@@ -79,6 +79,7 @@ class ReasoningItem:
 
     def __init__(self, index: int, seal_for: int | None) -> None:
         self.id, self._index, self._seal_for = new_id("rs_"), index, seal_for
+        self._sealed = ""
         self.pieces: list[str] = []
 
     def opening(self) -> Iterator[Event]:
@@ -94,7 +95,10 @@ class ReasoningItem:
 
     def wire(self, status: ItemStatus) -> dict[str, Any]:
         text = "".join(self.pieces)
-        sealed = {} if self._seal_for is None else {"encrypted_content": seal(text, self._seal_for)}
+        sealed: dict[str, str] = {}
+        if self._seal_for is not None:  # Once: what is sealed twice is two different texts.
+            self._sealed = self._sealed or seal(text, self._seal_for)
+            sealed = {"encrypted_content": self._sealed}
         item = {"id": self.id, "type": "reasoning", "status": status, "summary": []}
         return {**item, "content": [self._part(text)], **sealed}
 

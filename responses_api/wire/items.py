@@ -95,12 +95,13 @@ class MessageItem(Lenient):
 
 
 class FunctionCallItem(Lenient):
-    """A call that the assistant made."""
+    """A call that the assistant made; one that is ``incomplete`` was cut."""
 
     type: Literal["function_call"]
     call_id: CallId
     name: str
     arguments: str
+    status: ItemStatus | None = None
 
 
 class FunctionCallOutputItem(Lenient):
@@ -118,6 +119,7 @@ class CustomToolCallItem(Lenient):
     call_id: CallId
     name: str
     input: str
+    status: ItemStatus | None = None
 
 
 class CustomToolCallOutputItem(Lenient):

@@ -28,8 +28,9 @@ def test_text_is_answered(client: openai.OpenAI) -> None:
     assert response.status == "completed"
     assert response.completed_at is not None
     assert response.completed_at >= response.created_at
-    [message] = response.output
-    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    [message] = (item.to_dict() for item in response.output)
+    assert (message["type"], message["role"]) == ("message", "assistant")
+    assert message["status"] == "completed"
     usage = response.usage
     assert usage is not None
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
@@ -87,7 +88,7 @@ def test_every_field_is_shown_and_read_again_as_it_was(http: httpx.Client) -> No
 def test_defaults_are_shown(client: openai.OpenAI, http: httpx.Client) -> None:
     body = {"model": "scripted", "input": "hi"}
     made = http.post("/v1/responses", json=body).json()
-    for name, value in {
+    defaults: dict[str, Any] = {
         "background": False,
         "error": None,
         "incomplete_details": None,
@@ -106,7 +107,8 @@ def test_defaults_are_shown(client: openai.OpenAI, http: httpx.Client) -> None:
         "top_logprobs": 0,
         "top_p": 1.0,
         "truncation": "disabled",
-    }.items():
+    }
+    for name, value in defaults.items():
         assert made[name] == value, name
     assert "conversation" not in made
     assert "user" not in made
@@ -318,8 +320,10 @@ def test_unknown_fields_are_named(http: httpx.Client) -> None:
 
 
 def test_nulls_are_as_if_they_were_left_out(http: httpx.Client) -> None:
-    names = ("instructions", "tools", "tool_choice", "text", "reasoning", "include", "metadata")
-    names += ("store", "background", "previous_response_id", "conversation", "truncation", "user")
+    names = [
+        *("instructions", "tools", "tool_choice", "text", "reasoning", "include", "metadata"),
+        *("store", "background", "previous_response_id", "conversation", "truncation", "user"),
+    ]
     body = {"model": "scripted", "input": "hi", **dict.fromkeys(names)}
     response = http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text

@@ -1,0 +1,245 @@
+"""Conversations, and the responses that are part of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.scripts import ENDLESS, respond, script, slow
+from tests.served_stack import wait_until
+
+UNKNOWN = "conv_" + "0" * 32
+
+
+def user(text: str) -> Any:
+    """An item of the user."""
+    return {"type": "message", "role": "user", "content": text}
+
+
+def texts(client: openai.OpenAI, of: str) -> list[str]:
+    """The texts of a conversation's items, oldest first."""
+    items = client.conversations.items.list(of, order="asc", limit=100)
+    return [item.to_dict()["content"][0]["text"] for item in items]  # type: ignore[index]  # Messages.
+
+
+def test_conversation_is_made_read_changed_and_deleted(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    made = client.conversations.create(metadata={"a": "b"})
+    assert made.id.startswith("conv_")
+    assert made.metadata == {"a": "b"}
+    assert client.conversations.retrieve(made.id) == made
+    changed = client.conversations.update(made.id, metadata={"c": "\0"})
+    assert changed.metadata == {"c": "\0"}
+    assert client.conversations.retrieve(made.id).metadata == {"c": "\ufffd"}
+    deleted = client.conversations.delete(made.id)
+    assert (deleted.id, deleted.deleted) == (made.id, True)
+    for attempt in _uses(client, made.id):
+        with pytest.raises(openai.NotFoundError, match=f"Conversation with id '{made.id}'"):
+            attempt()
+
+
+def _uses(client: openai.OpenAI, of: str) -> list[Any]:
+    return [
+        lambda: client.conversations.retrieve(of),
+        lambda: client.conversations.update(of, metadata={}),
+        lambda: client.conversations.delete(of),
+        lambda: client.conversations.items.list(of),
+        lambda: client.conversations.items.create(of, items=[user("x")]),
+        lambda: client.responses.create(model="scripted", input="x", conversation=of),
+    ]
+
+
+def test_unknown_is_404_and_malformed_is_400(client: openai.OpenAI) -> None:
+    for attempt in _uses(client, UNKNOWN):
+        with pytest.raises(openai.NotFoundError):
+            attempt()
+    for attempt in _uses(client, "thread_x"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            attempt()
+        assert caught.value.code == "invalid_value"
+
+
+def test_body_may_be_empty(http: httpx.Client) -> None:
+    for body in ({"json": {}}, {}, {"headers": {"Content-Type": "application/json"}}):
+        response = http.post("/v1/conversations", **body)  # type: ignore[arg-type]  # As named.
+        assert response.status_code == 200, response.text
+        assert response.json()["metadata"] == {}
+
+
+def test_items_are_added_listed_read_and_removed(client: openai.OpenAI) -> None:
+    made = client.conversations.create(items=[user("0"), user("1")])
+    added = client.conversations.items.create(
+        made.id,
+        items=[
+            user("2"),
+            {"role": "assistant", "content": "3"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "ok"},
+        ],
+    )
+    assert [item.type for item in added.data] == [
+        *("message", "message", "function_call", "function_call_output")
+    ]
+    assert added.has_more is False
+    newest = client.conversations.items.list(made.id, limit=4)
+    assert newest.has_more
+    assert newest.data[0].id == added.data[-1].id
+    assert [item.id for item in newest][:4] == [item.id for item in reversed(added.data)]
+    assert len(list(newest)) == 6  # The SDK turns the page.
+    ascending: Any = client.conversations.items.list(made.id, order="asc")
+    assert ascending.data[3].content[0].to_dict() == {
+        "type": "output_text",
+        "text": "3",
+        "annotations": [],
+        "logprobs": [],
+    }
+    ids = [str(item.id) for item in ascending]
+    page = client.conversations.items.list(made.id, order="asc", after=ids[1], limit=2)
+    assert [item.id for item in page.data] == ids[2:4]
+    found: Any = client.conversations.items.retrieve(ids[0], conversation_id=made.id)
+    assert found.content[0].text == "0"
+    left = client.conversations.items.delete(ids[0], conversation_id=made.id)
+    assert left.id == made.id
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.retrieve(ids[0], conversation_id=made.id)
+    assert [item.id for item in client.conversations.items.list(made.id, order="asc")] == ids[1:]
+
+
+@pytest.mark.parametrize("count", [0, 21])
+def test_up_to_twenty_items_are_added_at_once(client: openai.OpenAI, count: int) -> None:
+    made = client.conversations.create()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.conversations.items.create(made.id, items=[user("x")] * count)
+    assert caught.value.param == "items"
+    if count:
+        with pytest.raises(openai.BadRequestError):
+            client.conversations.create(items=[user("x")] * count)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_reads_and_extends_its_conversation(client: openai.OpenAI, stream: bool) -> None:
+    made = client.conversations.create(items=[user("one two")])
+    answer: Any = client.responses.create(
+        model="scripted", input="three", conversation=made.id, stream=stream
+    )
+    final = list(answer)[-1].response if stream else answer
+    assert final.conversation.id == made.id
+    assert final.usage.input_tokens == 3
+    assert texts(client, made.id) == ["one two", "three", "three"]
+    items = list(client.conversations.items.list(made.id, order="asc"))
+    assert items[-1].id == final.output[0].id
+    again = client.responses.create(
+        model="scripted", input="four", conversation={"id": made.id}, max_output_tokens=1
+    )
+    assert again.usage is not None
+    assert again.usage.input_tokens == 5
+    assert texts(client, made.id)[3:] == ["four", "four"]
+    listed = client.responses.input_items.list(final.id, order="asc")
+    assert [item.to_dict()["content"][0]["text"] for item in listed] == ["one two", "three"]
+
+
+def test_incomplete_response_is_added_too(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    given = script({"text": "a"}, {"text": "b"})
+    client.responses.create(
+        model="scripted", input=given, conversation=made.id, max_output_tokens=1
+    )
+    assert texts(client, made.id) == [given, "a"]
+
+
+def test_failed_and_cancelled_responses_are_not_added(client: openai.OpenAI) -> None:
+    made = client.conversations.create(items=[user("kept")])
+    with pytest.raises(openai.InternalServerError):
+        respond(client, {"text": "half"}, {"fail": "boom"}, conversation=made.id)
+    stopped = client.responses.create(
+        model="scripted", input=ENDLESS, conversation=made.id, background=True
+    )
+    client.responses.cancel(stopped.id)
+    assert texts(client, made.id) == ["kept"]
+    client.responses.create(model="scripted", input="free again", conversation=made.id)
+    assert texts(client, made.id) == ["kept", "free again", "free again"]
+
+
+def test_unstored_response_reads_but_does_not_write(client: openai.OpenAI) -> None:
+    made = client.conversations.create(items=[user("one two")])
+    answer = client.responses.create(
+        model="scripted", input="three", conversation=made.id, store=False
+    )
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == 3
+    assert texts(client, made.id) == ["one two"]
+
+
+def test_second_run_waits_for_the_first(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    first = client.responses.create(
+        model="scripted", input=slow(12), conversation=made.id, background=True
+    )
+    second = client.responses.create(model="scripted", input="late", conversation=made.id)
+    assert client.responses.retrieve(first.id).status == "completed"
+    assert texts(client, made.id) == [slow(12), "x " * 12, "late", "late"]
+    assert second.status == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_second_run_does_not_wait_for_ever(client: openai.OpenAI, stream: bool) -> None:
+    made = client.conversations.create()
+    first = client.responses.create(
+        model="scripted", input=ENDLESS, conversation=made.id, background=True
+    )
+    started = time.monotonic()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="scripted", input="x", conversation=made.id, stream=stream)
+    assert 0.9 < time.monotonic() - started < 3
+    assert (caught.value.code, caught.value.param) == ("conversation_locked", "conversation")
+    client.responses.cancel(first.id)
+
+
+def test_many_runs_of_one_conversation_come_one_after_the_other(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+
+    def run(number: int) -> None:
+        client.responses.create(model="scripted", input=str(number), conversation=made.id)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = texts(client, made.id)
+    assert said[::2] == said[1::2]
+    assert sorted(said[::2]) == ["0", "1", "2", "3"]
+
+
+def test_responses_of_a_deleted_conversation_stay_readable(client: openai.OpenAI) -> None:
+    made = client.conversations.create(items=[user("before")])
+    answer = client.responses.create(model="scripted", input="x", conversation=made.id)
+    client.conversations.delete(made.id)
+    assert client.responses.retrieve(answer.id) == answer
+    items = client.responses.input_items.list(answer.id, order="asc")
+    assert [i.to_dict()["content"][0]["text"] for i in items] == ["before", "x"]
+    after = client.responses.create(model="scripted", input="y", previous_response_id=answer.id)
+    assert after.usage is not None
+    assert after.usage.input_tokens == 4
+
+
+def test_deleted_response_stays_in_its_conversation(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    answer = client.responses.create(model="scripted", input="x", conversation=made.id)
+    client.responses.delete(answer.id)
+    assert texts(client, made.id) == ["x", "x"]
+
+
+def test_conversation_deleted_while_a_response_runs(client: openai.OpenAI) -> None:
+    made = client.conversations.create()
+    runs = client.responses.create(
+        model="scripted", input=slow(10), conversation=made.id, background=True
+    )
+    client.conversations.delete(made.id)
+    wait_until(lambda: client.responses.retrieve(runs.id).status == "completed", 5, "completed")

@@ -1,0 +1,240 @@
+"""From items to the turns of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference_site.http.errors import InvalidRequestError
+from responses_api.items import to_data
+from responses_api.messages import PlacedItem, to_messages
+from responses_api.sealing import seal
+from responses_api.wire.request import ResponseRequest
+from tests.images import data_url, encoded
+from worker.engines.base import ModelSpec
+from worker.generation import ImagePart, Message, TextPart, ToolCall
+
+SPEC = ModelSpec("m", "scripted")
+SEEING = ModelSpec("m", "llama_cpp", options={"mmproj": "projector.gguf"})
+PROJECT = 7
+
+
+def messages(
+    *items: Any, instructions: str | None = None, spec: ModelSpec = SPEC
+) -> tuple[Message, ...]:
+    """The turns that a request with these items has."""
+    body = ResponseRequest.model_validate({"input": list(items)})
+    placed = [PlacedItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
+    return to_messages(instructions, placed, spec, PROJECT)
+
+
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def call(call_id: str, name: str = "f", **fields: Any) -> dict[str, Any]:
+    made = {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
+    return {**made, **fields}
+
+
+def result(call_id: str, output: Any = "ok") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def shape(turns: tuple[Message, ...]) -> list[str]:
+    """The turns in short: the role, and the ids of the calls or of the answered call."""
+    return [
+        " ".join([turn.role, *(c.id for c in turn.tool_calls), *filter(None, [turn.tool_call_id])])
+        for turn in turns
+    ]
+
+
+def test_instructions_come_first() -> None:
+    turns = messages(said("developer", "d"), said("user", "u"), instructions="i")
+    assert turns == (Message("system", "i"), Message("system", "d"), Message("user", "u"))
+
+
+def test_roles_and_parts_become_turns_in_order() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    refused = [{"type": "refusal", "refusal": "no"}]
+    assert messages(
+        said("system", "s"),
+        {"type": "message", **said("user", parts)},
+        said("assistant", [{"type": "output_text", "text": "x", "annotations": []}]),
+        said("user", "again"),
+        {**said("assistant", refused), "phase": "commentary", "status": None, "parsed": None},
+    ) == (
+        Message("system", "s"),
+        Message("user", "ab"),
+        Message("assistant", "x"),
+        Message("user", "again"),
+        Message("assistant", "no"),
+    )
+
+
+def test_one_turn_thinks_speaks_and_calls() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    turns = messages(
+        said("user", "u"), thought, said("assistant", "t"), call("1"), call("2"), result("1"),
+        result("2"),
+    )  # fmt: skip
+    assert turns[1] == Message(
+        "assistant",
+        "t",
+        tool_calls=(ToolCall("1", "f", "{}"), ToolCall("2", "f", "{}")),
+        reasoning="hm",
+    )
+    assert turns[2:] == (
+        Message("tool", "ok", "f", tool_call_id="1"),
+        Message("tool", "ok", "f", tool_call_id="2"),
+    )
+
+
+def test_turn_that_only_calls_says_nothing() -> None:
+    assert messages(call("1"), result("1"))[0].text is None
+
+
+def test_two_messages_in_a_row_are_two_turns() -> None:
+    assert shape(messages(said("assistant", "a"), said("assistant", "b"))) == ["assistant"] * 2
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [call("1"), call("2"), result("1"), result("2")],
+        [call("1"), call("2"), result("2"), result("1")],
+        [result("2"), result("1"), call("1"), call("2")],
+    ],
+)
+def test_results_follow_their_calls_wherever_they_come(items: list[Any]) -> None:
+    assert shape(messages(*items)) == ["assistant 1 2", "tool 1", "tool 2"]
+
+
+def test_call_after_a_result_is_a_turn_of_its_own() -> None:
+    """A chain of calls reads as it was made, and its beginning stays the same as it grows."""
+    rounds = [item for n in "123" for item in (call(n), result(n))]
+    whole = messages(said("user", "u"), *rounds)
+    assert shape(whole) == [
+        *("user", "assistant 1", "tool 1", "assistant 2", "tool 2", "assistant 3", "tool 3")
+    ]
+    assert messages(said("user", "u"), *rounds[:4]) == whole[:5]
+
+
+def test_results_that_come_after_the_user_spoke_are_moved_to_their_calls() -> None:
+    assert shape(messages(call("1"), said("user", "u"), result("1"))) == [
+        *("assistant 1", "tool 1", "user")
+    ]
+
+
+def test_call_that_was_cut_is_left_out() -> None:
+    assert shape(messages(said("assistant", "a"), call("1", status="incomplete"))) == ["assistant"]
+
+
+def test_call_that_was_cut_but_answered_stays() -> None:
+    assert shape(messages(call("1", status="incomplete"), result("1"))) == ["assistant 1", "tool 1"]
+
+
+@pytest.mark.parametrize("status", [None, "completed", "in_progress"])
+def test_call_without_its_result_is_refused(status: str | None) -> None:
+    with pytest.raises(InvalidRequestError, match="No tool output found for function call 1"):
+        messages(call("1", status=status), said("user", "u"))
+
+
+def test_result_without_its_call_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="with call_id 1") as caught:
+        messages(result("1"))
+    assert caught.value.param == "input"
+
+
+def test_custom_calls_are_shown_as_the_model_made_them() -> None:
+    turns = messages(
+        {"type": "custom_tool_call", "call_id": "1", "name": "run", "input": 'say "a"'},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+    )
+    assert turns == (
+        Message("assistant", None, tool_calls=(ToolCall("1", "run", '{"input": "say \\"a\\""}'),)),
+        Message("tool", "done", "run", tool_call_id="1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "raw"}]}, "raw"),
+        ({"summary": [{"type": "summary_text", "text": "short"}]}, "short"),
+        ({"summary": [], "encrypted_content": None}, ""),
+    ],
+)
+def test_reasoning_is_given_back(fields: dict[str, Any], text: str) -> None:
+    [turn] = messages({"type": "reasoning", "id": "rs_1", **fields}, said("assistant", "a"))
+    assert (turn.reasoning, turn.text) == (text, "a")
+
+
+def test_sealed_reasoning_is_opened() -> None:
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": seal("deep", PROJECT)}
+    [turn] = messages(thought, said("assistant", "a"))
+    assert turn.reasoning == "deep"
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
+def test_what_was_sealed_elsewhere_is_refused(kind: str) -> None:
+    sealed = {"type": kind, "encrypted_content": seal("x", PROJECT + 1)}
+    with pytest.raises(InvalidRequestError) as caught:
+        messages(said("user", "u"), sealed)
+    assert caught.value.param == "input[1].encrypted_content"
+    assert caught.value.code == "invalid_encrypted_content"
+
+
+def test_compaction_is_a_turn_of_the_system() -> None:
+    sealed = {"type": "compaction", "encrypted_content": seal("so far", PROJECT)}
+    assert messages(sealed, said("user", "u")) == (
+        Message("system", "so far"),
+        Message("user", "u"),
+    )
+
+
+def test_image_needs_a_model_that_sees() -> None:
+    image = {"type": "input_image", "image_url": data_url(encoded("PNG")), "detail": "low"}
+    with pytest.raises(InvalidRequestError) as caught:
+        messages(said("user", [image]))
+    assert caught.value.param == "input[0].content[0].image_url"
+
+
+def test_image_of_an_id_alone_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        messages(said("user", [{"type": "input_image", "file_id": "file-1"}]))
+    assert caught.value.param == "input[0].content[0].image_url"
+
+
+def test_images_keep_their_places() -> None:
+    url = data_url(encoded("PNG"))
+    parts = [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": url},
+        {"type": "input_text", "text": "b"},
+    ]
+    param = "input[0].content[1].image_url"
+    [turn] = messages(said("user", parts), spec=SEEING)
+    assert turn.text is None
+    assert turn.parts == (TextPart("a"), ImagePart(url, param), TextPart("b"))
+
+
+def test_file_of_text_is_read() -> None:
+    file = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGk="}
+    [turn] = messages(said("user", [{"type": "input_text", "text": "see "}, file]))
+    assert "hi" in (turn.text or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"file_url": "https://example.org/a"}, "input[0].content[0].file_url"),
+        ({"file_id": "file-1"}, "input[0].content[0].file"),
+        ({"file_data": "!"}, "input[0].content[0].file"),
+    ],
+)
+def test_file_that_cannot_be_read_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        messages(said("user", [{"type": "input_file", "filename": "a", **fields}]))
+    assert (caught.value.param or "").startswith(param)
