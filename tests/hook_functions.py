@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from worker.generation import ToolCallDelta
 from worker.hooks import Chunk, HookContext
@@ -23,7 +23,7 @@ def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
         case "raise" | "9":
             raise ValueError("a secret of the site")
         case "nonsense":
-            return cast(Any, "no chunk")
+            return cast(Chunk, "no chunk")
     return replace(chunk, text=chunk.text.upper())
 
 

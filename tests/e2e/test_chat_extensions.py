@@ -105,7 +105,13 @@ def test_choice_that_a_stop_token_ended_counts_no_more(
     client: openai.OpenAI, http: httpx.Client
 ) -> None:
     comma = tokens_of(http, ",")[-1]
-    hot = {"temperature": 1.5, "seed": 5, "n": 4, "ignore_eos": True, "max_tokens": 60}
+    hot: dict[str, Any] = {
+        "temperature": 1.5,
+        "seed": 5,
+        "n": 4,
+        "ignore_eos": True,
+        "max_tokens": 60,
+    }
     completion = ask(client, stop_token_ids=[comma], logprobs=True, **hot)
     told = [len(choice.logprobs.content) for choice in completion.choices]
     assert min(told) < 20 < max(told)
@@ -117,7 +123,9 @@ def test_choice_that_a_stop_token_ended_counts_no_more(
 def test_timings_come_with_the_answer_and_last_in_a_stream(
     client: openai.OpenAI, include_usage: bool
 ) -> None:
-    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    options: dict[str, Any] = {}
+    if include_usage:
+        options["stream_options"] = {"include_usage": True}
     whole = ask(client, timings=True)
     chunks = list(ask(client, timings=True, stream=True, **options))
     *earlier, last = chunks
@@ -257,7 +265,7 @@ def test_end_user_is_kept_in_the_row(
 def test_end_user_that_cannot_be_kept_is_400(client: openai.OpenAI, field: str) -> None:
     for bad in ("a\0b", "x" * 513):
         with pytest.raises(openai.BadRequestError) as caught:
-            ask(client, **{field: bad})
+            ask(client, STORY, **{field: bad})
         assert caught.value.param == field
 
 
@@ -278,7 +286,7 @@ def test_sampling_of_the_models_record_is_what_requests_leave_out(client: openai
 
 
 def test_explicit_zero_goes_before_the_default_of_the_weights(client: openai.OpenAI) -> None:
-    hot = {"temperature": 1.9, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
+    hot: dict[str, Any] = {"temperature": 1.9, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
     wild = {text_of(client, **hot, seed=seed) for seed in range(3)}
     tame = {text_of(client, temperature=1.9, seed=seed) for seed in range(3)}
     assert wild.isdisjoint(tame)  # The GGUF file says top_k 20 and min_p 0.1.

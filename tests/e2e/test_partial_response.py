@@ -12,7 +12,13 @@ import pytest
 
 from tests.served_stack import ServedStack
 
-STEPS = [{"reasoning": "Hm"}, {"text": "half "}, {"text": "an"}, {"sleep_ms": 50}, {"fail": "boom"}]
+STEPS: list[dict[str, Any]] = [
+    {"reasoning": "Hm"},
+    {"text": "half "},
+    {"text": "an"},
+    {"sleep_ms": 50},
+    {"fail": "boom"},
+]
 
 
 def script(*steps: dict[str, Any]) -> list[Any]:

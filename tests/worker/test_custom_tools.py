@@ -131,7 +131,7 @@ def test_what_was_held_back_comes_before_the_end_of_its_own_choice() -> None:
 
 
 def test_everything_else_passes_unchanged() -> None:
-    deltas = [
+    deltas: list[Delta] = [
         TextDelta("a"),
         first("look", '{"input":"x"}'),
         ToolCallDelta(0, "{}"),

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
 from worker.errors import HookFailed
-from worker.generation import Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from worker.hooks import Chunk, HookContext, Hooks, check_hooks, hooks_for
 
 CONTEXT = HookContext("chatcmpl-1", "chat.completion", "m")
@@ -55,7 +55,7 @@ def test_calls_that_are_left_are_numbered_anew_and_whole() -> None:
         return None if isinstance(chunk, ToolCallDelta) and chunk.name == "look" else chunk
 
     passing = hooks(drop_looks)
-    deltas = [
+    deltas: list[Delta] = [
         ToolCallDelta(0, "", id="a", name="look"),
         ToolCallDelta(0, "{}"),
         ToolCallDelta(1, "", id="b", name="pick"),
@@ -85,8 +85,9 @@ def test_done_gets_what_was_passed_on() -> None:
         return None if isinstance(chunk, ReasoningDelta) else chunk
 
     passing = hooks(drop_reasoning, lambda _, chunks: shown.append(chunks))
-    for delta in [*CHUNKS, Finish("stop")]:
-        passing.pass_on(delta)
+    for chunk in CHUNKS:
+        passing.pass_on(chunk)
+    passing.pass_on(Finish("stop"))
     passing.done()
     assert shown == [(CHUNKS[0], CHUNKS[2])]
 
