@@ -63,6 +63,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
         self._memory: dict[str, list[IdentifiedItem]] = {}
         self._running: Follower | None = None
+        self._is_busy = self._cancels_next = False
         await self.accept()
         self._tasks = asyncio.create_task(self._work()), asyncio.create_task(self._expire())
 
@@ -70,7 +71,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         """Stop what runs."""
         for task in self._tasks:
             task.cancel()
-        self._cancel()
+        if self._tasks and self._running is not None:
+            hub.cancel(self._running.generation_id)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message."""
@@ -99,14 +101,18 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 )
 
     def _cancel(self) -> None:
-        if self._tasks and self._running is not None:
+        """Stop what runs, or else what is about to."""
+        if self._running is not None:
             hub.cancel(self._running.generation_id)
+        elif self._is_busy or not self._waiting.empty():
+            self._cancels_next = True
 
     async def _work(self) -> None:
         """Run what was asked for, one after the other."""
         while True:
             message = await self._waiting.get()
             stream_id = message.get("stream_id")
+            self._is_busy = True
             try:
                 await self._respond(message, stream_id)
             except Exception as exc:
@@ -115,10 +121,15 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     logger.exception("websocket: a response failed")
                 self._memory.pop(str(message.get("previous_response_id")), None)
                 await self._tell(error, stream_id)
+            finally:
+                self._is_busy = self._cancels_next = False
 
     async def _respond(self, message: dict[str, Any], stream_id: object) -> None:
         creation, follower = await self._start(_request(message))
         self._running = follower
+        if self._cancels_next:
+            self._cancels_next = False
+            hub.cancel(follower.generation_id)
         try:
             for frame in creation.job.frames:
                 await self._send(frame, stream_id)
@@ -132,8 +143,12 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.CONVERSATION_LOCK_WAIT_S
         while True:
+            starting = asyncio.ensure_future(_in_thread(lambda: self._started(body)))
             try:
-                return await _in_thread(lambda: self._started(body))
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:  # The socket was closed; the thread goes on.
+                starting.add_done_callback(_abandon)
+                raise
             except ConversationLocked:
                 if loop.time() >= deadline:
                     raise
@@ -195,6 +210,14 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
 
 _END_PREFIXES = tuple(f"event: {name}\n".encode() for name in _ENDS)
+
+
+def _abandon(starting: asyncio.Future[tuple[Creation, Follower]]) -> None:
+    """Stop what was started for a socket that is closed."""
+    if not starting.cancelled() and starting.exception() is None:
+        _, follower = starting.result()
+        hub.cancel(follower.generation_id)
+        hub.leave(follower)
 
 
 def _decoded(message: str | bytes) -> dict[str, Any]:
