@@ -240,6 +240,8 @@ class Transcript:
     def _take(self, event: dict[str, Any]) -> None:
         match event.get("type", "").removeprefix("response."):
             case "output_item.added":
+                if self.output and self.output[-1]["status"] == "incomplete":
+                    self.output = []  # Those before it are of an attempt that was begun anew.
                 self.next_index = event["output_index"] + 1
                 self.open_item = _revived(event["item"], event["output_index"])
             case "output_item.done":
@@ -247,6 +249,8 @@ class Transcript:
                 self.output.append(event["item"])
             case str(type_) if type_.endswith(".delta") and self.open_item is not None:
                 self.open_item.pieces.append(event["delta"])
+                if isinstance(self.open_item, MessageItem):
+                    self.open_item.logprobs += event["logprobs"]
 
     def shown_output(self) -> list[dict[str, Any]]:
         """Return the output as it is so far."""

@@ -11,19 +11,23 @@ from completions.capabilities import require_endpoint
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, served_model, submit
 from inference_site.http.payload import parse
+from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
 from responses_api.compaction import COMPACTION, to_summary_request
 from responses_api.context import resolve
 from responses_api.counting import INPUT_TOKENS
 from responses_api.mapping import to_counting_request
 from responses_api.wire.request import CompactRequest, InputTokensRequest
+from responses_api.wire.response import CompactedResponse, InputTokens
 from worker.queue import new_id
 
 
-class InputTokensView(ApiView):
+class ResponseInputTokensView(ApiView):
     """``POST /v1/responses/input_tokens``: counted by a worker of the model; nothing is stored."""
 
+    @documented(body=InputTokensRequest, answer=InputTokens, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Count the tokens of an input."""
         body = parse(InputTokensRequest, request.data)
         project_id = caller_of(request).project_id
         spec = served_model(body.model)
@@ -34,10 +38,12 @@ class InputTokensView(ApiView):
         return submit(request, job)
 
 
-class CompactView(ApiView):
+class ResponseCompactView(ApiView):
     """``POST /v1/responses/compact``: what it answers can be the input of the next response."""
 
+    @documented(body=CompactRequest, answer=CompactedResponse, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Compact a conversation."""
         body = parse(CompactRequest, request.data)
         project_id = caller_of(request).project_id
         spec = served_model(body.model)

@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from inference_site.http.authentication import caller_of
 from inference_site.http.errors import NotFoundError
 from inference_site.http.payload import parse
+from inference_site.http.schema import ListObject, documented
 from inference_site.http.views import ApiView
 from responses_api.context import find_conversation, new_items
 from responses_api.items import IdentifiedItem
@@ -21,13 +22,17 @@ from responses_api.models import Conversation, Item
 from responses_api.storage import append
 from responses_api.wire import conversations as wire
 from responses_api.wire.items import InputItem
+from responses_api.wire.queries import NewestFirst
+from responses_api.wire.response import AnyItem
 from worker.queue import new_id
 
 
 class ConversationsView(ApiView):
     """``POST /v1/conversations``."""
 
+    @documented(body=wire.ConversationRequest, answer=wire.Conversation, errors=(NotFoundError,))
     def post(self, request: Request) -> Response:
+        """Create a conversation, with items if there are some already."""
         body = parse(wire.ConversationRequest, request.data or {})
         project_id = caller_of(request).project_id
         with transaction.atomic():
@@ -41,34 +46,41 @@ class ConversationsView(ApiView):
 class ConversationView(ApiView):
     """``/v1/conversations/{id}``."""
 
+    @documented(answer=wire.Conversation)
     def get(self, request: Request, conversation_id: str) -> Response:
+        """Get a conversation."""
         return Response(_wire(_found(request, conversation_id)))
 
+    @documented(body=wire.ConversationUpdate, answer=wire.Conversation)
     def post(self, request: Request, conversation_id: str) -> Response:
-        """Replace the metadata."""
+        """Replace the metadata of a conversation."""
         metadata = parse(wire.ConversationUpdate, request.data).metadata
         conversation = _found(request, conversation_id)
         conversation.metadata = metadata
         conversation.save(update_fields=["metadata"])
         return Response(_wire(conversation))
 
+    @documented(answer=wire.DeletedConversation)
     def delete(self, request: Request, conversation_id: str) -> Response:
-        """Delete it; its responses stay readable, and may be built on."""
+        """Delete a conversation; its responses stay readable, and may be built on."""
         conversation = _found(request, conversation_id)
         conversation.deleted_at = timezone.now()
         conversation.save(update_fields=["deleted_at"])
         return Response(wire.DeletedConversation(id=conversation_id).model_dump())
 
 
-class ItemsView(ApiView):
+class ConversationItemsView(ApiView):
     """``/v1/conversations/{id}/items``."""
 
+    @documented(query=NewestFirst, answer=ListObject[AnyItem])
     def get(self, request: Request, conversation_id: str) -> Response:
+        """List the items of a conversation."""
         conversation = _found(request, conversation_id)
         return page_of_rows(request, Item.objects.filter(conversation=conversation))
 
+    @documented(body=wire.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
-        """Add items; answer those that were added."""
+        """Add items to a conversation; those that were added are answered."""
         body = parse(wire.ItemsRequest, request.data)
         with transaction.atomic():
             conversation = _found(request, conversation_id, lock=True)
@@ -78,13 +90,16 @@ class ItemsView(ApiView):
         return Response({"object": "list", "data": data, **listed})
 
 
-class ItemView(ApiView):
+class ConversationItemView(ApiView):
     """``/v1/conversations/{id}/items/{item_id}``."""
 
+    @documented(answer=AnyItem)
     def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Get an item of a conversation."""
         item = _found_item(_found(request, conversation_id), item_id)
         return Response(IdentifiedItem(item.public_id, item.data).wire())
 
+    @documented(answer=wire.Conversation)
     def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Take an item out of the conversation; answer the conversation."""
         conversation = _found(request, conversation_id)

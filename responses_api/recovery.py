@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from django.conf import settings
+
 from responses_api.assembler import ResponseAssembler, Transcript
 from responses_api.context import Context
 from responses_api.creation import to_document
@@ -27,11 +29,15 @@ def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | 
     Its object is in the first of them; when they are lost it is made from what is stored.
     """
     if frames:
-        assembler = ResponseAssembler(decode(frames[0])["response"])
+        assembler = _assembler(decode(frames[0])["response"])
         assembler.recover(frames)
         return assembler
     stored = _find(generation_id)
-    return None if stored is None else ResponseAssembler(stored_object(stored, []))
+    return None if stored is None else _assembler(stored_object(stored, []))
+
+
+def _assembler(response: dict[str, Any]) -> ResponseAssembler:
+    return ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
 
 
 def rebuild(generation_id: str) -> Document | None:

@@ -9,10 +9,11 @@ from rest_framework.response import Response
 
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import submit, submit_unfollowed
-from inference_site.http.errors import ConflictError, InvalidRequestError
+from inference_site.http.errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.http.handoff import HandOff, ask_again, hand_off
 from inference_site.http.hub import hub
 from inference_site.http.payload import parse
+from inference_site.http.schema import ListObject, documented
 from inference_site.http.views import ApiView
 from responses_api.context import find_response
 from responses_api.creation import create
@@ -22,7 +23,9 @@ from responses_api.models import ENDED, StoredResponse
 from responses_api.recovery import shown
 from responses_api.replay import compacted, logged
 from responses_api.storage import ConversationLocked, delete
+from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
 from responses_api.wire.request import ResponseRequest
+from responses_api.wire.response import AnyItem, DeletedResponse, ResponseEvent, ResponseObject
 from worker.endings import cancel_one_waiting
 from worker.event_log import follow, request_cancel
 from worker.models import Generation, Status
@@ -33,7 +36,9 @@ _CANCEL_WAIT_S = 10.0
 class ResponsesView(ApiView):
     """``/v1/responses``."""
 
+    @documented(body=ResponseRequest, answer=ResponseObject, event=ResponseEvent, queued=True)
     def post(self, request: Request) -> HttpResponse:
+        """Create a response."""
         body = parse(ResponseRequest, request.data)
         creation = create(caller_of(request).project_id, body)
         try:
@@ -45,23 +50,27 @@ class ResponsesView(ApiView):
             ask_again(request._request, settings.CONVERSATION_LOCK_WAIT_S)
             raise
 
+    @documented(query=ResponsesQuery, answer=ListObject[ResponseObject], errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
-        """List the stored ones."""
+        """List the stored responses."""
         return list_responses(request)
 
 
 class ResponseView(ApiView):
     """``/v1/responses/{id}``."""
 
+    @documented(query=StreamQuery, answer=ResponseObject, event=ResponseEvent)
     def get(self, request: Request, response_id: str) -> HttpResponse:
+        """Get a response, or its events: from the beginning, or after one that is known."""
         stored = find_response(caller_of(request).project_id, response_id)
         query = request._request.GET
         if query.get("stream", "false").lower() in ("true", "1"):
             return _stream(request, stored, _starting_after(query))
         return Response(shown(stored))
 
+    @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:
-        """Delete it; one that has not ended is stopped first."""
+        """Delete a response; one that has not ended is stopped first."""
         stored = find_response(caller_of(request).project_id, response_id)
         if not _stop(request, stored):
             raise ConflictError("The response has not ended yet. Please try again.")
@@ -69,10 +78,12 @@ class ResponseView(ApiView):
         return Response({"id": response_id, "object": "response", "deleted": True})
 
 
-class CancelView(ApiView):
+class ResponseCancelView(ApiView):
     """``POST /v1/responses/{id}/cancel``."""
 
+    @documented(answer=ResponseObject)
     def post(self, request: Request, response_id: str) -> Response:
+        """Stop a response in the background; one that has ended is answered as it is."""
         stored = find_response(caller_of(request).project_id, response_id)
         if not stored.background:
             raise InvalidRequestError("Cannot cancel a synchronous response.")
@@ -80,10 +91,12 @@ class CancelView(ApiView):
         return Response(shown(find_response(stored.project_id, response_id)))
 
 
-class InputItemsView(ApiView):
+class ResponseInputItemsView(ApiView):
     """``GET /v1/responses/{id}/input_items``: all that the response was given."""
 
+    @documented(query=InputItemsQuery, answer=ListObject[AnyItem])
     def get(self, request: Request, response_id: str) -> Response:
+        """List all that a response was given."""
         stored = find_response(caller_of(request).project_id, response_id)
         return page_of_items(request, before(stored))
 

@@ -28,7 +28,9 @@ def _wrap_text(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[list[InputItem], BeforeValidator(_wrap_text)]
+Input = Annotated[
+    list[InputItem], BeforeValidator(_wrap_text, json_schema_input_type=str | list[InputItem])
+]
 
 
 class FunctionTool(WireRequest):
@@ -61,7 +63,9 @@ class HostedTool(WireRequest):
 
 def _tool_kind(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    return "hosted" if kind in HOSTED_TOOLS else kind if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return "hosted" if kind in HOSTED_TOOLS else kind
 
 
 Tool = Annotated[
@@ -90,7 +94,7 @@ class HostedChoice(WireRequest):
 
 def _named_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
-    return "hosted" if kind in HOSTED_TOOLS else "named"
+    return "hosted" if isinstance(kind, str) and kind in HOSTED_TOOLS else "named"
 
 
 AllowedTool = Annotated[
