@@ -32,13 +32,13 @@ def _checked(stack: ServedStack) -> Iterator[None]:
     assert violations == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""
     return stack.client()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(stack: ServedStack) -> Iterator[httpx.Client]:
     """A plain HTTP client with a valid key."""
     with stack.http() as plain:

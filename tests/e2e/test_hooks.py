@@ -30,7 +30,7 @@ def hooked(notes: Path) -> Iterator[ServedStack]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(hooked: ServedStack) -> openai.OpenAI:
     return hooked.client()
 
