@@ -1,0 +1,253 @@
+"""From deltas to the events and the object of a response."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pytest_django.fixtures import Settings
+
+from responses_api.assembler import Transcript
+from responses_api.events import DONE, accepted, decode
+from responses_api.recovery import recover
+from responses_api.sealing import unseal
+from tests.responses_api.deltas import (
+    RESPONSE_ID,
+    begun,
+    call,
+    final,
+    logprob,
+    new_assembler,
+    new_response,
+    read,
+    whole,
+)
+from tests.responses_api.validation import check
+from worker.engines.base import ContextLengthExceeded, GenerationFailed
+from worker.errors import WorkerLost
+from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+
+STOP = Finish("stop")
+LIVELY: list[Delta] = [
+    ReasoningDelta("Hm"),
+    TextDelta("a", logprobs=(logprob("a"),)),
+    TextDelta("b", logprobs=(logprob("b"),)),
+    *call(0, "f", '{"x":', "1}"),
+]
+
+
+def texts(response: dict[str, Any]) -> list[str]:
+    """What each item of the output says."""
+    return [
+        item["content"][0]["text"]
+        if "content" in item
+        else item.get("arguments", item.get("input"))
+        for item in response["output"]
+    ]
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    output = [{k: v for k, v in item.items() if k != "id"} for item in response["output"]]
+    return {**response, "output": output, "completed_at": None}
+
+
+@st.composite
+def cut(draw: st.DrawFn, text: str) -> list[str]:
+    """The text in pieces."""
+    places = draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=6))
+    bounds = [0, *sorted(place for place in places if place < len(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(bounds)]
+
+
+@hypothesis_settings(deadline=None)  # The first draw compiles the validators.
+@given(st.data(), st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
+def test_pieces_do_not_matter(data: st.DataObject, thought: str, text: str) -> None:
+    """However the texts are cut, the object is the same and the deltas add up to it."""
+
+    def told() -> list[Delta]:
+        arguments = data.draw(cut(text))
+        return [
+            *(ReasoningDelta(piece) for piece in data.draw(cut(thought))),
+            *(TextDelta(piece) for piece in data.draw(cut(text))),
+            *call(0, "f", *arguments),
+            *call(1, "g", *arguments, is_custom=True),
+            STOP,
+            Usage(1, 0, 2, 1),
+        ]
+
+    first, second = whole(told())[0], whole(told())[0]
+    assert without_ids(final(first)) == without_ids(final(second))
+    assert texts(final(first)) == [thought, text, text, text]
+    deltas: dict[str, str] = {}
+    for event in read(first):
+        if event["type"].endswith(".delta"):
+            deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+    assert list(deltas.values()) == texts(final(first))
+
+
+def test_numbers_have_no_gaps_and_places_go_up() -> None:
+    events = read(whole([*LIVELY, *call(1, "g"), STOP])[0])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    added = [e["output_index"] for e in events if e["type"] == "response.output_item.added"]
+    assert added == [0, 1, 2, 3]
+
+
+def test_answer_without_a_stream_is_the_same() -> None:
+    deltas = [*LIVELY, STOP, Usage(1, 0, 2, 1)]
+    streamed, _ = whole(deltas)
+    frames, ending = whole(deltas, emits=False)
+    assert frames == [DONE]
+    body = orjson.loads(ending.body)
+    check("response", body)
+    assert without_ids(body) == without_ids(final(streamed))
+
+
+def test_length_cuts_the_last_item_alone() -> None:
+    response = final(whole([*LIVELY, Finish("length")])[0])
+    assert [item["status"] for item in response["output"]] == [
+        *("completed", "completed", "incomplete")
+    ]
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["completed_at"] is None
+
+
+def test_failure_keeps_what_was_made() -> None:
+    frames, ending = whole(LIVELY, GenerationFailed("boom"))
+    assert ending.status == 500
+    assert not ending.is_early
+    response = final(frames)
+    assert response["status"] == "failed"
+    assert response["error"] == {"code": "model_error", "message": "The model failed: boom"}
+    assert orjson.loads(ending.body)["error"]["partial_response"] == response
+
+
+def test_failure_without_output_is_early() -> None:
+    _, ending = whole([], GenerationFailed("boom"))
+    assert ending.is_early
+    assert "partial_response" not in orjson.loads(ending.body)["error"]
+
+
+def test_what_is_too_long_came_as_input() -> None:
+    frames, ending = whole([], ContextLengthExceeded(10, 20))
+    error = orjson.loads(ending.body)["error"]
+    assert (ending.status, error["param"]) == (400, "input")
+    assert read(frames)[-2]["param"] == "input"
+
+
+def test_worker_that_was_lost_is_worth_another_try() -> None:
+    _, ending = whole([], WorkerLost())
+    assert (ending.status, ending.retry_after_s) == (503, 1)
+
+
+def test_cancelled_response_tells_what_was_used() -> None:
+    assembler = new_assembler()
+    frames = begun(assembler, [Usage(5, 0, 1, 0), TextDelta("a"), Usage(5, 0, 2, 0)])
+    response = final([*frames, *assembler.cancel().frames])
+    assert response["status"] == "cancelled"
+    assert response["usage"]["output_tokens"] == 2
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_stream_may_end_without_done() -> None:
+    frames, _ = whole([TextDelta("a"), STOP], sends_done=False)
+    assert DONE not in frames
+
+
+def test_arguments_before_their_call_are_dropped() -> None:
+    response = final(whole([ToolCallDelta(0, "{}"), TextDelta("a"), STOP])[0])
+    assert texts(response) == ["a"]
+
+
+def test_reasoning_is_sealed_once_for_its_project() -> None:
+    events = read(whole([ReasoningDelta("deep"), TextDelta("a"), STOP], seal_for=3)[0])
+    [done] = [
+        event["item"]
+        for event in events
+        if event["type"] == "response.output_item.done" and event["item"]["type"] == "reasoning"
+    ]
+    assert done == events[-1]["response"]["output"][0]
+    assert unseal(done["encrypted_content"], 3, "x") == "deep"
+    [added] = [e["item"] for e in events if e["type"] == "response.output_item.added"][:1]
+    assert "encrypted_content" not in added
+
+
+@pytest.mark.parametrize("length", range(len(LIVELY) + 1))
+def test_transcript_shows_what_the_frames_say(length: int) -> None:
+    """At any point it is what the stream would end with, but for the last item's status."""
+    assembler = new_assembler()
+    frames = begun(assembler, LIVELY[:length])
+    shown = Transcript(frames).shown_output()
+    for item in shown:
+        check("item", item)
+    assembler.cancel()
+    ended = assembler.response["output"]
+    assert shown[:-1] == ended[:-1]
+    assert [{**item, "status": "x"} for item in shown] == [
+        {**item, "status": "x"} for item in ended
+    ]
+    assert [item["status"] for item in shown[-1:]] == ["in_progress"] * bool(shown)
+
+
+@pytest.mark.parametrize("length", range(len(LIVELY) + 1))
+@pytest.mark.parametrize("background", [False, True])
+def test_stream_is_ended_in_place_of_its_worker(
+    settings: Settings, length: int, background: bool
+) -> None:
+    response = new_response(background=background)
+    frames = begun(new_assembler(response), LIVELY[:length])
+    recovered = recover(RESPONSE_ID, frames)
+    assert recovered is not None
+    ending = recovered.fail(WorkerLost())
+    events = read([*frames, *ending.frames])
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert events[-1]["response"]["output"] == recovered.response["output"]
+    assert ending.frames[-1] == DONE
+    settings.RESPONSES_SEND_DONE = False
+    again = recover(RESPONSE_ID, frames)
+    assert again is not None
+    assert DONE not in again.cancel().frames
+
+
+def test_one_that_was_only_accepted_is_ended_too() -> None:
+    frames = list(accepted(new_response(background=True)))
+    recovered = recover(RESPONSE_ID, frames)
+    assert recovered is not None
+    assert final([*frames, *recovered.cancel().frames])["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("length", range(len(LIVELY) + 1))
+def test_second_attempt_goes_on_after_the_first(length: int) -> None:
+    """What was sent stays, its item is closed, and the answer is that of the second."""
+    response = new_response(background=True)
+    first = begun(new_assembler(response), LIVELY[:length])
+    second = new_assembler(response)
+    closing = list(second.restart(first))
+    frames = [*first, *closing, *begun(second, [TextDelta("again"), STOP])]
+    frames += second.complete().frames
+    assert texts(final(frames)) == ["again"]
+    if length:
+        assert decode(closing[-1])["item"]["status"] == "incomplete"
+
+
+def test_second_attempt_of_what_was_only_accepted_opens_the_stream() -> None:
+    response = new_response(background=True)
+    first = list(accepted(response))
+    second = new_assembler(response)
+    assert list(second.restart(first)) == []
+    assert [decode(frame)["type"] for frame in second.begin()] == ["response.in_progress"]
+
+
+def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second() -> None:
+    response = new_response(background=True)
+    first = begun(new_assembler(response), LIVELY)
+    second = new_assembler(response)
+    frames = [*first, *second.restart(first), *begun(second, [TextDelta("again")])]
+    assert texts({"output": Transcript(frames).shown_output()}) == ["again"]
+    recovered = recover(RESPONSE_ID, frames)
+    assert recovered is not None
+    assert texts(final([*frames, *recovered.fail(WorkerLost()).frames])) == ["again"]
