@@ -61,10 +61,14 @@ class HostedTool(WireRequest):
         return iter(())
 
 
+def _type_of(value: object) -> str | None:
+    """Return the ``type`` of an object, as it came or as it was parsed."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
 def _tool_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str):
-        return None
+    kind = _type_of(value)
     return "hosted" if kind in HOSTED_TOOLS else kind
 
 
@@ -93,8 +97,7 @@ class HostedChoice(WireRequest):
 
 
 def _named_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "hosted" if isinstance(kind, str) and kind in HOSTED_TOOLS else "named"
+    return "hosted" if _type_of(value) in HOSTED_TOOLS else "named"
 
 
 AllowedTool = Annotated[
@@ -112,9 +115,9 @@ class AllowedTools(WireRequest):
 
 
 def _choice_kind(value: object) -> str:
-    if not isinstance(value, dict):
+    if not isinstance(value, (dict, WireRequest)):
         return "mode"
-    return "allowed" if value.get("type") == "allowed_tools" else _named_kind(value)
+    return "allowed" if _type_of(value) == "allowed_tools" else _named_kind(value)
 
 
 ToolChoice = Annotated[

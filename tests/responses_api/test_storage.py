@@ -1,0 +1,385 @@
+"""Keeping responses: their history, their end, their conversations, and their deletion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey, Project
+from responses_api.context import Context, resolve
+from responses_api.history import before, history_of, items_of
+from responses_api.items import IdentifiedItem, new_item
+from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.objects import shell
+from responses_api.recovery import rebuild, shown
+from responses_api.replay import compacted
+from responses_api.storage import ConversationLocked, accept, append, delete, settle
+from responses_api.wire.request import ResponseRequest
+from tests.generations import create_generation
+from tests.responses_api.deltas import begun, call, new_assembler, read
+from tests.responses_api.validation import check
+from worker.engines.base import GenerationFailed, ModelSpec
+from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from worker.models import Generation, Status
+from worker.queue import new_id
+
+pytestmark = pytest.mark.django_db
+Key = tuple[ApiKey, str]
+STOP = Finish("stop")
+
+
+class Chain:
+    """Makes responses as the API does, without a worker."""
+
+    def __init__(self, api_key: ApiKey) -> None:
+        self._api_key, self.project_id = api_key, api_key.project_id
+
+    def accept(self, text: str, **fields: Any) -> StoredResponse:
+        """A response that was accepted."""
+        body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
+        context = resolve(
+            self.project_id, body.input, body.previous_response_id, body.conversation_id
+        )
+        response = shell(
+            body,
+            response_id=new_id("resp_"),
+            created_at=1_700_000_000,
+            model="m",
+            previous_response_id=context.previous_response_id,
+            conversation_id=context.conversation.public_id if context.conversation else None,
+            metadata=body.metadata or {},
+        )
+        accept(self.project_id, response, body, context)
+        create_generation(
+            self._api_key,
+            public_id=response["id"],
+            kind="response",
+            background=bool(body.background),
+        )
+        return StoredResponse.objects.get(public_id=response["id"])
+
+    def settle(
+        self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
+    ) -> tuple[StoredResponse, list[bytes]]:
+        """The same response when it has ended, and its stream."""
+        assembler = new_assembler(shown(stored) | {"status": "in_progress"})
+        frames = begun(assembler, deltas)
+        match end:
+            case "complete":
+                ending, status = assembler.complete(), Status.COMPLETED
+            case "cancel":
+                ending, status = assembler.cancel(), Status.CANCELLED
+            case _:
+                ending, status = assembler.fail(GenerationFailed(end)), Status.FAILED
+        end_generation(stored, status)
+        settle(stored.public_id, status, assembler, None)
+        found = StoredResponse.objects.select_related("previous", "conversation")
+        return found.get(pk=stored.pk), [*frames, *ending.frames]
+
+    def turn(self, text: str, answer: str = "ok", **fields: Any) -> StoredResponse:
+        """A response that has completed."""
+        return self.settle(self.accept(text, **fields), TextDelta(answer), STOP)[0]
+
+
+def end_generation(of: StoredResponse, status: Status) -> None:
+    row = Generation.objects.filter(public_id=of.public_id)
+    row.update(status=status, finished_at=timezone.now())
+
+
+@pytest.fixture
+def chain(api_key: Key) -> Chain:
+    return Chain(api_key[0])
+
+
+@pytest.fixture
+def conversation(project: Project) -> Conversation:
+    return Conversation.objects.create(public_id=new_id("conv_"), project=project)
+
+
+def texts(items: list[IdentifiedItem]) -> list[str]:
+    return [item.data["content"][0]["text"] for item in items]
+
+
+def test_history_is_all_that_came_before_oldest_first(chain: Chain) -> None:
+    first = chain.turn("a", "A")
+    second = chain.turn("b", "B", previous_response_id=first.public_id)
+    third = chain.accept("c", previous_response_id=second.public_id)
+    assert texts(history_of(third)) == ["a", "A", "b", "B", "c"]
+    assert texts(before(second)) == ["a", "A", "b"]
+
+
+def test_forks_share_their_beginning_and_nothing_else(chain: Chain) -> None:
+    root = chain.turn("a", "A")
+    left = chain.turn("l", "L", previous_response_id=root.public_id)
+    right = chain.turn("r", "R", previous_response_id=root.public_id)
+    assert texts(history_of(left)) == ["a", "A", "l", "L"]
+    assert texts(history_of(right)) == ["a", "A", "r", "R"]
+    shared = {item.id for item in history_of(left)} & {item.id for item in history_of(right)}
+    assert len(shared) == 2
+
+
+def test_items_are_stored_once_however_long_the_chain(chain: Chain) -> None:
+    last = chain.turn("0")
+    for number in range(1, 10):
+        last = chain.turn(str(number), previous_response_id=last.public_id)
+    assert Item.objects.count() == 20
+
+
+def test_history_a_thousand_turns_deep_is_one_query(chain: Chain, project: Project) -> None:
+    previous: StoredResponse | None = None
+    for number in range(1000):
+        previous = StoredResponse.objects.create(
+            public_id=f"resp_{number}",
+            project=project,
+            model="m",
+            status="completed",
+            previous=previous,
+        )
+        data = {"content": [{"text": str(number)}]}
+        Item.objects.create(
+            public_id=f"msg_{number}", project=project, response=previous, data=data
+        )
+    assert previous is not None
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        found = history_of(previous)
+    assert texts(found) == [str(number) for number in range(1000)]
+    assert len(queries) == 1
+
+
+def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversation) -> None:
+    chain.turn("a", "A", conversation=conversation.public_id)
+    second = chain.turn("b", "B", conversation=conversation.public_id)
+    chain.turn("later", conversation=conversation.public_id)
+    third = chain.accept("c", previous_response_id=second.public_id)
+    assert texts(history_of(third)) == ["a", "A", "b", "B", "c"]
+    assert texts(before(second)) == ["a", "A", "b"]
+
+
+def test_end_is_kept_with_its_output(chain: Chain) -> None:
+    usage = Usage(3, 1, 2, 1)
+    stored = chain.accept("x", metadata={"a": "b"})
+    ended, frames = chain.settle(
+        stored, ReasoningDelta("Hm"), TextDelta("a"), *call(0, "f"), STOP, usage
+    )
+    response = shown(ended)
+    check("response", response)
+    assert response == read(frames)[-1]["response"]
+    assert response["metadata"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "end"),
+    [
+        ([TextDelta("a"), TextDelta("b"), STOP], "complete"),
+        ([ReasoningDelta("Hm"), TextDelta("a"), *call(0, "f", "{", "}"), STOP], "complete"),
+        ([*call(0, "f"), *call(1, "run", is_custom=True), Finish("tool_calls")], "complete"),
+        ([TextDelta("a"), Finish("length")], "complete"),
+        ([STOP], "complete"),
+        ([TextDelta("half")], "boom"),
+        ([], "boom"),
+        ([TextDelta("half")], "cancel"),
+    ],
+)
+@pytest.mark.parametrize("background", [False, True])
+def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
+    chain: Chain, deltas: list[Delta], end: str, background: bool
+) -> None:
+    ended, frames = chain.settle(chain.accept("x", background=background), *deltas, end=end)
+    [batch] = compacted(ended)
+    assert batch.ending is not None
+
+    def lasting(stream: list[bytes]) -> list[dict[str, Any]]:
+        kept = (event for event in read(stream) if not event["type"].endswith(".delta"))
+        return [{k: v for k, v in event.items() if k != "sequence_number"} for event in kept]
+
+    assert lasting(list(batch.frames)) == lasting(frames)
+
+
+def test_end_of_what_is_not_stored_is_not_kept() -> None:
+    assembler = new_assembler()
+    assembler.complete()
+    settle("resp_none", Status.COMPLETED, assembler, None)
+    assert not StoredResponse.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "f"},
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}, {"type": "mcp", "server_label": "x"}],
+        },
+    ],
+)
+def test_request_is_shown_again_as_it_was(chain: Chain, choice: Any) -> None:
+    function = {"type": "function", "name": "f", "parameters": {"default": None}}
+    hosted = {"type": "web_search", "filters": None, "x": [None]}
+    stored = chain.accept("x", tools=[function, hosted], tool_choice=choice, stop=["a", "b"])
+    response = shown(stored)
+    assert response["tools"][0]["parameters"] == {"default": None}
+    assert response["tools"][1] == hosted
+    assert response["tool_choice"] == choice
+
+
+def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Catalog:
+        def find(self, name: str) -> ModelSpec:
+            return ModelSpec("m", "scripted")
+
+    monkeypatch.setattr("responses_api.recovery.catalog", Catalog)
+    first = chain.turn("a", "A")
+    stored = chain.accept(
+        "b", previous_response_id=first.public_id, background=True, instructions="i",
+        max_output_tokens=9, tools=[{"type": "function", "name": "f", "parameters": {"d": None}}],
+    )  # fmt: skip
+    document = rebuild(stored.public_id)
+    assert document is not None
+    assert [m.text for m in document.request.messages] == ["i", "a", "A", "b"]
+    assert document.request.max_output_tokens == 9
+    assert document.request.tools[0].parameters == {"d": None}
+    assert document.assembly["response"]["id"] == stored.public_id
+    assert rebuild("resp_none") is None
+
+
+# --- Conversations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deltas", "end", "added"),
+    [
+        ([TextDelta("A"), STOP], "complete", ["a", "A"]),
+        ([TextDelta("A"), Finish("length")], "complete", ["a", "A"]),
+        ([TextDelta("A")], "boom", []),
+        ([TextDelta("A")], "cancel", []),
+    ],
+)
+def test_only_an_end_of_its_own_is_added_to_the_conversation(
+    chain: Chain, conversation: Conversation, deltas: list[Delta], end: str, added: list[str]
+) -> None:
+    stored = chain.accept("a", conversation=conversation.public_id)
+    assert texts(items_of(conversation)) == []
+    chain.settle(stored, *deltas, end=end)
+    assert texts(items_of(conversation)) == added
+    conversation.refresh_from_db()
+    assert conversation.locked_by == ""
+    assert conversation.next_position == len(added)
+
+
+def test_conversation_is_held_until_the_end(chain: Chain, conversation: Conversation) -> None:
+    first = chain.accept("a", conversation=conversation.public_id)
+    with pytest.raises(ConversationLocked):
+        chain.accept("b", conversation=conversation.public_id)
+    chain.settle(first, TextDelta("A"), STOP)
+    assert texts(history_of(chain.accept("b", conversation=conversation.public_id))) == [
+        *("a", "A", "b")
+    ]
+
+
+def test_hold_ends_with_the_generation_whoever_ended_it(
+    chain: Chain, conversation: Conversation
+) -> None:
+    first = chain.accept("a", conversation=conversation.public_id)
+    end_generation(first, Status.FAILED)
+    chain.accept("b", conversation=conversation.public_id)
+
+
+def test_context_that_is_out_of_date_is_not_accepted(
+    chain: Chain, conversation: Conversation, project: Project
+) -> None:
+    """What another added after it was read would be missing in it."""
+    stale = Conversation.objects.get(pk=conversation.pk)
+    data = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+    row = Item.objects.create(public_id=new_id("msg_"), project=project, data=data)
+    append(conversation, [row])
+    conversation.save()
+    body = ResponseRequest.model_validate({"input": "a"})
+    response = {"id": new_id("resp_"), "model": "m", "created_at": 0}
+    context = Context([new_item(data)], conversation=stale)
+    with pytest.raises(ConversationLocked):
+        accept(project.pk, response, body, context)
+
+
+def test_places_in_a_conversation_are_unique(conversation: Conversation, project: Project) -> None:
+    for expected in (None, IntegrityError):
+        item = Item(
+            public_id=new_id("msg_"), project=project, data={}, conversation=conversation,
+            conversation_position=0,
+        )  # fmt: skip
+        if expected is None:
+            item.save()
+        else:
+            with pytest.raises(expected), transaction.atomic():
+                item.save()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"status": "failed", "completed_at": "2026-01-01T00:00Z"}, {"both": True}]
+)
+def test_rows_that_contradict_themselves_are_refused(
+    project: Project, conversation: Conversation, fields: dict[str, Any]
+) -> None:
+    row = {"project": project, "model": "m", "status": "completed", **fields}
+    if row.pop("both", False):
+        row |= {
+            "conversation": conversation,
+            "previous": StoredResponse.objects.create(public_id="p", **row),
+        }
+    with pytest.raises(IntegrityError), transaction.atomic():
+        StoredResponse.objects.create(public_id="x", **row)
+
+
+# --- Deletion ------------------------------------------------------------------------------------
+
+
+def kept() -> set[str]:
+    return set(StoredResponse.objects.values_list("public_id", flat=True))
+
+
+def test_deleted_response_is_gone_with_its_items(chain: Chain) -> None:
+    delete(chain.turn("a"))
+    assert kept() == set()
+    assert not Item.objects.exists()
+
+
+def test_deleted_response_stays_hidden_until_no_other_needs_it(chain: Chain) -> None:
+    first = chain.turn("a")
+    second = chain.turn("b", previous_response_id=first.public_id)
+    other = chain.turn("c", previous_response_id=first.public_id)
+    delete(first)
+    delete(second)
+    assert kept() == {first.public_id, other.public_id}
+    assert texts(history_of(other)) == ["a", "ok", "c", "ok"]
+    delete(other)
+    assert kept() == set()
+
+
+def test_sweep_stops_at_what_is_not_deleted(chain: Chain) -> None:
+    first = chain.turn("a")
+    second = chain.turn("b", previous_response_id=first.public_id)
+    delete(second)
+    assert kept() == {first.public_id}
+
+
+def test_items_of_a_conversation_outlive_their_response(
+    chain: Chain, conversation: Conversation
+) -> None:
+    delete(chain.turn("a", "A", conversation=conversation.public_id))
+    assert texts(items_of(conversation)) == ["a", "A"]
+
+
+def test_nul_is_kept_as_another_character(chain: Chain) -> None:
+    stored = chain.turn("a\0", "b\0", metadata={"\0": "\0"}, instructions="\0")
+    found = StoredResponse.objects.get(pk=stored.pk)
+    assert texts(history_of(found)) == ["a\ufffd", "b\ufffd"]
+    assert found.metadata == {"\ufffd": "\ufffd"}
+    assert found.request["instructions"] == "\ufffd"
+    assert StoredResponse.objects.filter(metadata__contains={"\0": "\0"}).exists()

@@ -1,0 +1,141 @@
+"""Tools of a request, and the object that shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference_site.http.errors import InvalidRequestError
+from inference_site.http.payload import parse
+from responses_api.tools import hosted_tools, shown_tool, to_tool_plan
+from responses_api.wire.request import ResponseRequest
+from tests.responses_api import schemas
+from tests.responses_api.deltas import new_response
+from tests.responses_api.validation import check
+from worker.custom_tools import custom_tool
+from worker.generation import Tool
+
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CUSTOM: dict[str, Any] = {"type": "custom", "name": "run", "description": "d"}
+SEARCH: dict[str, Any] = {"type": "web_search", "filters": {"a": None}}
+F, RUN = Tool("f", None, {"type": "object"}), custom_tool("run", "d")
+
+
+def body(**fields: Any) -> ResponseRequest:
+    return parse(ResponseRequest, {"model": "m", "input": "x", **fields})
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "must_call"),
+    [
+        (None, (F, RUN), False),
+        ("auto", (F, RUN), False),
+        ("none", (), False),
+        ("required", (F, RUN), True),
+        ({"type": "function", "name": "f"}, (F,), True),
+        ({"type": "custom", "name": "run"}, (RUN,), True),
+        ({"type": "allowed_tools", "mode": "auto",
+          "tools": [{"type": "custom", "name": "run"}, {"type": "web_search"}]}, (RUN,), False),
+        ({"type": "allowed_tools", "mode": "required",
+          "tools": [{"type": "function", "name": "f"}]}, (F,), True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, (), False),
+    ],
+)  # fmt: skip
+def test_choice_decides_what_the_model_sees(
+    choice: Any, tools: tuple[Tool, ...], must_call: bool
+) -> None:
+    plan = to_tool_plan(body(tools=[FUNCTION, SEARCH, CUSTOM], tool_choice=choice))
+    assert plan.tools == tools
+    assert plan.must_call is must_call
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "web_search"},
+        {"type": "function", "name": "g"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+    ],
+)
+def test_choice_of_what_cannot_be_called_is_refused(choice: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        to_tool_plan(body(tools=[FUNCTION, SEARCH], tool_choice=choice))
+    assert caught.value.param == "tool_choice"
+
+
+def test_call_cannot_be_required_of_nothing() -> None:
+    with pytest.raises(InvalidRequestError):
+        to_tool_plan(body(tools=[SEARCH], tool_choice="required"))
+
+
+def test_hosted_tools_are_named_once_each() -> None:
+    assert hosted_tools(body(tools=[FUNCTION, SEARCH])) == ["tools.web_search"]
+
+
+def test_tools_are_shown_with_all_their_fields() -> None:
+    shown = [shown_tool(tool) for tool in body(tools=[FUNCTION, CUSTOM, SEARCH]).tools or ()]
+    assert shown == [
+        {**FUNCTION, "description": None, "strict": True},
+        {**CUSTOM, "format": {"type": "text"}},
+        SEARCH,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function"}, "tools[0].name"),
+        ({"type": "function", "name": "a b"}, "tools[0].name"),
+        ({"type": "frobnicate"}, "tools[0]"),
+        ({"type": "custom", "name": "x", "format": {"type": "grammar"}}, "tools[0].format.type"),
+    ],
+)
+def test_tool_that_is_none_is_refused(tool: Any, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        body(tools=[tool])
+    assert (caught.value.param or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"background": True},
+        {"conversation": "conv_1", "user": "ann"},
+        {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+        {"reasoning": {"effort": "high", "summary": "detailed"}},
+        {"tools": [FUNCTION, CUSTOM, SEARCH], "tool_choice": {"type": "custom", "name": "run"}},
+        {"temperature": 0, "top_p": 0, "top_logprobs": 3, "truncation": "auto"},
+        {"store": False, "service_tier": "flex", "max_output_tokens": 1, "max_tool_calls": 2},
+    ],
+)
+def test_object_has_every_field_whatever_was_asked(fields: dict[str, Any]) -> None:
+    response = new_response(**fields)
+    check("response", response)
+    assert set(schemas.RESPONSE["required"]) <= set(response)
+
+
+def test_verbosity_is_shown_only_when_it_is_given() -> None:
+    assert new_response()["text"] == {"format": {"type": "text"}}
+
+
+def test_strictness_of_a_schema_is_shown() -> None:
+    given = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
+    assert new_response(text={"format": given})["text"]["format"] == {**given, "description": None}
+    with_none = {**given, "strict": None}
+    assert new_response(text={"format": with_none})["text"]["format"]["strict"] is False
+
+
+def test_fields_of_client_libraries_in_items_are_dropped_without_a_word() -> None:
+    item = {"role": "assistant", "id": "msg_1", "status": None, "parsed": None, "content": []}
+    assert body(input=[item], frobnicate=1).ignored_params == ["frobnicate"]
+
+
+@pytest.mark.parametrize("n", [None, 1])
+def test_one_answer_is_all_there_is(n: int | None) -> None:
+    assert body(n=n).n == n
+    with pytest.raises(InvalidRequestError):
+        body(n=2)
