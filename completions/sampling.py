@@ -18,6 +18,8 @@ def common_fields(body: SamplingFields, spec: ModelSpec) -> dict[str, Any]:
     """Return these fields of a GenerationRequest. Raise InvalidRequestError."""
     if body.stop_token_ids:
         require("stop_token_ids", "stop_token_ids", spec)
+    if body.mirostat:
+        require("mirostat", "mirostat", spec)
     if body.cache_prompt is False:
         require("cache_prompt", "cache_prompt", spec)
     return {

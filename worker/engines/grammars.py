@@ -1,4 +1,4 @@
-"""Grammars as llguidance knows them: for engines that run it, and for those that hide its errors."""
+"""Grammars as llguidance knows them: for engines that run it, and one that hides its errors."""
 
 from __future__ import annotations
 

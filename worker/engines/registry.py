@@ -10,7 +10,9 @@ from importlib import import_module
 from worker.engines.base import Engine, EngineLoadError, ModelSpec
 
 ENGINES = {
+    "ctransformers": "worker.engines.ctransformers",
     "llama_cpp": "worker.engines.llama_cpp",
+    "openai_upstream": "worker.engines.openai_upstream",
     "scripted": "worker.engines.scripted",
 }
 

@@ -19,7 +19,7 @@ _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
-        *("stop_token_ids", "tools"),
+        *("mirostat", "stop_token_ids", "tools"),
     }
 )
 

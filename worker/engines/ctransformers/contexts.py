@@ -1,0 +1,82 @@
+"""Contexts: loaded copies of the model, one for each sequence that runs at a time.
+
+The library has no batching: a second sequence needs a second context, with weights of its own but
+for what the operating system shares of a mapped file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_int
+from typing import Any
+
+import numpy as np
+
+from worker.engines.base import GenerationFailed
+from worker.engines.ctransformers.sampler import Floats
+
+PREFILL_BATCH = 32
+"""Tokens of a prompt between two looks at cancellation."""
+
+
+class Context:
+    """One copy of the model, and the tokens it has read."""
+
+    def __init__(self, llm: Any, threads: int) -> None:
+        self._llm, self._threads = llm, threads
+        self.tokens: list[int] = []
+        size = llm.ctransformers_llm_vocab_size()
+        self._size = int(size)
+
+    def rewind(self, tokens: Sequence[int]) -> int:
+        """Keep what is read already of these tokens, all but the last; return how many."""
+        kept = min(common_prefix(self.tokens, tokens), max(0, len(tokens) - 1))
+        del self.tokens[kept:]
+        return kept
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read on. Raise GenerationFailed."""
+        given = (c_int * len(tokens))(*tokens)
+        if not self._llm.ctransformers_llm_batch_eval(
+            given, len(tokens), len(self.tokens), PREFILL_BATCH, self._threads
+        ):
+            self.tokens.clear()
+            raise GenerationFailed("ctransformers could not evaluate the tokens.")
+        self.tokens += tokens
+
+    def logits(self) -> Floats:
+        """Return the scores of all tokens for the next place, as a copy."""
+        data = self._llm.ctransformers_llm_logits_data()
+        scores: Floats = np.ctypeslib.as_array(data, shape=(self._size,)).astype(np.float32)
+        return scores
+
+
+class Contexts:
+    """The contexts of one model. As many are taken at once as there are slots."""
+
+    def __init__(self, contexts: list[Context]) -> None:
+        self._free = contexts
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, tokens: Sequence[int]) -> Iterator[Context]:
+        """Lend the free context that has read most of these tokens already."""
+        with self._changed:
+            while not self._free:
+                self._changed.wait()
+            best = max(self._free, key=lambda context: common_prefix(context.tokens, tokens))
+            self._free.remove(best)
+        try:
+            yield best
+        finally:
+            with self._changed:
+                self._free.append(best)
+                self._changed.notify()
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    length = min(len(one), len(other))
+    return next((i for i in range(length) if one[i] != other[i]), length)

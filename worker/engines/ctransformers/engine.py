@@ -1,0 +1,143 @@
+"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF.
+
+Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
+"starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
+"basic", or a path).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.engines.base import (
+    ContextLengthExceeded,
+    Engine,
+    EngineLoadError,
+    InvalidRequest,
+    ModelSpec,
+)
+from worker.engines.ctransformers.contexts import Context, Contexts
+from worker.engines.ctransformers.run import ChoiceRun, Counts
+from worker.engines.ctransformers.sampler import Sampler
+from worker.engines.ctransformers.vocabulary import Vocabulary
+from worker.generation import (
+    Finish,
+    GenerationRequest,
+    Sampling,
+    Sink,
+    TextDelta,
+    TokensDelta,
+)
+
+_BREAKERS = ("\n", ":", '"', "*")
+"""Texts that a repetition does not reach across, unless the request names others."""
+
+
+def load(spec: ModelSpec) -> CtransformersEngine:
+    """Load a context for each slot. Raise EngineLoadError naming the file and the fix."""
+    from ctransformers.llm import LLM, Config
+
+    if spec.file is None:
+        raise EngineLoadError(f"Model '{spec.id}': the engine ctransformers needs a 'file'.")
+    if not spec.file.is_file():
+        raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
+    config = Config(
+        context_length=spec.context_length,
+        threads=spec.threads,
+        gpu_layers=max(0, spec.gpu_layers),
+    )
+    try:
+        llms = [
+            LLM(
+                str(spec.file),
+                spec.options.get("model_type"),
+                config=config,
+                lib=spec.options.get("lib"),
+            )
+            for _ in range(spec.slots)
+        ]
+    except (OSError, RuntimeError, ValueError) as exc:
+        raise EngineLoadError(f"Model '{spec.id}': {_reason(spec, exc)}") from exc
+    return CtransformersEngine(spec, llms)
+
+
+def _reason(spec: ModelSpec, exc: Exception) -> str:
+    if "model type" in str(exc):
+        return f"{spec.file} does not say what it is: set 'model_type' (gpt2, gptj, mpt, …)."
+    if isinstance(exc, OSError):
+        return f"the library of ctransformers cannot be loaded ({exc}); set 'lib' to basic."
+    return (
+        f"ctransformers could not load {spec.file}: its 'model_type' is wrong, its GGUF is newer "
+        "than the library (2023), or the memory is not enough."
+    )
+
+
+class CtransformersEngine(Engine):
+    """A model loaded in ctransformers (see ``worker.engines.base.Engine``)."""
+
+    def __init__(self, spec: ModelSpec, llms: list[Any]) -> None:
+        self._spec = spec
+        self._vocabulary = Vocabulary(llms[0])
+        self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
+        # The library may know that the model cannot read as far as it was told.
+        self._context_length = min(spec.context_length, int(llms[0].context_length))
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Chats come as prompts, through the chat adapter."""
+        raise InvalidRequest(f"The model `{self._spec.id}` has no chat template.", "messages")
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the prompts, one choice after the other (see ``Engine.complete``)."""
+        prompts = [self._tokens(prompt) for prompt in request.prompts]
+        for prompt in prompts:
+            if len(prompt) >= self._context_length:
+                raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
+        counts = Counts()
+        for number, prompt in enumerate(prompts):
+            with self._contexts.take(prompt) as context:
+                for choice in range(request.choices):
+                    index = number * request.choices + choice
+                    run = ChoiceRun(
+                        request,
+                        self._vocabulary,
+                        sink,
+                        counts,
+                        index,
+                        self._sampler(request.sampling, index),
+                    )
+                    run.run(context, prompt, self._limit(request, prompt))
+        sink.feed(counts.usage())
+
+    def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
+        room = self._context_length - len(prompt)
+        return min(request.max_output_tokens or room, room)
+
+    def _sampler(self, sampling: Sampling, index: int) -> Sampler:
+        breakers = sampling.dry_sequence_breakers or _BREAKERS
+        tokens = [frozenset(self._vocabulary.tokens(text)[-1:]) for text in breakers]
+        seed = None if sampling.seed is None else sampling.seed + index
+        return Sampler(sampling, tokens, seed)
+
+    def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, tuple):
+            return self._vocabulary.checked(prompt, "prompt")
+        tokens = self._vocabulary.tokens(prompt)
+        return tokens or [self._vocabulary.bos]
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        for index, prompt in enumerate(request.prompts):
+            sink.feed(TokensDelta(tuple(self._vocabulary.tokens(str(prompt))), index))
+            sink.feed(Finish("stop", index))
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        for index, prompt in enumerate(request.prompts):
+            tokens = self._vocabulary.checked(tuple(prompt), "tokens")  # type: ignore[arg-type]  # Token ids: see the contract.
+            text = b"".join(self._vocabulary.bytes_of(token) for token in tokens)
+            sink.feed(TextDelta(text.decode("utf-8", "replace"), index))
+            sink.feed(Finish("stop", index))
+
+    def close(self) -> None:
+        """Drop the contexts; their memory goes with the last reference."""
+        self._contexts = Contexts([])

@@ -1,0 +1,155 @@
+"""One choice of one prompt: read the prompt, then token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLMatcher
+
+from worker.engines.base import GenerationFailed, InvalidRequest
+from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
+from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
+from worker.engines.ctransformers.text import AnswerText
+from worker.engines.ctransformers.vocabulary import Vocabulary
+from worker.engines.grammars import llguidance_grammar
+from worker.generation import Finish, GenerationRequest, Sink, TokenLogprob, Usage
+
+
+@dataclass
+class Counts:
+    """What a request has used so far."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    def usage(self) -> Usage:
+        """Return it as a delta."""
+        return Usage(
+            self.input_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            0,
+            self.prefill_ms,
+            self.decode_ms,
+        )
+
+
+@dataclass
+class ChoiceRun:
+    """One choice on its way; ``index`` is that of the choice."""
+
+    request: GenerationRequest
+    vocabulary: Vocabulary
+    sink: Sink
+    counts: Counts
+    index: int
+    sampler: Sampler
+    output: list[int] = field(default_factory=list)
+
+    def run(self, context: Context, prompt: Sequence[int], limit: int) -> None:
+        """Generate up to ``limit`` tokens; return early when the sink is cancelled."""
+        if not self._prefill(context, prompt):
+            return
+        started = time.perf_counter()
+        finish = self._decode(context, [*prompt], limit)
+        self.counts.decode_ms += (time.perf_counter() - started) * 1000
+        if finish is not None:
+            self.sink.feed(finish)
+
+    def _prefill(self, context: Context, prompt: Sequence[int]) -> bool:
+        started = time.perf_counter()
+        cached = context.rewind(prompt) if self.request.cache_prompt else 0
+        if not self.request.cache_prompt:
+            context.tokens.clear()
+        if self.index % self.request.choices == 0:
+            self.counts.input_tokens += len(prompt)
+            self.counts.cached_tokens += cached
+        for first in range(cached, len(prompt), PREFILL_BATCH):
+            if self.sink.cancelled:
+                return False
+            context.read(prompt[first : first + PREFILL_BATCH])
+        self.counts.prefill_ms += (time.perf_counter() - started) * 1000
+        return True
+
+    def _decode(self, context: Context, history: list[int], limit: int) -> Finish | None:
+        text = AnswerText(self.request.stop, self.index)
+        matcher = self._matcher()
+        while not self.sink.cancelled:
+            logits = context.logits()
+            raw = logits.copy() if self.request.top_logprobs is not None else None
+            token = self._choose(logits, history, matcher)
+            self.counts.output_tokens += 1
+            self.sink.feed(self.counts.usage())
+            ended = self._ended(token, text)
+            if ended is None and matcher is not None and not matcher.consume_token(token):
+                raise GenerationFailed(f"The grammar does not allow its own token {token}.")
+            if ended is None:
+                history.append(token)
+                self.output.append(token)
+                ended = self._feed(token, raw, text)
+            if ended is None and matcher is not None and matcher.is_stopped():
+                ended = Finish("stop", self.index)
+            if ended is None and len(self.output) >= limit:
+                ended = Finish("length", self.index)
+            if ended is not None:
+                if rest := text.end():
+                    self.sink.feed(rest)
+                return ended
+            context.read([token])
+        return None
+
+    def _choose(self, logits: Floats, history: list[int], matcher: LLMatcher | None) -> int:
+        if matcher is not None:
+            allowed = np.unpackbits(
+                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
+            )[: len(logits)].astype(bool)
+            if not allowed.any():
+                raise GenerationFailed("No token of this model can go on with the grammar.")
+            logits[~allowed] = -np.inf
+        elif self.request.ignore_eos:
+            logits[self.vocabulary.eos] = -np.inf
+        return self.sampler.choose(logits, history, self.output)
+
+    def _ended(self, token: int, text: AnswerText) -> Finish | None:
+        if token in self.request.stop_token_ids:
+            return Finish("stop", self.index, token)
+        if self.vocabulary.is_end(token) and not self.request.ignore_eos:
+            return Finish("stop", self.index)
+        return None
+
+    def _feed(self, token: int, raw: Floats | None, text: AnswerText) -> Finish | None:
+        logprob = None if raw is None else self._logprob(token, raw)
+        if delta := text.feed(self.vocabulary.bytes_of(token), logprob):
+            self.sink.feed(delta)
+        return None if text.stop is None else Finish("stop", self.index, text.stop)
+
+    def _logprob(self, token: int, raw: Floats) -> TokenLogprob:
+        scores = log_probabilities(raw)
+        count = min(self.request.top_logprobs or 0, len(scores))
+        best = np.argsort(-scores)[:count].tolist()
+        return self._entry(token, scores, tuple(self._entry(t, scores) for t in best))
+
+    def _entry(
+        self, token: int, scores: Floats, top: tuple[TokenLogprob, ...] = ()
+    ) -> TokenLogprob:
+        piece = self.vocabulary.bytes_of(token)
+        return TokenLogprob(piece.decode("utf-8", "replace"), float(scores[token]), piece, top)
+
+    def _matcher(self) -> LLMatcher | None:
+        constraint = self.request.constraint
+        if constraint is None:
+            return None
+        try:
+            grammar = llguidance_grammar(constraint)
+        except ValueError as exc:
+            raise InvalidRequest(f"Invalid grammar: {exc}", constraint.param) from exc
+        matcher = LLMatcher(self.vocabulary.for_grammars, grammar)
+        if error := matcher.get_error():
+            raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
+        return matcher

@@ -1,0 +1,77 @@
+"""The model's tokens as bytes: for grammars, for stop tokens and for the text of an answer."""
+
+from __future__ import annotations
+
+from ctypes import c_int
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from worker.engines.base import InvalidRequest
+
+
+class Vocabulary:
+    """The tokens of one model. The library's own calls are not used where they can overrun."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self.size: int = llm.vocab_size
+        self.eos: int = llm.eos_token_id
+        self.bos: int = llm.bos_token_id
+        self._adds_bos = llm.model_type == "llama"
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, after the one it begins with, if the model has one."""
+        encoded = text.encode()
+        if b"\0" in encoded:
+            raise InvalidRequest("A prompt cannot hold a NUL.", "prompt")
+        # The library allots one token a character; a character may be as many tokens as bytes.
+        found = (c_int * (len(encoded) + 2))()
+        count = self._llm.ctransformers_llm_tokenize(encoded, self._adds_bos, found)
+        return list(found[:count])
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the token's part of the text; nothing for special tokens."""
+        piece: bytes = self._llm.ctransformers_llm_detokenize(token)
+        return piece
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a sequence."""
+        return bool(self._llm.is_eos_token(token))
+
+    def checked(self, tokens: tuple[int, ...], param: str) -> list[int]:
+        """Return these tokens. Raise InvalidRequest for one that there is not."""
+        if bad := next((token for token in tokens if token >= self.size), None):
+            raise InvalidRequest(f"{bad} is no token of this model.", param)
+        return list(tokens)
+
+    @cached_property
+    def for_grammars(self) -> LLTokenizer:
+        """The vocabulary as llguidance wants it."""
+        return LLTokenizer(TokenizerWrapper(_ForGrammars(self)), n_vocab=self.size)
+
+
+class _ForGrammars:
+    """What llguidance reads of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos
+        self.bos_token_id = vocabulary.bos
+        self.tokens = [vocabulary.bytes_of(token) for token in range(vocabulary.size)]
+        self.special_token_ids = [vocabulary.eos]
+        self._by_bytes = {piece: token for token, piece in enumerate(self.tokens) if piece}
+        self._longest = max(map(len, self._by_bytes))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Return tokens of exactly these bytes; the library's own would put a space before them."""
+        rest = text.encode() if isinstance(text, str) else text
+        tokens: list[int] = []
+        while rest:
+            lengths = range(min(self._longest, len(rest)), 0, -1)
+            length = next((n for n in lengths if rest[:n] in self._by_bytes), 0)
+            if not length:
+                break
+            tokens.append(self._by_bytes[rest[:length]])
+            rest = rest[length:]
+        return tokens
