@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
 import openai
 
-WEATHER: dict[str, Any] = {
+WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
     "description": "Get the weather of a city",
@@ -19,7 +20,7 @@ WEATHER: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-CUSTOM: dict[str, Any] = {"type": "custom", "name": "run"}
+CUSTOM: Any = {"type": "custom", "name": "run"}
 
 
 def script(*steps: dict[str, Any]) -> str:
@@ -38,6 +39,11 @@ def slow(words: int, delay_ms: int = 20) -> str:
 
 
 ENDLESS = slow(4000)
+
+
+def dicts(items: Iterable[openai.BaseModel]) -> list[Any]:
+    """Items as they are on the wire."""
+    return [item.to_dict() for item in items]
 
 
 def respond(client: openai.OpenAI, *steps: dict[str, Any], **fields: Any) -> Any:

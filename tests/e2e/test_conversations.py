@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.scripts import ENDLESS, respond, script, slow
+from tests.e2e.scripts import ENDLESS, dicts, respond, script, slow
 from tests.served_stack import wait_until
 
 UNKNOWN = "conv_" + "0" * 32
@@ -24,7 +24,7 @@ def user(text: str) -> Any:
 def texts(client: openai.OpenAI, of: str) -> list[str]:
     """The texts of a conversation's items, oldest first."""
     items = client.conversations.items.list(of, order="asc", limit=100)
-    return [item.to_dict()["content"][0]["text"] for item in items]  # type: ignore[index]  # Messages.
+    return [item["content"][0]["text"] for item in dicts(items)]
 
 
 def test_conversation_is_made_read_changed_and_deleted(
@@ -66,8 +66,9 @@ def test_unknown_is_404_and_malformed_is_400(client: openai.OpenAI) -> None:
 
 
 def test_body_may_be_empty(http: httpx.Client) -> None:
-    for body in ({"json": {}}, {}, {"headers": {"Content-Type": "application/json"}}):
-        response = http.post("/v1/conversations", **body)  # type: ignore[arg-type]  # As named.
+    bodies: list[Any] = [{"json": {}}, {}, {"headers": {"Content-Type": "application/json"}}]
+    for body in bodies:
+        response = http.post("/v1/conversations", **body)
         assert response.status_code == 200, response.text
         assert response.json()["metadata"] == {}
 
@@ -141,7 +142,7 @@ def test_response_reads_and_extends_its_conversation(client: openai.OpenAI, stre
     assert again.usage.input_tokens == 5
     assert texts(client, made.id)[3:] == ["four", "four"]
     listed = client.responses.input_items.list(final.id, order="asc")
-    assert [item.to_dict()["content"][0]["text"] for item in listed] == ["one two", "three"]
+    assert [item["content"][0]["text"] for item in dicts(listed)] == ["one two", "three"]
 
 
 def test_incomplete_response_is_added_too(client: openai.OpenAI) -> None:
@@ -223,7 +224,7 @@ def test_responses_of_a_deleted_conversation_stay_readable(client: openai.OpenAI
     client.conversations.delete(made.id)
     assert client.responses.retrieve(answer.id) == answer
     items = client.responses.input_items.list(answer.id, order="asc")
-    assert [i.to_dict()["content"][0]["text"] for i in items] == ["before", "x"]
+    assert [item["content"][0]["text"] for item in dicts(items)] == ["before", "x"]
     after = client.responses.create(model="scripted", input="y", previous_response_id=answer.id)
     assert after.usage is not None
     assert after.usage.input_tokens == 4

@@ -88,6 +88,14 @@ def test_completions_go_through_the_hook_too(client: openai.OpenAI) -> None:
     assert answer.choices[0].text == "HELLO THERE"
 
 
+def test_responses_go_through_the_hook_too(client: openai.OpenAI, notes: Path) -> None:
+    answer = client.responses.create(model="scripted", input="hello there")
+    assert answer.output_text == "HELLO THERE"
+    assert client.responses.retrieve(answer.id).output_text == "HELLO THERE"
+    note = json.loads(notes.read_text().splitlines()[-1])
+    assert (note["id"], note["kind"]) == (answer.id, "response")
+
+
 def test_answer_of_which_all_was_dropped_is_empty(client: openai.OpenAI) -> None:
     choice = ask(client, "drop").choices[0]
     assert (choice.message.content, choice.finish_reason) == ("", "stop")

@@ -312,6 +312,62 @@ def test_input_that_does_not_fit_is_refused_unless_it_may_be_cut(client: openai.
     assert cut.usage.input_tokens < 5000
 
 
+@pytest.mark.parametrize("model", ["demo", "scripted"])
+def test_samplers_of_chat_are_honoured(http: httpx.Client, model: str) -> None:
+    body = {
+        "model": model,
+        "input": CAPITAL,
+        "max_output_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 10,
+        "min_p": 0.05,
+        "typical_p": 1.0,
+        "seed": 7,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "repetition_penalty": 1.1,
+        "dry_multiplier": 0.5,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_sequence_breakers": ["."],
+        "xtc_probability": 0.1,
+        "xtc_threshold": 0.1,
+        "mirostat": 0,
+        "ignore_eos": True,
+    }
+    answers = [http.post("/v1/responses", json=body) for _ in range(2)]
+    assert answers[0].status_code == 200, answers[0].text
+    assert "x-unsupported-params" not in answers[0].headers
+    texts = [answer.json()["output"][0]["content"][0]["text"] for answer in answers]
+    assert texts[0] == texts[1]
+
+
+def test_greedy_sampling_gives_what_chat_gives(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="demo", input=CAPITAL, temperature=0)
+    chat = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": CAPITAL}], temperature=0
+    )
+    assert made.output_text == chat.choices[0].message.content
+
+
+def test_stop_texts_and_grammars_are_honoured(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="a b c d", extra_body={"stop": [" c"]})
+    assert (made.output_text, made.status) == ("a b", "completed")
+    grammar = {"grammar": {"type": "regex", "value": "[0-9]{3}"}}
+    made = client.responses.create(model="demo", input="x", temperature=0, extra_body=grammar)
+    assert made.output_text.isdecimal()
+    assert len(made.output_text) == 3
+    any_json = client.responses.create(
+        model="demo",
+        input="x",
+        text={"format": {"type": "json_object"}},
+        max_output_tokens=200,
+        temperature=0,
+    )
+    assert any_json.output_text.startswith("{")
+
+
 def test_unknown_fields_are_named(http: httpx.Client) -> None:
     body = {"model": "scripted", "input": "hi", "frobnicate": 1, "prompt": {"id": "x"}}
     response = http.post("/v1/responses", json=body)

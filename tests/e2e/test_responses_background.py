@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.scripts import ENDLESS, events, replay_raw, respond, slow, types
+from tests.e2e.scripts import ENDLESS, dicts, events, replay_raw, respond, slow, types
 from tests.served_stack import ServedStack, wait_until
 
 UNKNOWN = "resp_" + "0" * 32
@@ -240,7 +240,7 @@ def test_deleted_items_stay_while_others_build_on_them(
     assert caught.value.code == "previous_response_not_found"
     third = respond(client, {"text": "three"}, previous_response_id=second.id)
     history = client.responses.input_items.list(third.id, order="asc", limit=100)
-    said = [item.to_dict() for item in history]
+    said = dicts(history)
     assert [item["content"][0]["text"] for item in said if item["role"] == "assistant"] == [
         *("one", "two")
     ]

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.scripts import ENDLESS, respond, script, slow
+from tests.e2e.scripts import ENDLESS, dicts, respond, script, slow
 from tests.served_stack import ServedStack
 
 
@@ -24,7 +24,7 @@ def stranger(stack: ServedStack) -> openai.OpenAI:
 def texts(client: openai.OpenAI, of: str) -> list[tuple[str, str]]:
     """The roles and texts of a response's input items, oldest first."""
     items = client.responses.input_items.list(of, order="asc", limit=100)
-    return [(i["role"], i["content"][0]["text"]) for i in (item.to_dict() for item in items)]
+    return [(item["role"], item["content"][0]["text"]) for item in dicts(items)]
 
 
 def test_chain_is_read_by_the_model(client: openai.OpenAI) -> None:
@@ -90,7 +90,7 @@ def test_input_items_are_normalised_ordered_and_paged(client: openai.OpenAI) -> 
         {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
     ]
     made = client.responses.create(model="scripted", input=given)
-    newest_first = [item.to_dict() for item in client.responses.input_items.list(made.id)]
+    newest_first = dicts(client.responses.input_items.list(made.id))
     assert [item["role"] for item in newest_first] == ["user", "assistant", "user", "developer"]
     assert newest_first[1]["content"] == [
         {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
@@ -198,15 +198,15 @@ def test_compaction_is_taken_back_as_it_is(client: openai.OpenAI, stranger: open
     items: Any = [item.to_dict(warnings=False) for item in compacted.output]
     assert [item["type"] for item in items] == ["message", "message", "compaction"]
     assert compacted.usage.output_tokens > 0
-    question = {"role": "user", "content": "x"}
+    question: Any = {"role": "user", "content": "x"}
     answer = client.responses.create(model="scripted", input=[*items, question])
     assert answer.usage is not None
     assert answer.usage.input_tokens > 20  # The summary is an echo of what was to be summarised.
     sealed = items[-1]["encrypted_content"]
     for content in (sealed[:-2] + "AA", "x", "ä"):
-        tampered = [{"type": "compaction", "encrypted_content": content}, question]
+        tampered: Any = [{"type": "compaction", "encrypted_content": content}, question]
         with pytest.raises(openai.BadRequestError) as caught:
-            client.responses.create(model="scripted", input=tampered)  # type: ignore[arg-type]  # As sent.
+            client.responses.create(model="scripted", input=tampered)
         assert caught.value.param == "input[0].encrypted_content"
     with pytest.raises(openai.BadRequestError):
         stranger.responses.create(model="scripted", input=[items[-1], question])

@@ -74,6 +74,20 @@ def test_what_follows_the_end_is_empty(client: openai.OpenAI, http: httpx.Client
         assert events(replay_raw(http, made.id, after)) == []
 
 
+def test_silence_is_filled_with_comments(http: httpx.Client) -> None:
+    """They come when the log is read again, too, and are no events."""
+    given = script({"text": "a"}, {"sleep_ms": 1300}, {"text": "b"})
+    body = {"model": "scripted", "input": given, "background": True}
+    made = http.post("/v1/responses", json=body).json()["id"]
+    query = {"stream": "true", "starting_after": "3"}
+    with http.stream("GET", f"/v1/responses/{made}", params=query) as response:
+        text = "".join(response.iter_text())
+    assert ": ping\n\n" in text
+    assert replay_raw(http, made, 3) == [
+        frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")
+    ]
+
+
 @pytest.mark.parametrize("after", ["x", "-1", "1.5", "9999999999"])
 def test_bad_starting_point_is_400(client: openai.OpenAI, http: httpx.Client, after: str) -> None:
     made = respond(client, {"text": "a"})

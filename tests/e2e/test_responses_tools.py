@@ -13,6 +13,7 @@ from tests.e2e.scripts import (
     CUSTOM,
     WEATHER,
     call,
+    dicts,
     events,
     replay_raw,
     respond,
@@ -22,7 +23,7 @@ from tests.e2e.scripts import (
 )
 
 OSLO = "What is the weather in Oslo?"
-PICK: dict[str, Any] = {
+PICK: Any = {
     "type": "function",
     "name": "pick",
     "parameters": {
@@ -45,14 +46,14 @@ def test_model_calls_and_reads_the_result(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "temperature": 0}
     first = client.responses.create(input=OSLO, **asked)
     assert first.status == "completed"
-    [made] = (item.to_dict() for item in first.output)
+    [made] = dicts(first.output)
     assert made["type"] == "function_call"
-    assert json.loads(str(made["arguments"])) == {"city": "Oslo"}
-    given: Any = [output(str(made["call_id"]), '{"weather": "sunny", "degrees": 20}')]
+    assert json.loads(made["arguments"]) == {"city": "Oslo"}
+    given: Any = [output(made["call_id"], '{"weather": "sunny", "degrees": 20}')]
     second = client.responses.create(input=given, previous_response_id=first.id, **asked)
     assert second.output_text
     # The same without the server's memory, with the items as they came.
-    question = {"role": "user", "content": OSLO}
+    question: Any = {"role": "user", "content": OSLO}
     stateless = client.responses.create(input=[question, made, *given], store=False, **asked)
     assert stateless.output_text == second.output_text
 

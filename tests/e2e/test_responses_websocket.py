@@ -37,7 +37,8 @@ class Socket:
 
     def response(self) -> list[dict[str, Any]]:
         """The events of the next response."""
-        found, whole = [], StreamCheck()
+        whole = StreamCheck()
+        found: list[dict[str, Any]] = []
         while not found or found[-1]["type"] not in ENDS:
             found.append(self.event())
             whole.take({k: v for k, v in found[-1].items() if k != "stream_id"})

@@ -130,7 +130,7 @@ def test_strictness_of_a_schema_is_shown() -> None:
 
 
 def test_fields_of_client_libraries_in_items_are_dropped_without_a_word() -> None:
-    item = {"role": "assistant", "id": "msg_1", "status": None, "parsed": None, "content": []}
+    item: Any = {"role": "assistant", "id": "msg_1", "status": None, "parsed": None, "content": []}
     assert body(input=[item], frobnicate=1).ignored_params == ["frobnicate"]
 
 
