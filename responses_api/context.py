@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from django.db.models import Q
+
 from inference_site.http.errors import InvalidRequestError, NotFoundError
 from responses_api.history import history_of, items_of
 from responses_api.items import IdentifiedItem, ItemData, new_item, to_data
@@ -25,6 +27,11 @@ class Context:
     previous: StoredResponse | None = None
     conversation: Conversation | None = None
     previous_response_id: str | None = None
+
+    @property
+    def is_unstored(self) -> bool:
+        """Whether some of it lives in the memory of a connection only."""
+        return self.previous_response_id is not None and self.previous is None
 
     def placed(self) -> list[PlacedItem]:
         """Return all of them, each with the field it came from."""
@@ -130,7 +137,8 @@ def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedIte
 def _data(project_id: int, item: InputItem) -> ItemData:
     if not isinstance(item, ItemReference):
         return to_data(item)
-    found = Item.objects.filter(project_id=project_id, public_id=item.id).first()
+    hidden = Q(response__deleted_at__isnull=False, conversation__isnull=True)
+    found = Item.objects.filter(~hidden, project_id=project_id, public_id=item.id).first()
     if found is None:
         raise NotFoundError(
             f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` is "

@@ -41,6 +41,11 @@ def create(project_id: int, body: ResponseRequest, memory: Memory | None = None)
     context = resolve(
         project_id, body.input, body.previous_response_id, body.conversation_id, memory
     )
+    if context.is_unstored and body.store is not False:
+        raise InvalidRequestError(
+            "Invalid 'store': what builds on a response that is not stored cannot be stored.",
+            param="store",
+        )
     response = shell(
         body,
         response_id=new_id("resp_"),

@@ -65,7 +65,10 @@ class _Fold:
         self.messages: list[Message] = []
         self._spec, self._project_id = spec, project_id
         self._turn = _Turn()
-        self._outputs = {i.data["call_id"]: i for i in items if i.data["type"] in _OUTPUTS}
+        self._outputs: dict[str, list[PlacedItem]] = {}
+        for item in items:
+            if item.data["type"] in _OUTPUTS:
+                self._outputs.setdefault(item.data["call_id"], []).append(item)
         self._called = {i.data["call_id"] for i in items if i.data["type"] in _CALLS}
 
     def take(self, item: PlacedItem) -> None:
@@ -123,11 +126,13 @@ class _Fold:
         self._turn.calls.append(ToolCall(data["call_id"], data["name"], arguments))
 
     def _result(self, call: ToolCall) -> Message:
-        output = self._outputs.get(call.id)
-        if output is None:
+        outputs = self._outputs.get(call.id)
+        if outputs is None:
             raise InvalidRequestError(
                 f"No tool output found for function call {call.id}.", param="input"
             )
+        # Some clients number their calls anew each turn: the first call has the first result.
+        output = outputs.pop(0) if len(outputs) > 1 else outputs[0]
         given = output.data["output"]
         text: str | None = None
         parts: tuple[domain.Part, ...] = ()

@@ -238,6 +238,10 @@ def test_deleted_items_stay_while_others_build_on_them(
     with pytest.raises(openai.BadRequestError) as caught:
         respond(client, {"text": "x"}, previous_response_id=first.id)
     assert caught.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(
+            model="scripted", input=[{"type": "item_reference", "id": first.output[0].id}]
+        )
     third = respond(client, {"text": "three"}, previous_response_id=second.id)
     history = client.responses.input_items.list(third.id, order="asc", limit=100)
     said = dicts(history)

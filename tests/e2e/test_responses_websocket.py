@@ -189,6 +189,12 @@ def test_history_that_is_not_stored_lives_as_long_as_the_connection(
     assert error["error"]["param"] == "previous_response_id"
 
 
+def test_nothing_that_is_stored_builds_on_what_is_not(socket: Socket) -> None:
+    first = socket.respond(input="one two", store=False)
+    socket.send(input="three", previous_response_id=first["id"])
+    assert socket.error()["error"]["param"] == "store"
+
+
 def test_stored_responses_are_continued_anywhere(socket: Socket, client: openai.OpenAI) -> None:
     first = client.responses.create(model="scripted", input="one two")
     second = socket.respond(input="three", previous_response_id=first.id)

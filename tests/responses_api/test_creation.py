@@ -88,6 +88,14 @@ def test_stream_begins_when_the_response_is_accepted(project: Project) -> None:
     assert [decode(frame)["type"] for frame in frames] == ["response.created", "response.queued"]
 
 
+@pytest.mark.parametrize("sends_done", [True, False])
+def test_site_decides_whether_streams_end_with_done(
+    project: Project, settings: Settings, sends_done: bool
+) -> None:
+    settings.RESPONSES_SEND_DONE = sends_done
+    assert created(project).job.assembly["sends_done"] is sends_done
+
+
 def test_end_user_is_the_safety_identifier_or_the_user(project: Project) -> None:
     assert created(project, safety_identifier="a", user="b").job.end_user == "a"
     assert created(project, user="b").job.end_user == "b"

@@ -121,6 +121,12 @@ def test_call_after_a_result_is_a_turn_of_its_own() -> None:
     assert messages(said("user", "u"), *rounds[:4]) == whole[:5]
 
 
+def test_ids_that_are_used_again_each_turn_keep_their_results_apart() -> None:
+    turns = messages(call("1"), result("1", "first"), call("1"), result("1", "second"))
+    assert [turn.text for turn in turns if turn.role == "tool"] == ["first", "second"]
+    assert shape(turns) == ["assistant 1", "tool 1"] * 2
+
+
 def test_results_that_come_after_the_user_spoke_are_moved_to_their_calls() -> None:
     assert shape(messages(call("1"), said("user", "u"), result("1"))) == [
         *("assistant 1", "tool 1", "user")

@@ -8,9 +8,11 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
 from responses_api.context import Context, resolve
+from responses_api.events import DONE
 from responses_api.history import before, history_of, items_of
 from responses_api.items import IdentifiedItem, new_item
 from responses_api.models import Conversation, Item, StoredResponse
@@ -199,6 +201,13 @@ def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
         return [{k: v for k, v in event.items() if k != "sequence_number"} for event in kept]
 
     assert lasting(list(batch.frames)) == lasting(frames)
+
+
+def test_stream_made_anew_ends_as_the_site_has_it(chain: Chain, settings: Settings) -> None:
+    ended = chain.turn("x")
+    assert compacted(ended)[0].frames[-1] == DONE
+    settings.RESPONSES_SEND_DONE = False
+    assert DONE not in compacted(ended)[0].frames
 
 
 def test_end_of_what_is_not_stored_is_not_kept() -> None:
