@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -101,42 +101,40 @@ def test_bad_starting_point_is_400(client: openai.OpenAI, http: httpx.Client, af
 def test_three_read_a_running_response_and_a_slow_one_loses_nothing(
     stack: ServedStack, background: bool
 ) -> None:
-    """The slow one takes an event a second for a while; nobody waits for it."""
-    read: dict[str, list[str]] = {}
-    started, first_id = threading.Event(), ""
     body = {"model": "scripted", "input": slow(40, 25), "stream": True, "background": background}
 
-    def slowly(of: str) -> list[str]:
-        with stack.http() as http, http.stream("GET", of, params={"stream": "true"}) as response:
-            text = ""
-            for i, chunk in enumerate(response.iter_text(200)):
-                text += chunk
-                if i < 2:
-                    time.sleep(1)
-            return text.split("\n\n")[:-1]
-
-    def again(of: str, after: int) -> list[str]:
+    def resumed(created: str) -> list[str]:
         with stack.http() as http:
-            return replay_raw(http, of.rpartition("/")[2], after)
+            return replay_raw(http, created, 3)
 
-    with stack.http() as http, ThreadPoolExecutor(3) as pool:
+    def slowly(created: str) -> tuple[list[str], float]:
+        """Read the first two events a second apart; return all, and when that was."""
+        path, query = f"/v1/responses/{created}", {"stream": "true"}
+        with stack.http() as http, http.stream("GET", path, params=query) as response:
+            lines, read = response.iter_lines(), list[str]()
+            for _ in range(2):
+                read += itertools.islice(lines, 3)
+                time.sleep(1)
+            return _frames_of([*read, *lines]), time.monotonic()
+
+    with stack.http() as http, ThreadPoolExecutor(2) as pool:
         with http.stream("POST", "/v1/responses", json=body) as response:
-            lines, raw = response.iter_lines(), ""
-            for line in lines:
-                raw += line + "\n"
-                if not started.is_set() and "response.created" in raw and line == "":
-                    started.set()
-                    first_id = response_id([raw.strip()])
-                    path = f"/v1/responses/{first_id}"
-                    others = [pool.submit(again, path, after) for after in (-1, 3)][1:]
-                    others.append(pool.submit(slowly, path))
-            took_until_end = time.monotonic()
-        read["first"] = [f for f in raw.split("\n\n")[:-1] if not f.startswith(":")]
-        late, slow_one = (other.result() for other in others)
-        assert time.monotonic() - took_until_end > 0.2  # The slow one came after it.
-    assert late == read["first"][4:]
-    assert slow_one == read["first"]
-    assert len(read["first"]) > 45
+            lines = response.iter_lines()
+            begun = list(itertools.islice(lines, 3))
+            created = response_id(_frames_of(begun))
+            late, slow_one = pool.submit(resumed, created), pool.submit(slowly, created)
+            first = _frames_of([*begun, *lines])
+        ended_at = time.monotonic()
+        assert late.result() == first[4:]
+        read, read_at = slow_one.result()
+    assert read == first
+    assert read_at > ended_at  # Nobody has waited for the slow one.
+    assert len(first) > 45
+
+
+def _frames_of(lines: list[str]) -> list[str]:
+    frames = "\n".join(lines).rstrip("\n").split("\n\n")
+    return [frame for frame in frames if not frame.startswith(":")]
 
 
 def test_official_client_follows_from_where_it_was(client: openai.OpenAI) -> None:
