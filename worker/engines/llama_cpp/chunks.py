@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 
+from worker.chat.forced_call import ForcedCall, new_call_id
 from worker.engines.base import (
     ContextLengthExceeded,
     EngineError,
     GenerationFailed,
     InvalidRequest,
 )
-from worker.engines.llama_cpp.forced_call import ForcedCall, new_call_id
 from worker.engines.llama_cpp.stop_tokens import cut_at
 from worker.generation import (
     Finish,

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from worker.chat.forced_call import call_schema
 from worker.engines.base import InvalidRequest, ModelSpec
 from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups, encode
-from worker.engines.llama_cpp.forced_call import call_schema
 from worker.engines.llama_cpp.media import content
 from worker.generation import Constraint, GenerationRequest, Message, Sampling, Tool
 

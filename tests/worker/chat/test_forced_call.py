@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.llama_cpp.forced_call import ForcedCall, call_schema
+from worker.chat.forced_call import ForcedCall, call_schema
 from worker.generation import Tool, ToolCallDelta
 
 JSON: st.SearchStrategy[Any] = st.recursive(
