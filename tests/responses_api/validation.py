@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from tests.responses_api import schemas
+from tests.responses_api.event_schemas import EVENTS, SOCKET_ERROR
 
 _RESPONSE, _CONVERSATION = r"/v1/responses/[^/]+", r"/v1/conversations/[^/]+"
 _BODIES: dict[tuple[str, str], schemas.Schema] = {
@@ -40,7 +41,7 @@ _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 @lru_cache
 def _validator(name: str) -> Draft202012Validator:
-    schema = schemas.EVENTS[name] if name in schemas.EVENTS else _by_name()[name]
+    schema = EVENTS[name] if name in EVENTS else _by_name()[name]
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -48,7 +49,7 @@ def _validator(name: str) -> Draft202012Validator:
 @lru_cache
 def _by_name() -> dict[str, schemas.Schema]:
     named = {f"{method} {path}": schema for (method, path), schema in _BODIES.items()}
-    named |= {"an error": schemas.ERROR_ENVELOPE, "a socket's error": schemas.SOCKET_ERROR}
+    named |= {"an error": schemas.ERROR_ENVELOPE, "a socket's error": SOCKET_ERROR}
     return named | {"response": schemas.RESPONSE, "item": schemas.ITEM}
 
 
@@ -86,7 +87,7 @@ class StreamCheck:
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event."""
         type_ = event["type"]
-        assert type_ in schemas.EVENTS, f"no event is named {type_}"
+        assert type_ in EVENTS, f"no event is named {type_}"
         check(type_, event)
         number = event["sequence_number"]
         assert self._next in (None, number), f"event {number} where {self._next} was due"
