@@ -192,7 +192,7 @@ class ClientCheck:
 
 def _check_of(response: Any) -> SseCheck | JsonCheck:
     url = response.request.url
-    if response.headers["content-type"].startswith("text/event-stream"):
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
         after = url.params.get("starting_after")
         return SseCheck(0 if after is None else int(after) + 1)
     return JsonCheck(response.request.method, url.path, response.status_code)
