@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from worker.engines.base import Engine, EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
@@ -28,6 +29,8 @@ from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.generation import GenerationRequest, Sink
 
+_THOUGHTS = ("think", "reasoning", "channel")
+"""What chat templates of models that reason have in them."""
 POOLINGS = ("mean", "cls", "last")
 _PROMPT_CACHE_MIB = 256
 _PREFILL_BATCH = 512
@@ -109,10 +112,13 @@ class LlamaCppEngine(Engine):
 
     def __init__(self, server: Any, spec: ModelSpec, loopback: Loopback) -> None:
         self._server, self._spec, self._loopback = server, spec, loopback
+        template = str(loopback.get("/props").get("chat_template", ""))
+        self._may_think = any(mark in template for mark in _THOUGHTS)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
-        self._drive(self._server.handle_chat_completions, encode_chat, request, sink)
+        encode = partial(encode_chat, may_think=self._may_think)
+        self._drive(self._server.handle_chat_completions, encode, request, sink)
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""

@@ -29,9 +29,16 @@ class Loopback:
 
         Raise GenerationFailed when there is no such answer.
         """
+        content = {"Content-Type": "application/json"}
+        return self._ask("POST", path, content=payload, headers=content)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return what is at this path; otherwise like ``post``."""
+        return self._ask("GET", path)
+
+    def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         try:
-            content = {"Content-Type": "application/json"}
-            answer = self._client.post(path, content=payload, headers=content).json()
+            answer = self._client.request(method, path, **request).json()
         except (httpx.HTTPError, ValueError) as exc:
             raise GenerationFailed(f"llama.cpp's server: {exc}") from exc
         return answer if isinstance(answer, dict) else {"error": {"message": str(answer)}}

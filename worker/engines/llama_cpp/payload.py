@@ -8,27 +8,31 @@ from typing import Any
 import orjson
 
 from worker.chat.forced_call import call_schema
-from worker.engines.base import InvalidRequest, ModelSpec
-from worker.engines.grammars import check_grammar
-from worker.engines.llama_cpp.bounds import check_groups, encode
+from worker.engines.base import ModelSpec
+from worker.engines.llama_cpp.bounds import encode
+from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
-from worker.generation import Constraint, GenerationRequest, Message, Sampling, Tool
-
-_LLGUIDANCE = "%llguidance {}\n"
+from worker.generation import GenerationRequest, Message, Sampling, Tool
 
 
-def encode_chat(request: GenerationRequest, spec: ModelSpec) -> bytes:
-    """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
-    own_vars = spec.options.get("chat_template_kwargs", {})
+def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
+    """Return the payload of a chat. Raise InvalidRequest for what it cannot express.
+
+    ``may_think``: the model's template knows of reasoning.
+    """
+    variables = {**spec.options.get("chat_template_kwargs", {}), **request.template_vars}
+    thinks = may_think and variables.get("enable_thinking") is not False
+    offers = bool(request.tools) and not request.must_call
     payload = {
         **_shared(request, spec),
+        **constraint_fields(request.constraint, from_start=not thinks and not offers),
         **_logprobs(_top_logprobs(request)),
         **_given(thinking_budget_tokens=request.reasoning_budget),
         **_beginning(request, spec),
         "return_progress": True,
-        "chat_template_kwargs": {**own_vars, **request.template_vars},
+        "chat_template_kwargs": variables,
     }
-    return encode(_with_tools(payload, request))
+    return encode(_with_tools(payload, request, thinks))
 
 
 def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
@@ -36,6 +40,7 @@ def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
     top = _top_logprobs(request)
     payload = {
         **_shared(request, spec),
+        **constraint_fields(request.constraint, from_start=True),
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
     }
@@ -83,7 +88,6 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
             max_tokens=_limit(request.max_output_tokens, spec.context_length),
             stop=list(request.stop) or None,
         ),
-        **_constraint(request.constraint),
     }
 
 
@@ -96,7 +100,9 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _with_tools(payload: dict[str, Any], request: GenerationRequest) -> dict[str, Any]:
+def _with_tools(
+    payload: dict[str, Any], request: GenerationRequest, thinks: bool
+) -> dict[str, Any]:
     """Add the tools.
 
     llama.cpp does not force a call: with ``required`` the model may say something else first. So a
@@ -111,7 +117,7 @@ def _with_tools(payload: dict[str, Any], request: GenerationRequest) -> dict[str
     return {
         **payload,
         "chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools},
-        **_json_schema(call_schema(request.tools)),
+        **schema_fields(call_schema(request.tools), from_start=not thinks),
     }
 
 
@@ -189,48 +195,3 @@ def _sampling(sampling: Sampling, context_length: int) -> dict[str, Any]:
     if sampling.seed is not None:
         settings["seed"] = sampling.seed % (2**32 - 1)  # 32 bits, the last of which means "random".
     return settings
-
-
-def _constraint(constraint: Constraint | None) -> dict[str, Any]:
-    """Return the fields of llama.cpp's request that hold the constraint.
-
-    llama.cpp takes GBNF, JSON schemas, and llguidance's Lark behind a ``%llguidance`` line.
-    Raise InvalidRequest for a llguidance grammar of more than one part, and for GBNF past bounds.
-    """
-    if constraint is None:
-        return {}
-    check_grammar(constraint)
-    source = constraint.source
-    match constraint.kind:
-        case "json_object":
-            return {"response_format": {"type": "json_object"}}
-        case "json_schema":
-            return _json_schema(orjson.loads(source))
-        case "gbnf":
-            check_groups(source, constraint.param)
-            return {"grammar": source}
-        case "lark":
-            return {"grammar": f"{_LLGUIDANCE}{source}"}
-        case "regex":
-            escaped = source.replace("/", "\\/")
-            return {"grammar": f"{_LLGUIDANCE}start: /{escaped}/"}
-        case "llguidance":
-            return _llguidance(orjson.loads(source), constraint.param)
-
-
-def _llguidance(grammar: dict[str, Any], param: str) -> dict[str, Any]:
-    match grammar.get("grammars"):
-        case [{"lark_grammar": str(lark)}]:
-            return {"grammar": f"{_LLGUIDANCE}{lark}"}
-        case [{"json_schema": dict(schema)}]:
-            return _json_schema(schema)
-        case _:
-            raise InvalidRequest(
-                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
-                "{'grammars': [{'json_schema': …}]} here.",
-                param,
-            )
-
-
-def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
