@@ -22,7 +22,7 @@ class Ending:
     ``frames`` close an event stream. ``status`` and ``body`` are the answer to a client that does
     not stream, or, when ``is_early``, to one whose stream has nothing in it but the failure.
     ``error_code`` is empty unless it failed, ``finish_reason`` unless it completed.
-    ``retry_after_s`` is what a client is told with a 503 or 504.
+    ``retry_after_s`` is what a client is told with a 429, 503 or 504.
     """
 
     frames: Sequence[bytes]

@@ -22,7 +22,7 @@ from worker.generation import Sampling
 
 _INTEGERS = {"slots": 1, "context_length": 1, "threads": 1, "gpu_layers": -1}
 """Keys that hold whole numbers, and the least of each."""
-_FILES = ("mmproj",)  # Options that name a file.
+_FILES = ("api_key_file", "mmproj")  # Options that name a file.
 _sampling = TypeAdapter(Sampling)
 
 Key = tuple[str, ...]

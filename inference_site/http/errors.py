@@ -8,6 +8,7 @@
     ├── ConflictError           409
     ├── PayloadTooLargeError    413
     ├── UnsupportedMediaError   415
+    ├── RateLimitError          429  try again; carries Retry-After
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
         └── QueueTimeoutError   504
@@ -33,6 +34,8 @@ from worker import errors as worker
 from worker.engines import base as engine
 
 logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 5
 
 
 class ApiError(Exception):
@@ -129,6 +132,17 @@ class UnsupportedMediaError(ApiError):
     code = "unsupported_content_type"
 
 
+class RateLimitError(ApiError):
+    """Too many requests. Please try again later."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str | None = None, *, retry_after_s: int = _RETRY_AFTER_S) -> None:
+        super().__init__(message, headers={"Retry-After": str(retry_after_s)})
+
+
 class InternalError(ApiError):
     """The server had an error while processing your request."""
 
@@ -140,7 +154,11 @@ class UnavailableError(ApiError):
     code = "server_is_overloaded"
 
     def __init__(
-        self, message: str | None = None, *, code: str | None = None, retry_after_s: int = 5
+        self,
+        message: str | None = None,
+        *,
+        code: str | None = None,
+        retry_after_s: int = _RETRY_AFTER_S,
     ) -> None:
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
 
@@ -150,6 +168,10 @@ class QueueTimeoutError(UnavailableError):
 
     status = 504
     code = "queue_timeout"
+
+
+def _retry_after_s(exc: engine.EngineUnavailable) -> int:
+    return _RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
 
 
 _Make = Callable[[Any], ApiError]
@@ -170,7 +192,18 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ((worker.HookFailed,), lambda _: InternalError(code="hook_failed")),
     ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
     ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
-    ((engine.EngineUnavailable,), lambda e: UnavailableError(str(e), code="engine_unavailable")),
+    (
+        (engine.RateLimited,),
+        lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
+    ),
+    (
+        (engine.EngineUnavailable,),
+        lambda e: UnavailableError(
+            str(e),
+            code="engine_unavailable",
+            retry_after_s=_retry_after_s(e),
+        ),
+    ),
     ((engine.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
     (
         (OperationalError, InterfaceError),

@@ -120,7 +120,7 @@ class ViewSchema(AutoSchema):
         if endpoint.queued or "{" in self.path:
             yield errors.NotFoundError
         if endpoint.queued:
-            yield errors.QueueTimeoutError
+            yield from (errors.RateLimitError, errors.QueueTimeoutError)
 
     def get_override_parameters(self) -> list[Any]:
         return [*self._query(), *self._headers()]
@@ -143,7 +143,7 @@ class ViewSchema(AutoSchema):
     def _headers(self) -> Iterator[OpenApiParameter]:
         yield _header("x-request-id", str, True, "The request's own, when it is well formed.")
         yield _header("openai-processing-ms", int, True, "Until the answer began.")
-        yield _header("Retry-After", int, [503, 504], "Seconds.")
+        yield _header("Retry-After", int, [429, 503, 504], "Seconds.")
         yield _header("WWW-Authenticate", str, [401], "`Bearer`.")
         if self._endpoint.queued:
             yield OpenApiParameter(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import httpcore
 import pytest
 from pytest_django.fixtures import Settings
 
+from tests.certificates import write_certificate
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, refusal, resolved
 from worker.media import fetch, network
@@ -243,16 +242,7 @@ def test_a_listed_host_is_exact_or_below(host: str, listed: bool) -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate of ``images.test``, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("makes its certificate with the openssl command")
-    pem, name = tmp_path / "cert.pem", "images.test"
-    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
-    extensions = ["-addext", f"subjectAltName=DNS:{name}"]
-    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(pem)]
-    subprocess.run([openssl, "req", *options, *extensions, *files], check=True, capture_output=True)
-    pem.write_bytes(pem.read_bytes() + (tmp_path / "key.pem").read_bytes())
-    return pem
+    return write_certificate(tmp_path, "DNS:images.test")
 
 
 def test_a_certificate_is_checked_for_the_name(

@@ -9,7 +9,8 @@ drives them; an iterator would cost a second thread and a queue hop for every to
     │   └── ContextLengthExceeded
     ├── GenerationFailed          the library failed while generating
     └── EngineUnavailable         the engine cannot run anything now; try again
-        └── EngineLoadError       the model could not be loaded; says which file and why
+        ├── EngineLoadError       the model could not be loaded; says which file and why
+        └── RateLimited           too much is asked of the engine now
 """
 
 from __future__ import annotations
@@ -53,11 +54,22 @@ class GenerationFailed(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot run anything now; another time, or another worker, may."""
+    """The engine cannot run anything now; another time, or another worker, may.
+
+    ``retry_after_s`` is when, in seconds from now, if the engine knows.
+    """
+
+    def __init__(self, message: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineLoadError(EngineUnavailable):
     """The model could not be loaded."""
+
+
+class RateLimited(EngineUnavailable):
+    """Too much is asked of the engine now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,213 @@
+"""Models of other servers behind the whole product: llama.cpp's own, and one that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.test_tools import OSLO, WEATHER
+from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.upstream_server import Talk, UpstreamServer, chunks, llama_server, streamed, text
+
+MODELS = """
+  remote:
+    engine: openai_upstream
+    base_url: {llama}
+    flavor: llama_cpp
+    slots: 2
+    context_length: 512
+  odd:
+    engine: openai_upstream
+    base_url: {odd}
+    api_key_env: ODD_KEY
+    slots: 4
+"""
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[UpstreamServer]:
+    """A server that does what it is told."""
+    server = UpstreamServer()
+    server.models = ["odd"]
+    with server.running():
+        yield server
+
+
+@pytest.fixture(scope="module")
+def upstream_stack(odd: UpstreamServer) -> Iterator[ServedStack]:
+    """The product in front of both servers."""
+    with llama_server(slots=2, context_length=512) as llama:
+        models = MODELS.format(llama=llama, odd=odd.url)
+        with served_stack(models, ODD_KEY="sk-of-the-operator") as running:
+            yield running
+
+
+@pytest.fixture(autouse=True)
+def _checked(upstream_stack: ServedStack) -> Iterator[None]:
+    """Fail a test in which the product sent what does not fit its schema."""
+    yield
+    found = upstream_stack.check.violations
+    violations, found[:] = list(found), []
+    assert violations == []
+
+
+@pytest.fixture(scope="module")
+def remote(upstream_stack: ServedStack) -> openai.OpenAI:
+    """The official client of the product."""
+    return upstream_stack.client()
+
+
+def test_chat_is_streamed_and_counted(remote: openai.OpenAI, upstream_stack: ServedStack) -> None:
+    stream = remote.chat.completions.create(
+        model="remote",
+        messages=HELLO,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    sent = list(stream)
+    answer = "".join(c.choices[0].delta.content or "" for c in sent if c.choices)
+    assert answer
+    assert [c.choices[0].finish_reason for c in sent if c.choices][-1] == "stop"
+    used = sent[-1].usage
+    assert used is not None
+    row = upstream_stack.row(sent[0].id)
+    assert (row["status"], row["input_tokens"]) == ("completed", used.prompt_tokens)
+    assert row["output_tokens"] == used.completion_tokens > 0
+    local = remote.chat.completions.create(model="demo", messages=HELLO, temperature=0)
+    assert local.choices[0].message.content == answer
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_tools_are_called(remote: openai.OpenAI, tool_choice: Any) -> None:
+    tools: list[Any] = [WEATHER]
+    [choice] = remote.chat.completions.create(
+        model="remote", messages=OSLO, tools=tools, tool_choice=tool_choice, temperature=0
+    ).choices
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+
+
+def test_completions_and_tokens_come_from_the_server(
+    remote: openai.OpenAI, upstream_stack: ServedStack
+) -> None:
+    made = remote.completions.create(model="remote", prompt="One, two,", max_tokens=3)
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 3
+    with upstream_stack.http() as http:
+        told = [
+            http.post("/v1/tokenize", json={"model": name, "prompt": "Hello there"}).json()
+            for name in ("remote", "demo")
+        ]
+    assert told[0]["tokens"] == told[1]["tokens"]
+
+
+def test_responses_chain_makes_a_stateless_server_stateful(
+    remote: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    odd.answers = [streamed("I will", " remember.")]
+    first = remote.responses.create(model="odd", input="My name is Ann.", instructions="Be kind.")
+    assert first.output_text == "I will remember."
+    odd.answers = [streamed("Ann")]
+    second = remote.responses.create(
+        model="odd", input="What is my name?", previous_response_id=first.id
+    )
+    assert second.output_text == "Ann"
+    assert [(m["role"], m["content"]) for m in odd.body["messages"]] == [
+        ("user", "My name is Ann."),
+        ("assistant", "I will remember."),
+        ("user", "What is my name?"),
+    ]
+    assert odd.asked[-1].headers["authorization"] == "Bearer sk-of-the-operator"
+    assert remote.responses.retrieve(second.id).output_text == "Ann"
+
+
+def test_responses_chain_on_the_demo_model(remote: openai.OpenAI) -> None:
+    first = remote.responses.create(model="remote", input="Hello", temperature=0)
+    second = remote.responses.create(
+        model="remote", input="Count to 3.", previous_response_id=first.id, temperature=0
+    )
+    assert first.output_text
+    assert second.output_text
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "kind"), [(429, openai.RateLimitError),
+                                              (503, openai.InternalServerError)])  # fmt: skip
+def test_when_to_come_back_is_passed_on(
+    remote: openai.OpenAI,
+    odd: UpstreamServer,
+    stream: bool,
+    status: int,
+    kind: type[openai.APIStatusError],
+) -> None:
+    odd.answers = [lambda talk: talk.say(status, {"error": "Slow down."}, Retry_After="17")]
+    with pytest.raises(kind) as caught:
+        remote.chat.completions.create(model="odd", messages=HELLO, stream=stream)
+    assert caught.value.status_code == status
+    assert caught.value.response.headers["retry-after"] == "17"
+    assert "Slow down." in str(caught.value)
+    if status == 429:
+        assert caught.value.code == "rate_limit_exceeded"
+
+
+def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamServer) -> None:
+    error = {"message": "Too hot for me.", "param": "temperature"}
+    odd.answers = [lambda talk: talk.say(400, {"error": error})]
+    with pytest.raises(openai.BadRequestError, match="Too hot") as caught:
+        remote.chat.completions.create(model="odd", messages=HELLO, temperature=1.9)
+    assert caught.value.param == "temperature"
+
+
+def test_stream_that_breaks_off_ends_with_an_error(
+    remote: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    odd.answers = [chunks(text("Hel"), text("lo"), done=False)]
+    stream = remote.chat.completions.create(model="odd", messages=HELLO, stream=True)
+    received = (chunk.choices[0].delta.content or "" for chunk in stream)
+    assert next(received) + next(received) + next(received) == "Hello"
+    with pytest.raises(openai.APIError, match="ended the stream"):
+        list(received)
+
+
+def test_client_that_leaves_frees_the_server(
+    remote: openai.OpenAI, odd: UpstreamServer, upstream_stack: ServedStack
+) -> None:
+    hung_up = threading.Event()
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("Hello"))
+        if talk.wait_for_hang_up(10):
+            hung_up.set()
+
+    odd.answers = [answer]
+    stream = remote.chat.completions.create(model="odd", messages=HELLO, stream=True)
+    first = next(iter(stream))
+    stream.close()
+    assert hung_up.wait(2)
+    wait_until(
+        lambda: upstream_stack.row(first.id)["status"] == "cancelled", 5, "the row's cancellation"
+    )
+
+
+def test_what_the_server_cannot_do_is_refused_before_it_is_asked(
+    remote: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    odd.answers = [streamed("Hello")]
+    asked = len(odd.asked)
+    with pytest.raises(openai.BadRequestError) as caught:
+        remote.chat.completions.create(model="odd", messages=HELLO, reasoning_effort="low")
+    assert caught.value.code == "unsupported_parameter"
+    assert len(odd.asked) == asked

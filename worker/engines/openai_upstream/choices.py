@@ -1,0 +1,110 @@
+"""One choice of a stream: from the server's pieces to deltas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.chat.forced_call import ForcedCall
+from worker.engines.base import GenerationFailed
+from worker.engines.openai_upstream.logprobs import read_logprobs
+from worker.engines.openai_upstream.tool_calls import CallReader
+from worker.generation import (
+    Delta,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+)
+
+_FAILURES = ("abort", "error")
+_LIMITS = ("length", "max_tokens", "model_length")
+_NOTHING: list[Delta] = []
+
+
+class ChoiceReader:
+    """A fold over the choices of one index.
+
+    ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it.
+    """
+
+    def __init__(self, request: GenerationRequest, index: int, forced_by_schema: bool) -> None:
+        self._request, self._index = request, index
+        self._top_logprobs = request.top_logprobs
+        self._must_call = request.must_call
+        self._forced = ForcedCall(index) if request.must_call and forced_by_schema else None
+        self._calls = CallReader(index)
+        self._held: tuple[TokenLogprob, ...] = ()
+        self.finished = False
+
+    def feed(self, choice: dict[str, Any]) -> list[Delta]:
+        """Return what one choice of a chunk comes to.
+
+        Raise GenerationFailed for one that the server gave up, and KeyError, TypeError or
+        AttributeError for what is no choice.
+        """
+        if self.finished:
+            return _NOTHING
+        delta = choice.get("delta")
+        if delta is None:  # A completion has its text in place of a delta.
+            delta = choice.get("message") or {"content": choice.get("text")}
+        deltas: list[Delta] = []
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            deltas.append(ReasoningDelta(_checked(reasoning), self._index))
+        if self._top_logprobs is not None and (wire := choice.get("logprobs")):
+            self._hold(wire, bool(reasoning))
+        if text := delta.get("content"):
+            deltas += self._text(_checked(text))
+        if calls := delta.get("tool_calls"):
+            deltas += self._calls.feed(calls)
+        if reason := choice.get("finish_reason"):
+            deltas += self.finish(reason, choice)
+        return deltas
+
+    def finish(self, reason: str, choice: dict[str, Any]) -> list[Delta]:
+        """Return the end of the choice. Raise GenerationFailed for a call that never came."""
+        self.finished = True
+        if reason in _FAILURES:
+            raise GenerationFailed(f"The model's server gave up (finish reason '{reason}').")
+        end = Finish(self._finish_reason(reason), self._index, self._stop(choice))
+        return [*self._calls.finish(), end]
+
+    def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
+        """Keep the entries for the next text: a part of a character comes without any."""
+        assert self._top_logprobs is not None
+        if is_reasoning:
+            self._held = ()
+        else:
+            self._held += read_logprobs(wire, self._top_logprobs)
+
+    def _text(self, text: str) -> list[Delta]:
+        if self._forced is not None:
+            return list(self._forced.feed(text))
+        if self._must_call:
+            return _NOTHING  # What is said beside the call that was asked for.
+        logprobs, self._held = self._held, ()
+        return [TextDelta(text, self._index, logprobs)]
+
+    def _finish_reason(self, reason: str) -> FinishReason:
+        if reason in _LIMITS:
+            return "length"
+        if self._forced is not None:
+            return "tool_calls" if self._forced.is_complete else "length"
+        if self._calls.any:
+            return "tool_calls"
+        if self._must_call:
+            raise GenerationFailed("The model's server made no call, though one was required.")
+        return "stop"
+
+    def _stop(self, choice: dict[str, Any]) -> str | int | None:
+        """Return the stop text or token that ended the choice, if the server names one of ours."""
+        stop = choice.get("stop_reason", choice.get("matched_stop"))
+        asked = (*self._request.stop, *self._request.stop_token_ids)
+        return stop if isinstance(stop, str | int) and stop in asked else None
+
+
+def _checked(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"a text is a {type(text).__name__}")
+    return text

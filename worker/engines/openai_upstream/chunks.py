@@ -1,0 +1,126 @@
+"""From the bytes of a stream to deltas in the sink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from worker.engines.base import EngineError, GenerationFailed
+from worker.engines.openai_upstream.choices import ChoiceReader
+from worker.engines.openai_upstream.counts import Counts
+from worker.engines.openai_upstream.errors import Complaints
+from worker.engines.openai_upstream.sse import DONE, EventLines, NoEventStream
+from worker.engines.openai_upstream.transport import Cancelled
+from worker.generation import Delta, GenerationRequest, Sink
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class ChunkReader:
+    """Reads the answer of one run; is what the transport watches meanwhile."""
+
+    def __init__(
+        self, request: GenerationRequest, sink: Sink, complaints: Complaints, by_schema: bool
+    ) -> None:
+        self.request, self._sink, self._complaints = request, sink, complaints
+        self._choices = [ChoiceReader(request, i, by_schema) for i in range(request.answers)]
+        self._lines = EventLines()
+        self._done = False
+        self.counts = Counts(request)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nothing more is wanted: the run was cancelled, or its answer is complete."""
+        return self._done or self._sink.cancelled
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of the answer was passed on: what fails now cannot be tried again."""
+        return self.counts.begun
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finished for choice in self._choices)
+
+    def restart(self) -> None:
+        """Begin anew, with another attempt."""
+        self._lines = EventLines()
+        self.counts.restart()
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the stream. Raise Cancelled, or EngineError for what is no answer."""
+        try:
+            for event in self._lines.feed(data):
+                self._take(event)
+        except NoEventStream as exc:
+            raise self._unreadable(exc) from exc
+
+    def whole(self, body: bytes) -> None:
+        """Take the answer of a server that does not stream."""
+        self._take(body)
+        self._take(DONE)
+
+    def end(self) -> None:
+        """Take the end of the stream. Raise GenerationFailed for one that is cut off."""
+        if self._done:
+            return
+        self.feed(b"\n")  # Ends a last line that nothing ends.
+        if not self._done and not self.is_complete:
+            raise GenerationFailed("The model's server ended the stream before the answer.")
+
+    def account(self) -> None:
+        """Tell what was used, if anything was."""
+        if self.begun:
+            self._sink.feed(self.counts.usage())
+
+    def _take(self, event: bytes) -> None:
+        if self._done:
+            return
+        if self._sink.cancelled:
+            raise Cancelled
+        if event == DONE:
+            self._done = True
+            self._finish()
+            return
+        deltas = self._read(event)
+        for delta in deltas:
+            self._sink.feed(delta)
+
+    def _finish(self) -> None:
+        """End the choices that the server did not: it says that it is done."""
+        for choice in self._choices:
+            if not choice.finished and self.begun:
+                for delta in choice.finish("stop", {}):
+                    self._sink.feed(delta)
+        if not self.is_complete:
+            raise GenerationFailed("The model's server ended the stream without an answer.")
+
+    def _read(self, event: bytes) -> list[Delta]:
+        """Return what an event comes to. Raise EngineError."""
+        try:
+            chunk = orjson.loads(event)
+            if chunk is None:  # What llama.cpp begins completions of several prompts with.
+                return []
+            if error := chunk.get("error"):
+                raise self._complaints.in_stream(error, self.request)
+            return self._deltas(chunk)
+        except _UNREADABLE as exc:
+            raise self._unreadable(exc) from exc
+
+    def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
+        choices = chunk.get("choices") or ()
+        if chunk.get("usage") or "timings" in chunk:
+            self.counts.take(chunk, choices[0].get("index", 0) if choices else None)
+        if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, when there are stops.
+            choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
+        deltas: list[Delta] = []
+        for choice in choices:
+            if found := self._choices[choice.get("index") or 0].feed(choice):
+                self.counts.count(found[0])
+                deltas += found
+        return deltas
+
+    def _unreadable(self, exc: Exception) -> EngineError:
+        return GenerationFailed(f"The model's server sent what is no answer ({exc}).")

@@ -1,0 +1,90 @@
+"""From a constraint to the fields of the server's request that hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from worker.engines.base import InvalidRequest
+from worker.engines.grammars import check_grammar
+from worker.engines.llama_cpp.bounds import check_groups
+from worker.engines.openai_upstream.flavors import RESPONSE_FORMAT
+from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.generation import Constraint
+
+
+def constraint_fields(constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:
+    """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
+    source = constraint.source
+    check_grammar(constraint)
+    match constraint.kind:
+        case "json_object":
+            if options.flavor.schema_value:
+                return schema_fields({"type": "object"}, options)
+            target = _target("json_object", constraint, options)
+            return _placed(target, {"type": "json_object"})
+        case "json_schema":
+            return schema_fields(orjson.loads(source), options)
+        case "gbnf":
+            check_groups(source, constraint.param)
+            return _placed(_target("gbnf", constraint, options), source)
+        case "lark":
+            return _lark(source, constraint, options)
+        case "regex":
+            if options.flavor.lark_prefix:
+                escaped = source.replace("/", "\\/")
+                return _lark(f"start: /{escaped}/", constraint, options)
+            return _placed(_target("regex", constraint, options), source)
+        case "llguidance":
+            return _llguidance(orjson.loads(source), constraint, options)
+
+
+def schema_fields(schema: dict[str, Any], options: UpstreamOptions) -> dict[str, Any]:
+    """Return the fields for an answer that is JSON of this schema."""
+    target = options.fields.get("json_schema", RESPONSE_FORMAT)
+    if target != RESPONSE_FORMAT:
+        return _placed(target, schema)
+    if options.flavor.schema_value:
+        return {RESPONSE_FORMAT: {"type": "json_object", "value": schema}}
+    named = {"name": "answer", "schema": schema, "strict": True}
+    return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": named}}
+
+
+def _lark(source: str, constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:
+    target = _target("lark", constraint, options)
+    return _placed(target, f"{options.flavor.lark_prefix}{source}")
+
+
+def _llguidance(
+    grammar: dict[str, Any], constraint: Constraint, options: UpstreamOptions
+) -> dict[str, Any]:
+    match grammar.get("grammars"):
+        case [{"lark_grammar": str(lark)}]:
+            return _lark(lark, constraint, options)
+        case [{"json_schema": dict(schema)}]:
+            return schema_fields(schema, options)
+        case _:
+            raise InvalidRequest(
+                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
+                "{'grammars': [{'json_schema': …}]} here.",
+                constraint.param,
+            )
+
+
+def _target(kind: str, constraint: Constraint, options: UpstreamOptions) -> str:
+    target = options.fields.get(kind)
+    if target is None:
+        raise InvalidRequest(
+            f"The server of this model knows no constraints of the type '{kind}'.",
+            constraint.param,
+        )
+    return target
+
+
+def _placed(target: str, value: Any) -> dict[str, Any]:
+    """Return the value at its place; a dot leads into an object."""
+    for name in reversed(target.split(".")):
+        value = {name: value}
+    placed: dict[str, Any] = value
+    return placed

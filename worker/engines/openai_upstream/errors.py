@@ -1,0 +1,191 @@
+"""What the server complains of, as errors of the engine.
+
+| the server says | the engine raises |
+|---|---|
+| 400, 413, 422 | InvalidRequest; ContextLengthExceeded when it names both numbers of tokens |
+| 401, 403, 404 | EngineUnavailable: the operator's to mend, so the details go to the log |
+| 429 | RateLimited, with its Retry-After |
+| 503 | EngineUnavailable, with its Retry-After |
+| other | GenerationFailed |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import orjson
+
+from worker.engines.base import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    RateLimited,
+)
+from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.generation import GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 1000
+_LONGEST_RETRY_AFTER_S = 3600
+_OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
+
+_OVERFLOWS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # vLLM and OpenAI
+        r"context length is (?P<context>\d+) tokens.*?\((?P<input>\d+) in the (?:messages|prompt)",
+        r"context length is (?P<context>\d+) tokens.*?(?:has|passed) (?P<input>\d+) input tokens",
+        r"context length is (?P<context>\d+) tokens.*?resulted in (?P<input>\d+) tokens",
+        r"passed (?P<input>\d+) input tokens.*?context length is only (?P<context>\d+)",
+        r"\(length (?P<input>\d+)\) is longer than the maximum model length of (?P<context>\d+)",
+        # SGLang
+        r"input \((?P<input>\d+) tokens\).*?context length \((?P<context>\d+) tokens",
+        r"context length of (?P<context>\d+) tokens.*?(?P<input>\d+) tokens from the input",
+        # llama.cpp
+        r"request \((?P<input>\d+) tokens\).*?context size \((?P<context>\d+) tokens",
+        # TGI
+        r"must be <= (?P<context>\d+). Given: (?P<input>\d+) `inputs` tokens",
+        r"less than (?P<context>\d+) tokens. Given: (?P<input>\d+)",
+        r"context length is (?P<context>\d+) tokens.*?requested (?P<input>\d+) tokens",
+    )
+)
+"""How servers say that a prompt is too long; the first that fits counts."""
+
+
+class Complaints:
+    """Reads the errors of one model's server."""
+
+    def __init__(self, model_id: str, options: UpstreamOptions) -> None:
+        self._id, self._options = model_id, options
+        self._ours = {theirs.split(".")[0]: ours for ours, theirs in options.fields.items()}
+        self._ours |= {name: name for name in _OWN_FIELDS}
+
+    def answered(
+        self, status: int, headers: Mapping[str, str], body: bytes, request: GenerationRequest
+    ) -> EngineError:
+        """Return what an answer with this status means."""
+        try:
+            error = _error_of(orjson.loads(body))
+        except orjson.JSONDecodeError:
+            error = {"message": body.decode(errors="replace").strip()}
+        return self._mapped(status, error, headers, request)
+
+    def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
+        """Return what an error inside a stream means."""
+        found = _error_of({"error": error})
+        code = str(found.get("code", found.get("status")))
+        status = int(code) if code.isdecimal() else 500
+        return self._mapped(status, found, {}, request)
+
+    def _mapped(
+        self,
+        status: int,
+        error: dict[str, Any],
+        headers: Mapping[str, str],
+        request: GenerationRequest,
+    ) -> EngineError:
+        message = self._options.without_key(str(error.get("message") or f"status {status}"))
+        message = message[:_SHOWN]
+        match status:
+            case 400 | 413 | 422:
+                return self._refused(message, error, request)
+            case 401 | 403 | 404:
+                logger.error(
+                    "model %s: %s answers %d: %s", self._id, self._options.base_url, status, message
+                )
+                return EngineUnavailable(
+                    f"The server of the model '{self._id}' turned the platform away "
+                    f"(status {status})."
+                )
+            case 429:
+                return RateLimited(
+                    f"The server of the model '{self._id}' takes no more requests: {message}",
+                    retry_after_s(headers),
+                )
+            case 503:
+                return EngineUnavailable(
+                    f"The server of the model '{self._id}' is overloaded: {message}",
+                    retry_after_s(headers),
+                )
+            case _:
+                return GenerationFailed(f"the model's server: {message}")
+
+    def _refused(
+        self, message: str, error: dict[str, Any], request: GenerationRequest
+    ) -> InvalidRequest:
+        found = _overflow(message, error)
+        subject = _subject(request)
+        if found is None:
+            return InvalidRequest(message, self._param(error, request))
+        context, tokens = found
+        if tokens >= context or request.truncate:
+            return ContextLengthExceeded(context, tokens, subject)
+        return InvalidRequest(message, "max_tokens")
+
+    def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
+        """Return our name of the field that the server complains of, if it names one."""
+        param = error.get("param")
+        if not isinstance(param, str) or not param:
+            return None
+        constraint = request.constraint
+        field = re.split(r"[.\[]", param)[0]
+        ours = self._ours.get(field)
+        if constraint is not None and ours in ("gbnf", "lark", "regex", "response_format"):
+            return constraint.param
+        return param if ours == field else ours
+
+
+def _error_of(body: Any) -> dict[str, Any]:
+    """Return the error object of a body in one of the forms that servers use."""
+    if not isinstance(body, dict):
+        return {"message": str(body)}
+    match body.get("error", body.get("detail")):
+        case dict(error):
+            return error
+        case str(message):  # TGI, Ollama's own; FastAPI.
+            return {**body, "message": message}
+        case [{"msg": message, "loc": [*_, name]}, *_]:  # FastAPI's validation.
+            return {"message": f"{name}: {message}", "param": name}
+        case _:  # Older vLLM: the error is the body.
+            return body
+
+
+def _overflow(message: str, error: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the context's length and the prompt's, if a prompt that is too long was refused."""
+    context, tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
+    if isinstance(context, int) and isinstance(tokens, int):
+        return context, tokens
+    for pattern in _OVERFLOWS:
+        if found := pattern.search(message):
+            return int(found["context"]), int(found["input"])
+    return None
+
+
+def _subject(request: GenerationRequest) -> str:
+    if request.operation == "embed":
+        return "input"
+    return "prompt" if request.prompts else "messages"
+
+
+def retry_after_s(headers: Mapping[str, str]) -> int | None:
+    """Return what a Retry-After header asks for, in whole seconds, within an hour."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    if not math.isfinite(seconds):
+        return None
+    return min(max(math.ceil(seconds), 0), _LONGEST_RETRY_AFTER_S)

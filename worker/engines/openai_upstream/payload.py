@@ -1,0 +1,156 @@
+"""From a generation request to the JSON that the server takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from worker.chat.forced_call import call_schema
+from worker.engines.base import InvalidRequest, ModelSpec
+from worker.engines.llama_cpp.bounds import encode
+from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
+from worker.engines.openai_upstream.messages import wire_message, wire_tool
+from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.generation import GenerationRequest, Sampling
+
+_COMMON_EFFORTS = ("low", "medium", "high")
+"""Levels that every server with the field knows; others reach the template as a variable only."""
+_OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
+
+
+class Payloads:
+    """Writes the requests for one model of one server."""
+
+    def __init__(self, spec: ModelSpec, options: UpstreamOptions, model: str) -> None:
+        self._options, self.model = options, model
+        self._fields, self._flavor = options.fields, options.flavor
+        self._context_length = spec.context_length
+        self._own_vars: dict[str, Any] = spec.options.get("chat_template_kwargs", {})
+
+    def chat(self, request: GenerationRequest) -> bytes:
+        """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
+        payload = {
+            **self._shared(request),
+            **self._top_logprobs(request),
+            **self._beginning(request),
+            **self._tools(request),
+        }
+        return encode({**payload, **self._template_fields(request, payload)})
+
+    def complete(self, request: GenerationRequest) -> bytes:
+        """Return the payload of a completion. Raise InvalidRequest as ``chat`` does."""
+        prompts = [list(p) if isinstance(p, tuple) else p for p in request.prompts]
+        payload = {
+            **self._shared(request),
+            "prompt": prompts[0] if len(prompts) == 1 else prompts,
+            **self.named({"suffix": request.suffix}),
+        }
+        if request.top_logprobs is not None:
+            payload["logprobs"] = max(self._flavor.least_top_logprobs, request.top_logprobs)
+        return encode(payload)
+
+    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return these values under the server's names; None is left out, and what it lacks."""
+        body: dict[str, Any] = {}
+        for name, value in values.items():
+            target = self._fields.get(name)
+            if target is None or value is None:
+                continue
+            place = body
+            *path, last = target.split(".")
+            for step in path:
+                place = place.setdefault(step, {})
+            place[last] = value
+        return body
+
+    def _shared(self, request: GenerationRequest) -> dict[str, Any]:
+        options: dict[str, Any] = {"include_usage": True}
+        body = {"model": self.model, "stream": True, "stream_options": options}
+        match self._flavor.running_usage:
+            case "continuous_usage_stats" as told:
+                options[told] = True
+            case "timings_per_token" as told:
+                body |= {told: True, "verbose": bool(request.stop)}  # Says which stop text it was.
+        asked = {
+            **self._sampling(request.sampling),
+            "max_tokens": request.max_output_tokens,
+            "n": request.choices if request.choices > 1 else None,
+            "stop": list(request.stop) or None,
+            "stop_token_ids": list(request.stop_token_ids) or None,
+            "ignore_eos": request.ignore_eos or None,
+            "cache_prompt": None if request.cache_prompt else False,
+        }
+        body |= self.named(asked)
+        if request.constraint is not None:
+            body |= constraint_fields(request.constraint, self._options)
+        return body
+
+    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
+        settings = asdict(sampling)
+        settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
+        if (last_n := sampling.dry_penalty_last_n) is not None:
+            # The server reserves memory for as many tokens as it is told.
+            settings["dry_penalty_last_n"] = min(last_n, self._context_length)
+        if sampling.seed is not None and self._flavor.seed_limit is not None:
+            settings["seed"] = sampling.seed % self._flavor.seed_limit
+        return settings
+
+    def _top_logprobs(self, request: GenerationRequest) -> dict[str, Any]:
+        if request.top_logprobs is None:
+            return {}
+        top = max(self._flavor.least_top_logprobs, request.top_logprobs)
+        return {"logprobs": True, "top_logprobs": top}
+
+    def _beginning(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return the messages; a prefix of the answer is a last one that is to be continued."""
+        reasoning_field = self._fields.get("reasoning_content")
+        messages = [wire_message(message, reasoning_field) for message in request.messages]
+        if not request.response_prefix:
+            unusual = None if request.add_generation_prompt else False
+            return {"messages": messages, **self.named({"add_generation_prompt": unusual})}
+        prefix = {"role": "assistant", "content": request.response_prefix}
+        switches = {"continue_final_message": True, "add_generation_prompt": False}
+        return {"messages": [*messages, prefix], **self.named(switches)}
+
+    def _tools(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return the tools, and whether one must be called."""
+        tools = [wire_tool(tool) for tool in request.tools]
+        if not tools:
+            return {}
+        if request.must_call and self._flavor.forces_by_schema:
+            # The tools reach the template as a variable; the answer is read as a call.
+            return {
+                **self.named({"chat_template_kwargs": {"tools": tools}}),
+                **schema_fields(call_schema(request.tools), self._options),
+            }
+        switches = {
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "tool_choice": "required" if request.must_call else None,
+        }
+        return {"tools": tools, **self.named(switches)}
+
+    def _template_fields(
+        self, request: GenerationRequest, payload: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the variables of the template, or what stands for them.
+
+        Raise InvalidRequest for variables that a server without such a field cannot be given.
+        """
+        variables = {**self._own_vars, **request.template_vars}
+        effort = variables.get("reasoning_effort")
+        budget = self.named({"reasoning_budget": request.reasoning_budget})
+        if field := self._fields.get("chat_template_kwargs"):
+            merged = {**variables, **payload.get(field, {})}
+            level = effort if effort in _COMMON_EFFORTS else None
+            told = {"chat_template_kwargs": merged or None, "reasoning_effort": level}
+            return {**budget, **self.named(told)}
+        if others := request.template_vars.keys() - _OWN_VARIABLES:
+            raise InvalidRequest(
+                f"The server of this model takes no variables of its template ({min(others)!r}).",
+                "chat_template_kwargs",
+            )
+        if effort is None and variables.get("enable_thinking") is False:
+            effort = "none"
+        told = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
+        return {**budget, **self.named(told)}

@@ -1,0 +1,134 @@
+"""Embeddings, tokens and prompts: what is asked of a server without an answer of the model."""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from typing import Any, TypeVar
+
+import orjson
+
+from worker.engines.base import GenerationFailed, InvalidRequest
+from worker.engines.openai_upstream.client import Upstream
+from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.payload import Payloads
+from worker.generation import (
+    EmbeddingDelta,
+    Finish,
+    GenerationRequest,
+    PromptDelta,
+    Sink,
+    TextDelta,
+    TokensDelta,
+    Usage,
+)
+
+T = TypeVar("T")
+
+_VLLM_TEMPLATE_FIELDS = {
+    *("model", "messages", "tools", "chat_template_kwargs", "add_generation_prompt"),
+    "continue_final_message",
+}
+_BATCH = 32
+"""Prompts embedded by one request: as many as every server takes."""
+_NEARLY_ONE = 1e-3
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
+
+
+class TokenService:
+    """What one model's server offers beside answers."""
+
+    def __init__(self, upstream: Upstream, options: UpstreamOptions, payloads: Payloads) -> None:
+        self._upstream, self._options, self._payloads = upstream, options, payloads
+        self._is_llama_cpp = options.flavor.tokens == "llama_cpp"
+
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Embed the prompts (see ``Engine.embed``)."""
+        tokens = 0
+        form = "float" if self._options.flavor.float_embeddings else "base64"
+        for first in range(0, len(request.prompts), _BATCH):
+            inputs = [
+                list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]
+            ]
+            asked = {"model": self._payloads.model, "input": inputs, "encoding_format": form}
+            url = f"{self._options.base_url}/embeddings"
+            answer = self._upstream.post(url, asked, request, sink)
+            try:
+                found = {int(entry["index"]): _vector(entry) for entry in answer["data"]}
+                vectors = [found[position] for position in range(len(inputs))]
+                tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+            except _UNREADABLE as exc:
+                raise GenerationFailed(f"The model's server sent no embeddings ({exc}).") from exc
+            for index, vector in enumerate(vectors, first):
+                sink.feed(EmbeddingDelta(vector, index))
+                sink.feed(Finish("stop", index))
+            sink.feed(Usage(input_tokens=tokens))
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        for index, text in enumerate(request.prompts):
+            sink.feed(TokensDelta(self._tokens(str(text), request, sink), index))
+            sink.feed(Finish("stop", index))
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        for index, tokens in enumerate(request.prompts):
+            sink.feed(TextDelta(self._text(tokens, request, sink), index))
+            sink.feed(Finish("stop", index))
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Apply the chat template (see ``Engine.render``)."""
+        if any(message.parts for message in request.messages):
+            raise InvalidRequest("A prompt with images or sounds cannot be rendered.", "messages")
+        chat = orjson.loads(self._payloads.chat(request))
+        if self._is_llama_cpp:
+            text = self._ask("/apply-template", chat, "prompt", str, request, sink)
+            tokens = self._tokens(text, request, sink)
+        else:
+            asked = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
+            tokens = tuple(self._ask("/tokenize", asked, "tokens", list, request, sink))
+            text = self._text(tokens, request, sink)
+        sink.feed(PromptDelta(text, tokens))
+        sink.feed(Finish("stop"))
+
+    def _tokens(self, text: str, request: GenerationRequest, sink: Sink) -> tuple[int, ...]:
+        asked: dict[str, Any] = {"model": self._payloads.model, "prompt": text}
+        if self._is_llama_cpp:
+            asked = {"content": text, "add_special": True, "parse_special": True}
+        return tuple(self._ask("/tokenize", asked, "tokens", list, request, sink))
+
+    def _text(self, tokens: Any, request: GenerationRequest, sink: Sink) -> str:
+        if self._is_llama_cpp:
+            asked = {"tokens": tokens}
+            return self._ask("/detokenize", asked, "content", str, request, sink)
+        asked = {"model": self._payloads.model, "tokens": tokens}
+        return self._ask("/detokenize", asked, "prompt", str, request, sink)
+
+    def _ask(
+        self,
+        path: str,
+        payload: dict[str, Any],
+        key: str,
+        kind: type[T],
+        request: GenerationRequest,
+        sink: Sink,
+    ) -> T:
+        answer = self._upstream.post(f"{self._options.root_url}{path}", payload, request, sink)
+        found = answer.get(key)
+        if not isinstance(found, kind):
+            raise GenerationFailed(f"The model's server sent no '{key}'.")
+        return found
+
+
+def _vector(entry: dict[str, Any]) -> bytes:
+    """Return an embedding as little-endian floats of length 1. Raise ValueError for none."""
+    told = entry["embedding"]
+    packed = base64.b64decode(told, validate=True) if isinstance(told, str) else None
+    vector = array("f", told if packed is None else packed)
+    if not vector:
+        raise ValueError("an empty vector")
+    length = math.hypot(*vector)
+    if length and abs(length - 1) > _NEARLY_ONE:
+        vector = array("f", (value / length for value in vector))
+    return vector.tobytes()
