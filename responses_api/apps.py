@@ -5,6 +5,7 @@ class ResponsesApiConfig(AppConfig):
     """Responses and conversations, as OpenAI's API has them."""
 
     name = "responses_api"
+    verbose_name = "Responses"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -30,8 +30,18 @@ from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
 from worker.engines.ctransformers.sampler import Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
-from worker.engines.registry import load_engine
-from worker.generation import Constraint, Finish, GenerationRequest, Sampling, TextDelta
+from worker.engines.registry import load_engine, model_capabilities
+from worker.generation import (
+    Constraint,
+    Finish,
+    GenerationRequest,
+    Message,
+    ReasoningDelta,
+    Sampling,
+    TextDelta,
+    Tool,
+    ToolCallDelta,
+)
 
 SPEC = ModelSpec("m", "ctransformers", DEMO_FILE, slots=2, context_length=256)
 FRANCE = GenerationRequest(
@@ -325,3 +335,65 @@ def test_common_prefix_ends_at_the_first_difference() -> None:
     assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
     assert common_prefix([], [1]) == 0
     assert common_prefix([1, 2], [1, 2, 3]) == 2
+
+
+# --- Chats, through the adapter ------------------------------------------------------------------
+
+QUESTION = GenerationRequest(
+    "m",
+    (Message("user", "What is the capital of France?"),),
+    Sampling(temperature=0, seed=1),
+    max_output_tokens=60,
+    template_vars={"enable_thinking": False},
+)
+WEATHER = Tool(
+    "get_weather",
+    "Get the weather of a city.",
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+def chat(engine: Engine, request: GenerationRequest) -> RecordingSink:
+    """Run it to the end."""
+    sink = RecordingSink()
+    engine.chat(request, sink)
+    return sink
+
+
+def test_model_with_a_template_chats(engine: Engine) -> None:
+    sink = chat(engine, QUESTION)
+    assert sink.text == "The capital of France is Paris."
+    assert sink.finishes == ["stop"]
+    assert "chat" in model_capabilities(SPEC)
+
+
+def test_model_that_reasons_says_so_apart(engine: Engine) -> None:
+    sink = chat(engine, replace(QUESTION, template_vars={"enable_thinking": True}))
+    thoughts = [d.text for d in sink.deltas if isinstance(d, ReasoningDelta)]
+    assert thoughts
+    assert "think" not in sink.text
+    assert 0 < sink.usage.reasoning_tokens < sink.usage.output_tokens
+
+
+@pytest.mark.parametrize("must_call", [False, True])
+def test_tool_is_called(engine: Engine, must_call: bool) -> None:
+    asked = replace(
+        QUESTION,
+        messages=(Message("user", "What is the weather in Paris?"),),
+        tools=(WEATHER,),
+        must_call=must_call,
+    )
+    sink = chat(engine, asked)
+    calls = [d for d in sink.deltas if isinstance(d, ToolCallDelta)]
+    assert calls[0].name == "get_weather"
+    assert json.loads("".join(call.arguments for call in calls)) == {"city": "Paris"}
+    assert (sink.text.strip(), sink.finishes) == ("", ["tool_calls"])
+
+
+def test_model_without_a_template_has_no_chats(gpt2: Engine, tmp_path: Path) -> None:
+    spec = replace(SPEC, file=tmp_path / "gpt2.bin", options={"model_type": "gpt2"})
+    assert "chat" not in model_capabilities(spec)
+    named = replace(spec, options={**spec.options, "chat_template": "chatml"})
+    assert "chat" in model_capabilities(named)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        chat(gpt2, QUESTION)

@@ -1,17 +1,17 @@
-"""ctransformers in this process: completions from models of the GGML era."""
+"""ctransformers in this process: models of the GGML era."""
 
+from worker.chat.adapter import chat_capabilities
+from worker.chat.configuration import CHAT_OPTIONS
 from worker.engines.base import ModelSpec
-from worker.engines.ctransformers.engine import load
+from worker.engines.ctransformers.engine import COMPLETES, load
+from worker.engines.ctransformers.model_file import has_chat
 
-OPTIONS = frozenset({"lib", "model_type"})
-_CAPABILITIES = frozenset(
-    {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
-)
+OPTIONS = CHAT_OPTIONS | {"lib", "model_type"}
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for."""
-    return _CAPABILITIES
+    """Return what requests to this model may ask for: chats too, when it has a template."""
+    return chat_capabilities(COMPLETES) if has_chat(spec) else COMPLETES
 
 
 __all__ = ["OPTIONS", "capabilities", "load"]

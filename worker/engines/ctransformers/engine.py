@@ -2,13 +2,16 @@
 
 Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
 "starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
-"basic", or a path).
+"basic", or a path); and those of chats (``worker.chat.configuration``), which need a template: the
+file's own, or one that is named.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from worker.chat.adapter import ChatAdapter
+from worker.chat.configuration import configure_chat
 from worker.engines.base import (
     ContextLengthExceeded,
     Engine,
@@ -17,6 +20,7 @@ from worker.engines.base import (
     ModelSpec,
 )
 from worker.engines.ctransformers.contexts import Context, Contexts
+from worker.engines.ctransformers.model_file import chat_vocabulary, has_chat, own_texts
 from worker.engines.ctransformers.run import ChoiceRun, Counts
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
@@ -29,11 +33,14 @@ from worker.generation import (
     TokensDelta,
 )
 
+COMPLETES = frozenset(
+    {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
+)
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
 
 
-def load(spec: ModelSpec) -> CtransformersEngine:
+def load(spec: ModelSpec) -> Engine:
     """Load a context for each slot. Raise EngineLoadError naming the file and the fix."""
     from ctransformers.llm import LLM, Config
 
@@ -58,7 +65,10 @@ def load(spec: ModelSpec) -> CtransformersEngine:
         ]
     except (OSError, RuntimeError, ValueError) as exc:
         raise EngineLoadError(f"Model '{spec.id}': {_reason(spec, exc)}") from exc
-    return CtransformersEngine(spec, llms)
+    engine = CtransformersEngine(spec, llms)
+    if not has_chat(spec):
+        return engine
+    return ChatAdapter(engine, configure_chat(spec, chat_vocabulary(spec.file)), COMPLETES)
 
 
 def _reason(spec: ModelSpec, exc: Exception) -> str:
@@ -77,7 +87,7 @@ class CtransformersEngine(Engine):
 
     def __init__(self, spec: ModelSpec, llms: list[Any]) -> None:
         self._spec = spec
-        self._vocabulary = Vocabulary(llms[0])
+        self._vocabulary = Vocabulary(llms[0], own_texts(spec.file) if spec.file else {})
         self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
         # The library may know that the model cannot read as far as it was told.
         self._context_length = min(spec.context_length, int(llms[0].context_length))

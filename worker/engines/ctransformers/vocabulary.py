@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import c_int
 from functools import cached_property
 from typing import Any
@@ -14,8 +15,8 @@ from worker.engines.base import InvalidRequest
 class Vocabulary:
     """The tokens of one model. The library's own calls are not used where they can overrun."""
 
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
+    def __init__(self, llm: Any, own_texts: Mapping[int, bytes]) -> None:
+        self._llm, self._own_texts = llm, own_texts
         self.size: int = llm.vocab_size
         self.eos: int = llm.eos_token_id
         self.bos: int = llm.bos_token_id
@@ -32,9 +33,9 @@ class Vocabulary:
         return list(found[:count])
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the token's part of the text; nothing for special tokens."""
+        """Return the token's part of the text; nothing for tokens that only steer the model."""
         piece: bytes = self._llm.ctransformers_llm_detokenize(token)
-        return piece
+        return piece or self._own_texts.get(token, b"")
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a sequence."""

@@ -1,0 +1,61 @@
+"""What a GGUF file says that the library does not pass on: its chat template and its own tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from worker.chat.configuration import Vocabulary
+from worker.engines.base import ModelSpec
+
+_USER_DEFINED = 4
+"""Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""
+
+
+@cache
+def chat_vocabulary(path: Path) -> Vocabulary:
+    """Return what the file says of chats; nothing when it is no GGUF, or not on this host."""
+    field = _fields(path)
+    tokens = field("tokenizer.ggml.tokens", [])
+
+    def text(key: str) -> str:
+        number = field(key, None)
+        return tokens[number] if isinstance(number, int) and number < len(tokens) else ""
+
+    return Vocabulary(
+        chat_template=field("tokenizer.chat_template", None),
+        bos=text("tokenizer.ggml.bos_token_id"),
+        eos=text("tokenizer.ggml.eos_token_id"),
+    )
+
+
+@cache
+def own_texts(path: Path) -> dict[int, bytes]:
+    """Return the texts of the tokens that the library shows as nothing, by their ids."""
+    field = _fields(path)
+    tokens, types = field("tokenizer.ggml.tokens", []), field("tokenizer.ggml.token_type", [])
+    pairs = enumerate(zip(tokens, types, strict=False))
+    return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
+
+
+def has_chat(spec: ModelSpec) -> bool:
+    """Whether the model has a chat template, by its entry or its file."""
+    if "chat_template" in spec.options:
+        return True
+    return spec.file is not None and chat_vocabulary(spec.file).chat_template is not None
+
+
+def _fields(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path, "r")
+    except (OSError, ValueError):
+        return lambda _key, default: default
+
+    def field(key: str, default: Any) -> Any:
+        found = reader.fields.get(key)
+        return default if found is None else found.contents()
+
+    return field
