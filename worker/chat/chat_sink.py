@@ -32,6 +32,9 @@ class ChoiceParser(Protocol):
     @property
     def call_is_open(self) -> bool: ...
 
+    @property
+    def is_holding(self) -> bool: ...
+
     def feed(
         self, text: str, logprobs: tuple[TokenLogprob, ...] = ()
     ) -> Sequence[TextDelta | ReasoningDelta | ToolCallDelta]: ...
@@ -42,7 +45,7 @@ class ChoiceParser(Protocol):
 class ForcedCallParser:
     """Parses a choice that is bound to be one call."""
 
-    in_reasoning = False
+    in_reasoning = is_holding = False
 
     def __init__(self, index: int) -> None:
         self._call = ForcedCall(index)
@@ -149,7 +152,9 @@ class ChatSink:
             self._sink.feed(piece)
         if self._budget is not None:
             self._pieces.append(text)
-            self.is_over_budget = parser.in_reasoning and self._counts.reasoning >= self._budget
+            # What may be the end tag is waited for.
+            is_thinking = parser.in_reasoning and not parser.is_holding
+            self.is_over_budget = is_thinking and self._counts.reasoning >= self._budget
 
     def _finish(self, finish: Finish) -> None:
         parser = self._parsers[finish.index]

@@ -27,6 +27,7 @@ class Output:
         self._spaces = ""
         self._is_dropping = False
         self._logprobs: deque[tuple[int, tuple[TokenLogprob, ...]]] = deque()
+        self._read: tuple[TokenLogprob, ...] = ()
         self.calls = 0
         self.call_is_open = False
         self.in_reasoning = False
@@ -44,12 +45,13 @@ class Output:
     def text(self, piece: str) -> None:
         """Put out content that was just read."""
         shown = piece.rstrip()
-        if not shown:
-            self._spaces += piece
-            return
-        self.has_text = True
-        spaces, self._spaces = self._spaces, piece[len(shown) :]
-        self._send_text(spaces + shown)
+        if shown:
+            self.has_text = True
+            self._read_logprobs(len(piece), len(piece) - len(shown))
+            self._send(self._spaces + shown)
+            self._spaces = ""
+        self._spaces += piece[len(shown) :]
+        self._read_logprobs(len(piece) - len(shown), 0)
 
     def reasoning(self, piece: str) -> None:
         """Put out reasoning."""
@@ -57,7 +59,7 @@ class Output:
 
     def begin_call(self, name: str) -> None:
         """Put out the beginning of a call."""
-        self._spaces = ""
+        self._spaces, self._read = "", ()
         self._is_dropping = self.calls >= self._max_calls
         if self._is_dropping:
             return
@@ -78,19 +80,16 @@ class Output:
     def end(self) -> None:
         """Put out the white space that ends the content."""
         if self._spaces:
-            spaces, self._spaces = self._spaces, ""
-            self._send_text(spaces)
+            self._send(self._spaces)
 
-    def _send_text(self, text: str) -> None:
-        logprobs = self._logprobs_of(len(text)) if self._logprobs else ()
-        self._deltas.append(TextDelta(text, self._index, logprobs))
+    def _send(self, text: str) -> None:
+        self._deltas.append(TextDelta(text, self._index, self._read))
+        self._read = ()
 
-    def _logprobs_of(self, length: int) -> tuple[TokenLogprob, ...]:
-        """Return those of the tokens that end in a text that was just read."""
-        end = self._source.position - len(self._spaces)
-        found: tuple[TokenLogprob, ...] = ()
-        while self._logprobs and self._logprobs[0][0] <= end:
-            token_end, logprobs = self._logprobs.popleft()
-            if token_end > end - length:
-                found += logprobs
-        return found
+    def _read_logprobs(self, before: int, after: int) -> None:
+        """Read those of the tokens that end between so many characters back and so many."""
+        position = self._source.position
+        while self._logprobs and self._logprobs[0][0] <= position - after:
+            end, logprobs = self._logprobs.popleft()
+            if end > position - before:
+                self._read += logprobs

@@ -63,6 +63,11 @@ class OutputParser:
         """Whether the last call is not complete."""
         return self._output.call_is_open
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether text waits that may be a part of a tag."""
+        return bool(self._source.text)
+
     def feed(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> list[ParsedDelta]:
         """Take the next piece of text; return the deltas it completes.
 

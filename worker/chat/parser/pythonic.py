@@ -112,7 +112,7 @@ def to_json(arguments: str) -> str | None:
     if pieces[-1] == ",":
         pieces.pop()
     try:
-        return json.dumps(json.loads("".join(pieces) + "}"), ensure_ascii=False)
+        return json.dumps(json.loads(" ".join(pieces) + "}"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
 
