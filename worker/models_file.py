@@ -221,4 +221,6 @@ def _options(entry: _Entry, engine: str, folder: Path) -> dict[str, Any]:
     for key in _FILES:
         if isinstance(options.get(key), str):
             options[key] = str(model_path(options[key], folder))
+    if str(template := options.get("chat_template", "")).endswith(".jinja"):
+        options["chat_template"] = str(model_path(template, folder))  # Others are families' names.
     return options

@@ -2,7 +2,7 @@
 
 Options of an engine that is adapted, beside its own:
 
-- ``chat_template``: the name of a built-in family, or a Jinja file; else the model file's template.
+- ``chat_template``: the name of a built-in family, or a file; else the model file's template.
 - ``chat_template_kwargs``: variables of the template, under those of the request.
 - ``force_enable_thinking``: gives the template ``enable_thinking: true``, whatever is asked for.
 - ``tool_format``: how the model writes calls; else what its template shows.

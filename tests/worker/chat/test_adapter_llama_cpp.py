@@ -125,7 +125,7 @@ def test_answer_is_the_same(engine: Engine, adapter: ChatAdapter, name: str) -> 
     assert usage.output_tokens == own_usage.output_tokens
     # The start tag counts there, the end tag here.
     assert usage.reasoning_tokens == own_usage.reasoning_tokens
-    assert ("thinks" in name or bool(usage.reasoning_tokens)) == bool(answer.reasoning)
+    assert bool(usage.reasoning_tokens) == bool(answer.reasoning)
 
 
 def test_forced_call_is_one(adapter: ChatAdapter) -> None:

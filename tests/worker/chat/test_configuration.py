@@ -11,6 +11,7 @@ from worker.chat.configuration import ChatConfiguration, Vocabulary, configure_c
 from worker.chat.parser import TOOL_FORMATS, Reasoning
 from worker.engines.base import EngineLoadError, ModelSpec
 from worker.generation import GenerationRequest, Message
+from worker.models_file import read_models_file
 
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
 
@@ -35,6 +36,14 @@ def test_template_can_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ messages[0].content }}!")
     assert configure(chat_template=str(path)).template.render(ASK) == "Hi!"
+
+
+def test_template_file_lies_beside_the_models_file(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    entry = "engine: ctransformers, file: a.gguf, chat_template"
+    path.write_text(f"models: {{a: {{{entry}: b.jinja}}, b: {{{entry}: chatml}}}}")
+    options = [spec.options for spec in read_models_file(path)]
+    assert [found["chat_template"] for found in options] == [str(tmp_path / "b.jinja"), "chatml"]
 
 
 def test_unknown_template_is_told_with_those_there_are() -> None:
