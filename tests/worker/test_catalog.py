@@ -114,7 +114,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: [", "cannot be read"),
         ("models: {m: demo.gguf}", "models.m must be a mapping"),
         ("models: {m: }", "models.m must be a mapping"),
-        ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are ctransformers"),
+        ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
         ("models: {m: {engine: [scripted]}}", "models.m.engine: unknown engine"),
         ("models: {m: {slots: 0}}", "models.m.slots: expected a whole number from 1, got 0"),
         ("models: {m: {slots: -1}}", "models.m.slots: expected a whole number from 1, got -1"),

@@ -194,6 +194,7 @@ def test_every_other_status_is_a_failure(
     error = refused(engine)
     assert isinstance(error, GenerationFailed)
     assert api_error(error).status == 500
+    assert "<html>" not in str(error)
     assert len(server.asked) == 1
 
 

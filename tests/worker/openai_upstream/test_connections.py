@@ -15,11 +15,11 @@ import pytest
 from inference_site.supervisor.services import free_port
 from tests.certificates import write_certificate
 from tests.sinks import RecordingSink
-from tests.upstream_server import Talk, UpstreamServer, finish, streamed, text
+from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 from tests.waiting import wait_until
 from tests.worker.openai_upstream.conftest import Load
 from worker.engines.base import Engine, EngineLoadError, EngineUnavailable, GenerationFailed
-from worker.generation import GenerationRequest, Message
+from worker.generation import GenerationRequest, Message, ToolCallDelta
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 
@@ -49,7 +49,7 @@ def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load
         streamed("a")(talk)
 
     server.answers = [answer]
-    engine = load(slots=4)
+    engine = load(slots=4, connections=1)
     sinks = [RecordingSink() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda sink: engine.chat(HELLO, sink), sinks))
@@ -202,6 +202,23 @@ def test_the_head_of_an_answer_is_no_token(server: UpstreamServer, engine: Engin
     sink = RecordingSink()
     engine.chat(HELLO, sink)
     assert sink.text == "Hello"
+
+
+def test_what_a_failed_attempt_sent_in_part_is_forgotten(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    def half_a_call(talk: Talk) -> None:
+        talk.begin()
+        talk.event(delta({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}))
+        talk.send(b"data: {half a line")
+        talk.cut()
+
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    server.answers = [half_a_call, chunks(delta({"tool_calls": [call]}), finish())]
+    sink = RecordingSink()
+    engine.chat(HELLO, sink)
+    pieces = [piece for piece in sink.deltas if isinstance(piece, ToolCallDelta)]
+    assert "".join(piece.arguments for piece in pieces) == "{}"
 
 
 def test_it_is_given_up_after_the_third_attempt(server: UpstreamServer, engine: Engine) -> None:

@@ -24,10 +24,10 @@ class ChunkReader:
         self, request: GenerationRequest, sink: Sink, complaints: Complaints, by_schema: bool
     ) -> None:
         self.request, self._sink, self._complaints = request, sink, complaints
-        self._choices = [ChoiceReader(request, i, by_schema) for i in range(request.answers)]
-        self._lines = EventLines()
+        self._by_schema = by_schema
         self._done = False
         self.counts = Counts(request)
+        self.restart()
 
     @property
     def cancelled(self) -> bool:
@@ -46,6 +46,8 @@ class ChunkReader:
 
     def restart(self) -> None:
         """Begin anew, with another attempt."""
+        indices = range(self.request.answers)
+        self._choices = [ChoiceReader(self.request, i, self._by_schema) for i in indices]
         self._lines = EventLines()
         self.counts.restart()
 

@@ -76,7 +76,8 @@ class Complaints:
         try:
             error = _error_of(orjson.loads(body))
         except orjson.JSONDecodeError:
-            error = {"message": body.decode(errors="replace").strip()}
+            said = body.decode(errors="replace").strip()
+            error = {"message": "" if said.startswith("<") else said}  # No page of a proxy.
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:

@@ -8,6 +8,7 @@ DONE = b"[DONE]"
 
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _SHOWN = 200
+_LONGEST_LINE = 16 * 2**20
 
 
 class NoEventStream(Exception):
@@ -27,6 +28,8 @@ class EventLines:
         """Yield the data of the events that are whole by now. Raise NoEventStream."""
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
+        if len(self._rest) > _LONGEST_LINE:
+            raise NoEventStream(f"a line of more than {_LONGEST_LINE} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()

@@ -79,11 +79,11 @@ def pause(seconds: float) -> None:
 class PolledTransport(httpx.BaseTransport):
     """A pool of such connections (see ``httpx.BaseTransport``)."""
 
-    def __init__(self, connections: int, keep_alive_s: float) -> None:
+    def __init__(self, idle_connections: int, keep_alive_s: float) -> None:
         self._pool = httpcore.ConnectionPool(
             ssl_context=httpx.create_ssl_context(),
-            max_connections=connections,
-            max_keepalive_connections=connections,
+            max_connections=None,  # As many as there are runs: the slots bound them.
+            max_keepalive_connections=idle_connections,
             keepalive_expiry=keep_alive_s,
             network_backend=_Network(),
         )
