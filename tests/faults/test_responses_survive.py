@@ -177,7 +177,7 @@ def test_request_of_a_response_in_the_background_is_made_anew_when_redis_forgets
     assert shown(stack, waiting)["output"][0]["content"][0]["text"] == "made anew"
     for response_id in busy:
         wait_until(
-            lambda id_=response_id: shown(stack, id_)["status"] != "in_progress",  # type: ignore[misc]  # Bound now.
+            lambda id_=response_id: shown(stack, id_)["status"] != "in_progress",
             30,
             "the others",
         )
