@@ -62,6 +62,19 @@ CASES = [
     Case(
         ModelSpec(
             "m",
+            "ctransformers",
+            DEMO_FILE,
+            slots=2,
+            context_length=CONTEXT_LENGTH,
+            options={"chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        short="Hello",
+        endless=replace(ask("Tell me a story."), ignore_eos=True),
+        counting="Count from 1 to 20.",
+    ),
+    Case(
+        ModelSpec(
+            "m",
             "openai_upstream",
             slots=2,
             context_length=CONTEXT_LENGTH,
