@@ -7,12 +7,23 @@ from llguidance import LLMatcher, grammar_from
 from worker.engines.base import InvalidRequest
 from worker.generation import Constraint
 
+_MOST_REFERENCES = 1_000
+"""In a JSON schema: those that lead to each other are followed by recursion, here as in llama.cpp,
+and past the stack the whole worker would die."""
+
+
+def check_references(encoded: bytes) -> None:
+    """Raise InvalidRequest for JSON that holds too many references of schemas."""
+    if encoded.count(b'"$ref"') > _MOST_REFERENCES:
+        raise InvalidRequest(f"JSON schemas may hold at most {_MOST_REFERENCES} references.")
+
 
 def check_grammar(constraint: Constraint) -> None:
     """Raise InvalidRequest for a Lark grammar, expression or llguidance grammar that is wrong.
 
     llama.cpp generates without any constraint when it cannot read one of these.
     """
+    check_references(constraint.source.encode())
     if constraint.kind not in ("lark", "regex", "llguidance"):
         return
     try:

@@ -14,7 +14,7 @@ from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.grammars import llguidance_grammar
+from worker.engines.grammars import check_grammar, llguidance_grammar
 from worker.generation import Finish, GenerationRequest, Sink, TokenLogprob, Usage
 
 
@@ -145,6 +145,7 @@ class ChoiceRun:
         constraint = self.request.constraint
         if constraint is None:
             return None
+        check_grammar(constraint)
         try:
             grammar = llguidance_grammar(constraint)
         except ValueError as exc:

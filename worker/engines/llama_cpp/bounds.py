@@ -11,16 +11,15 @@ from typing import Any
 import orjson
 
 from worker.engines.base import InvalidRequest
+from worker.engines.grammars import check_references
 
-_MOST_REFERENCES = 1_000
 _MOST_GROUPS = 5_000
 
 
 def encode(payload: dict[str, Any]) -> bytes:
     """Return the payload's JSON. Raise InvalidRequest for schemas with too many references."""
     encoded = orjson.dumps(payload)
-    if encoded.count(b'"$ref":') > _MOST_REFERENCES:
-        raise InvalidRequest(f"JSON schemas may hold at most {_MOST_REFERENCES} references.")
+    check_references(encoded)
     return encoded
 
 

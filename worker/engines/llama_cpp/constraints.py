@@ -14,7 +14,7 @@ import orjson
 from llguidance import LLMatcher, grammar_from
 
 from worker.engines.base import InvalidRequest
-from worker.engines.grammars import check_grammar
+from worker.engines.grammars import check_grammar, check_references
 from worker.engines.llama_cpp.bounds import check_groups
 from worker.generation import Constraint
 
@@ -67,7 +67,9 @@ def _llguidance(grammar: dict[str, Any], param: str, from_start: bool) -> dict[s
 
 def schema_fields(schema: dict[str, Any], *, from_start: bool) -> dict[str, Any]:
     """Return the fields for a JSON schema; llguidance's where it can be, and knows all of it."""
-    encoded = orjson.dumps({"x-guidance": _GUIDANCE, **schema}).decode()
-    if from_start and not LLMatcher.validate_grammar(grammar_from("json_schema", encoded)):
-        return {"grammar": f"{_LLGUIDANCE}start: %json {encoded}"}
+    encoded = orjson.dumps({"x-guidance": _GUIDANCE, **schema})
+    check_references(encoded)
+    text = encoded.decode()
+    if from_start and not LLMatcher.validate_grammar(grammar_from("json_schema", text)):
+        return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
