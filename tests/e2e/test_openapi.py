@@ -31,11 +31,14 @@ CHECKED: Any = CHECKS.get_by_names(
         "allow_header_conformance",
     ]
 )
-MANY_BODIES = ["/v1/chat/render", "/v1/completions", "/v1/tokenize"]
+MANY_BODIES = [
+    *("/v1/chat/render", "/v1/completions", "/v1/tokenize"),
+    *("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"),
+]
 """Their bodies are those of chat completions again, or cost many generations each."""
 CONFIG = {
     "phases": {"examples": {"enabled": False}},
-    "generation": {"max-examples": 15, "deterministic": True, "database": "none"},
+    "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
     "operations": [
         {"include-path": path, "phases": {"coverage": {"enabled": False}}} for path in MANY_BODIES
     ],
