@@ -17,7 +17,6 @@ from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.recovery import shown_many
-from responses_api.search import item_text, words
 from worker.models import Generation, Status
 
 
@@ -55,9 +54,6 @@ def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[Stor
         rows = rows.filter(previous__public_id=previous)
     if conversation := query.get("conversation"):
         rows = rows.filter(conversation__public_id=conversation)
-    if text := query.get("q", "").strip():
-        found = Item.objects.annotate(text=item_text()).filter(text=words(text))
-        rows = rows.filter(Exists(found.filter(response=OuterRef("pk"))))
     if since := _moment(query, "created_after"):
         rows = rows.filter(created_at__gt=since)
     if until := _moment(query, "created_before"):

@@ -12,8 +12,6 @@ from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
-from responses_api.search import item_text
-
 
 class ContentField(models.JSONField):
     """JSON with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
@@ -168,7 +166,6 @@ class Item(models.Model):
     data = ContentField()
 
     class Meta:
-        indexes = [GinIndex(item_text(), name="item_text")]
         constraints = [
             models.UniqueConstraint(
                 fields=["response", "position"],

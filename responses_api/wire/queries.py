@@ -35,7 +35,6 @@ class ResponsesQuery(NewestFirst):
     ) = None
     previous_response_id: _OptionalText = None
     conversation: _OptionalText = None
-    q: _OptionalText = Field(None, description="Words that one of its items has, all of them.")
     created_after: _OptionalTime = Field(None, description="Unix seconds.")
     created_before: _OptionalTime = Field(None, description="Unix seconds.")
 
