@@ -21,7 +21,13 @@ from django.conf import settings
 from inference_site.accounts.keys import Caller
 from inference_site.http.authentication import authenticated
 from inference_site.http.enqueue import start
-from inference_site.http.errors import ApiError, InvalidRequestError, UnavailableError, api_error
+from inference_site.http.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+    api_error,
+)
 from inference_site.http.hub import Follower, hub
 from inference_site.http.parsers import is_too_deep
 from inference_site.http.payload import parse
@@ -167,6 +173,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     await self._send(frame, stream_id)
                     self._remember(frame, creation)
                 if batch.ending is not None:
+                    if batch.ending.error_code and not batch.frames:
+                        raise InternalError  # A failure that found no words of its own.
                     return
 
     async def _send(self, frame: bytes, stream_id: object) -> None:
