@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gguf import GGUFReader
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class GgufInfo:
 
 def read_gguf(path: Path) -> GgufInfo:
     """Return what the file says. Raise ValueError or OSError for what is no GGUF file."""
+    from gguf import GGUFReader  # Brings numpy, which web processes have no other use for.
+
     reader = GGUFReader(path, "r")
     architecture = str(_value(reader, "general.architecture", "unknown"))
     kind = str(_value(reader, "general.type", "mmproj" if architecture == "clip" else "model"))

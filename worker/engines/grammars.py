@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from llguidance import LLMatcher, grammar_from
-
 from worker.engines.base import InvalidRequest
 from worker.generation import Constraint
 
@@ -26,6 +24,8 @@ def check_grammar(constraint: Constraint) -> None:
     check_references(constraint.source.encode())
     if constraint.kind not in ("lark", "regex", "llguidance"):
         return
+    from llguidance import LLMatcher
+
     try:
         complaint = LLMatcher.validate_grammar(llguidance_grammar(constraint))
     except ValueError as exc:
@@ -36,6 +36,8 @@ def check_grammar(constraint: Constraint) -> None:
 
 def llguidance_grammar(constraint: Constraint) -> str:
     """Return the constraint in llguidance's own form. Raise ValueError for what it cannot be."""
+    from llguidance import grammar_from
+
     match constraint.kind:
         case "json_object":
             return grammar_from("json_schema", '{"type": "object"}')

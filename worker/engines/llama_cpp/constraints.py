@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from llguidance import LLMatcher, grammar_from
 
 from worker.engines.base import InvalidRequest
 from worker.engines.grammars import check_grammar, check_references
@@ -67,6 +66,8 @@ def _llguidance(grammar: dict[str, Any], param: str, from_start: bool) -> dict[s
 
 def schema_fields(schema: dict[str, Any], *, from_start: bool) -> dict[str, Any]:
     """Return the fields for a JSON schema; llguidance's where it can be, and knows all of it."""
+    from llguidance import LLMatcher, grammar_from
+
     encoded = orjson.dumps({"x-guidance": _GUIDANCE, **schema})
     check_references(encoded)
     text = encoded.decode()
