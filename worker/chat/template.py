@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from worker.chat.sandbox import BoundedEnvironment, render_bounded
+from worker.chat.wire import wire_message
 from worker.engines.base import InvalidRequest
 from worker.generation import GenerationRequest, Message, TextPart, Tool
 
@@ -80,23 +81,7 @@ def template_tool(tool: Tool) -> dict[str, Any]:
 
 def template_message(message: Message) -> dict[str, Any]:
     """Return a message as templates know it. Raise InvalidRequest for one with media."""
-    known: dict[str, Any] = {"role": message.role, "content": _text(message)}
-    if message.name is not None:
-        known["name"] = message.name
-    if message.reasoning is not None:
-        known["reasoning_content"] = message.reasoning
-    if message.tool_call_id is not None:
-        known["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        known["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return known
+    return wire_message(message, _text(message), _arguments)
 
 
 def _text(message: Message) -> str:

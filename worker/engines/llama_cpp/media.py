@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from worker.chat.wire import wire_part
 from worker.engines.base import EngineLoadError, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.files import checked_gguf
-from worker.generation import AudioPart, ImagePart, Message, Part, TextPart
+from worker.generation import AudioPart, ImagePart, Message, Part
 
 MODALITIES = ("vision", "audio")
 
@@ -50,23 +51,14 @@ def content(message: Message, spec: ModelSpec) -> str | list[dict[str, Any]] | N
     if not message.parts:
         return message.text
     perceived = modalities(spec)
-    return [_part(part, spec, perceived) for part in message.parts]
+    for part in message.parts:
+        _check_perceived(part, spec, perceived)
+    return [wire_part(part) for part in message.parts]
 
 
-def _part(part: Part, spec: ModelSpec, perceived: frozenset[str]) -> dict[str, Any]:
+def _check_perceived(part: Part, spec: ModelSpec, perceived: frozenset[str]) -> None:
     match part:
-        case TextPart(text):
-            return {"type": "text", "text": text}
-        case ImagePart(url, param):
-            _require("vision" in perceived, f"The model '{spec.id}' takes no images.", param)
-            # llama.cpp would fetch any other address itself, also one of an internal host.
-            _require(url.startswith("data:"), "The image was not fetched.", param)
-            return {"type": "image_url", "image_url": {"url": url}}
-        case AudioPart(audio, format_, param):
-            _require("audio" in perceived, f"The model '{spec.id}' takes no audio.", param)
-            return {"type": "input_audio", "input_audio": {"data": audio, "format": format_}}
-
-
-def _require(holds: bool, otherwise: str, param: str) -> None:
-    if not holds:
-        raise InvalidRequest(otherwise, param)
+        case ImagePart(param=param) if "vision" not in perceived:
+            raise InvalidRequest(f"The model '{spec.id}' takes no images.", param)
+        case AudioPart(param=param) if "audio" not in perceived:
+            raise InvalidRequest(f"The model '{spec.id}' takes no audio.", param)

@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 
 from worker.chat.forced_call import call_schema
+from worker.chat.wire import wire_message, wire_tool
 from worker.engines.base import ModelSpec
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
-from worker.generation import GenerationRequest, Message, Sampling, Tool
+from worker.generation import GenerationRequest, Sampling
 
 
 def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
@@ -62,7 +63,9 @@ def _beginning(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
 
     A prefix of the answer is a last message of the assistant that is to be continued.
     """
-    messages = [_message(message, spec) for message in request.messages]
+    messages = [
+        wire_message(message, content(message, spec), _arguments) for message in request.messages
+    ]
     if not request.response_prefix:
         return {"messages": messages, "add_generation_prompt": request.add_generation_prompt}
     prefix = {"role": "assistant", "content": request.response_prefix}
@@ -110,7 +113,7 @@ def _with_tools(
     """
     if not request.tools:
         return payload
-    tools = [_tool(tool) for tool in request.tools]
+    tools = [wire_tool(tool) for tool in request.tools]
     if not request.must_call:
         parallel = request.parallel_tool_calls
         return {**payload, "tools": tools, "parallel_tool_calls": parallel}
@@ -119,33 +122,6 @@ def _with_tools(
         "chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools},
         **schema_fields(call_schema(request.tools), from_start=not thinks),
     }
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.parameters}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
-
-
-def _message(message: Message, spec: ModelSpec) -> dict[str, Any]:
-    wire: dict[str, Any] = {"role": message.role, "content": content(message, spec)}
-    if message.name is not None:
-        wire["name"] = message.name
-    if message.reasoning is not None:
-        wire["reasoning_content"] = message.reasoning
-    if message.tool_call_id is not None:
-        wire["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        wire["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return wire
 
 
 def _arguments(text: str) -> str:

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from worker.chat.forced_call import call_schema
+from worker.chat.wire import wire_tool
 from worker.engines.base import InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
-from worker.engines.openai_upstream.messages import wire_message, wire_tool
+from worker.engines.openai_upstream.messages import server_message
 from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.generation import GenerationRequest, Sampling
 
@@ -105,7 +106,7 @@ class Payloads:
     def _beginning(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the messages; a prefix of the answer is a last one that is to be continued."""
         reasoning_field = self._fields.get("reasoning_content")
-        messages = [wire_message(message, reasoning_field) for message in request.messages]
+        messages = [server_message(message, reasoning_field) for message in request.messages]
         if not request.response_prefix:
             unusual = None if request.add_generation_prompt else False
             return {"messages": messages, **self.named({"add_generation_prompt": unusual})}
