@@ -8,11 +8,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import orjson
-
-from completions.assembler import failure
+from completions.whole_answer import WholeAnswerAssembler
 from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
-from worker.assembly import Assembler, Ending
 from worker.engines.base import InvalidRequest
 from worker.generation import Delta, EmbeddingDelta, Usage
 
@@ -20,7 +17,7 @@ EMBEDDING = "embedding"
 """Name of this kind of generation."""
 
 
-class EmbeddingAssembler(Assembler):
+class EmbeddingAssembler(WholeAnswerAssembler):
     """Assembles the embeddings of one request (see ``worker.assembly.Assembler``).
 
     ``dimensions`` shortens the vectors and makes them of length 1 again.
@@ -32,11 +29,6 @@ class EmbeddingAssembler(Assembler):
         self._model, self._encoding, self._dimensions = model, encoding, dimensions
         self._vectors: dict[int, array[float]] = {}
         self._usage = Usage()
-
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> EmbeddingAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta. Raise InvalidRequest for more dimensions than there are."""
@@ -59,28 +51,19 @@ class EmbeddingAssembler(Assembler):
         length = math.hypot(*kept) or 1.0
         return array("f", (value / length for value in kept))
 
-    def complete(self) -> Ending:
-        """End with the list."""
+    def answer(self) -> dict[str, Any]:
+        """Return the list."""
         tokens = self._usage.input_tokens
-        answer = EmbeddingList(
+        return EmbeddingList(
             data=[
                 Embedding(index=index, embedding=self._encoded(vector))
                 for index, vector in sorted(self._vectors.items())
             ],
             model=self._model,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
-        )
-        return Ending([], 200, orjson.dumps(answer.model_dump()), finish_reason="stop")
+        ).model_dump()
 
     def _encoded(self, vector: array[float]) -> list[float] | str:
         if self._encoding == "base64":
             return base64.b64encode(vector.tobytes()).decode()
         return vector.tolist()
-
-    def cancel(self) -> Ending:
-        """End because it was stopped."""
-        return Ending([], 200, b"")
-
-    def fail(self, error: Exception) -> Ending:
-        """End with the error."""
-        return failure(error)

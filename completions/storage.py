@@ -11,6 +11,7 @@ from completions.assembler import ChatAssembler
 from completions.models import StoredCompletion
 from inference_site.http.errors import NotFoundError
 from worker.assembly import Assembler
+from worker.content import storable
 from worker.models import Status
 
 
@@ -29,29 +30,16 @@ def settle(
         public_id=generation_id,
         project_id=order["project_id"],
         model=completion["model"],
-        metadata=_storable(order["metadata"]),
-        messages=_storable(order["messages"]),
-        completion=_storable(completion),
+        metadata=storable(order["metadata"]),
+        messages=storable(order["messages"]),
+        completion=storable(completion),
     )
 
 
 def replace_metadata(stored: StoredCompletion, metadata: dict[str, str]) -> None:
     """Change the metadata of a stored chat completion."""
-    stored.metadata = _storable(metadata)
+    stored.metadata = storable(metadata)
     stored.save(update_fields=["metadata"])
-
-
-def _storable(content: Any) -> Any:
-    """Return the content with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
-    match content:
-        case str():
-            return content.replace("\0", "\ufffd")
-        case list():
-            return [_storable(entry) for entry in content]
-        case dict():
-            return {_storable(key): _storable(value) for key, value in content.items()}
-        case _:
-            return content
 
 
 def completions_of(project_id: int) -> QuerySet[StoredCompletion]:

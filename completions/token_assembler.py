@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import orjson
-
-from completions.assembler import failure
+from completions.whole_answer import WholeAnswerAssembler
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.http.payload import WireObject
-from worker.assembly import Assembler, Ending
 from worker.generation import Delta, PromptDelta, TextDelta, TokensDelta
 
 TOKENS = "tokens"
 """Name of this kind of generation."""
 
 
-class TokenAssembler(Assembler):
+class TokenAssembler(WholeAnswerAssembler):
     """Assembles one answer, which is a single delta (see ``worker.assembly.Assembler``)."""
 
     def __init__(
@@ -26,11 +23,6 @@ class TokenAssembler(Assembler):
         self._answer, self._model, self._context_length = answer, model, context_length
         self._text = ""
         self._tokens: tuple[int, ...] = ()
-
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> TokenAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta."""
@@ -43,9 +35,9 @@ class TokenAssembler(Assembler):
                 self._text, self._tokens = text, tokens
         return ()
 
-    def complete(self) -> Ending:
-        """End with the answer."""
-        return Ending([], 200, orjson.dumps(self._wire().model_dump()), finish_reason="stop")
+    def answer(self) -> dict[str, Any]:
+        """Return the answer."""
+        return self._wire().model_dump()
 
     def _wire(self) -> WireObject:
         if self._answer == "text":
@@ -59,11 +51,3 @@ class TokenAssembler(Assembler):
         if self._answer == "tokens":
             return Tokens(**counted)
         return ChatPrompt(prompt=self._text, **counted)
-
-    def cancel(self) -> Ending:
-        """End because it was stopped."""
-        return Ending([], 200, b"")
-
-    def fail(self, error: Exception) -> Ending:
-        """End with the error."""
-        return failure(error)

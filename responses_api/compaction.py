@@ -6,13 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
-from completions.assembler import failure
+from completions.whole_answer import WholeAnswerAssembler
 from responses_api.items import IdentifiedItem, ItemData, new_item
 from responses_api.objects import wire_usage
 from responses_api.sealing import seal
-from worker.assembly import Assembler, Ending
 from worker.engines.base import ModelSpec
 from worker.engines.registry import model_capabilities
 from worker.generation import Delta, GenerationRequest, Message, TextDelta, Usage
@@ -61,7 +58,7 @@ def _line(data: ItemData) -> str:
             return ""
 
 
-class CompactionAssembler(Assembler):
+class CompactionAssembler(WholeAnswerAssembler):
     """Assembles a compaction: the user's messages as they are, and the summary of the rest.
 
     ``kept`` are these messages, as the API shows them.
@@ -75,11 +72,6 @@ class CompactionAssembler(Assembler):
         self._text: list[str] = []
         self._usage = Usage()
 
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> CompactionAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
-
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta."""
         match delta:
@@ -89,23 +81,14 @@ class CompactionAssembler(Assembler):
                 self._usage = delta
         return ()
 
-    def complete(self) -> Ending:
-        """End with the object."""
+    def answer(self) -> dict[str, Any]:
+        """Return the object."""
         sealed = seal(_HEAD + "".join(self._text), self._project_id)
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
-        answer = {
+        return {
             "id": self._id,
             "object": "response.compaction",
             "created_at": self._created_at,
             "output": [*self._kept, compaction.wire()],
             "usage": wire_usage(self._usage),
         }
-        return Ending([], 200, orjson.dumps(answer), finish_reason="stop")
-
-    def cancel(self) -> Ending:
-        """End because it was stopped."""
-        return Ending([], 200, b"")
-
-    def fail(self, error: Exception) -> Ending:
-        """End with the error."""
-        return failure(error)

@@ -6,36 +6,11 @@ on is found by following ``previous``; nothing is copied.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
-
-class ContentField(models.JSONField):
-    """JSON with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
-
-    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Return the value as the database takes it."""
-        return super().get_db_prep_value(_storable(value), connection, prepared)
-
-    def deconstruct(self) -> Any:
-        """Return what migrations write; to them it is any JSON field."""
-        name, _, arguments, named = super().deconstruct()
-        return name, "django.db.models.JSONField", arguments, named
-
-
-def _storable(content: Any) -> Any:
-    match content:
-        case str():
-            return content.replace("\0", "\ufffd")
-        case list():
-            return [_storable(entry) for entry in content]
-        case dict():
-            return {_storable(key): _storable(value) for key, value in content.items()}
-        case _:
-            return content
+from worker.content import ContentField
 
 
 class ResponseStatus(models.TextChoices):
