@@ -342,12 +342,11 @@ def failure(error: Exception, partial: dict[str, Any] | None = None) -> Ending:
         envelope["error"]["partial_response"] = partial
     body = orjson.dumps(envelope)
     event = b"data: " + body + b"\n\n"
-    retry_after = told.headers.get("Retry-After")
     return Ending(
         [event, DONE],
         told.status,
         body,
         error_code=told.code or told.type,
         is_early=True,
-        retry_after_s=int(retry_after) if retry_after else None,
+        retry_after_s=told.retry_after_s,
     )

@@ -53,7 +53,13 @@ def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) 
 
 
 def _constraint(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpec) -> Constraint | None:
-    constraint = to_constraint(body)
+    return checked_constraint(to_constraint(body), plan, spec)
+
+
+def checked_constraint(
+    constraint: Constraint | None, plan: ToolPlan, spec: ModelSpec
+) -> Constraint | None:
+    """Return the constraint. Raise InvalidRequestError for one that cannot be met."""
     if constraint is None:
         return None
     require("grammar", constraint.param, spec)

@@ -146,14 +146,13 @@ class ResponseAssembler(Assembler):
         frames = [*self._closed("incomplete"), *self._encoded([error_event(self.error)])]
         code = told.code or told.type
         frames += self._settle("failed", error={"code": code, "message": told.message})
-        retry_after = told.headers.get("Retry-After")
         return Ending(
             [*frames, *self._done_frames()],
             told.status,
             self._error_body(told, is_early),
             error_code=code,
             is_early=is_early,
-            retry_after_s=int(retry_after) if retry_after else None,
+            retry_after_s=told.retry_after_s,
         )
 
     def _opened(self, kind: type[MessageItem]) -> list[bytes]:

@@ -33,7 +33,7 @@ from inference_site.http.parsers import is_too_deep
 from inference_site.http.payload import parse
 from responses_api.creation import Creation, create
 from responses_api.events import DONE, decode, payload
-from responses_api.items import IdentifiedItem
+from responses_api.items import IdentifiedItem, from_wire
 from responses_api.storage import ConversationLocked
 from responses_api.wire.request import ResponseRequest
 from worker.models import lent_connection
@@ -190,10 +190,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         if creation.response["store"] or not frame.startswith(_END_PREFIXES):
             return
         final = decode(frame)["response"]
-        output = [
-            IdentifiedItem(item["id"], {k: v for k, v in item.items() if k != "id"})
-            for item in final["output"]
-        ]
+        output = [from_wire(item) for item in final["output"]]
         context = creation.context
         self._memory = {final["id"]: [*context.before, *context.new, *output]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,11 @@ class IdentifiedItem:
     def wire(self) -> dict[str, Any]:
         """Return it as the API shows it."""
         return {"id": self.id, **self.data}
+
+
+def from_wire(item: Mapping[str, Any]) -> IdentifiedItem:
+    """Return the item that is shown as this."""
+    return IdentifiedItem(item["id"], {key: item[key] for key in item if key != "id"})
 
 
 def new_item(data: ItemData) -> IdentifiedItem:

@@ -8,14 +8,16 @@ from typing import Any
 
 from completions.capabilities import require, require_endpoint
 from completions.constraint import from_grammar
+from completions.mapping import checked_constraint
 from completions.sampling import common_fields, to_stop
 from completions.template import to_template_vars
+from completions.tools import ToolPlan
+from completions.wire.constraint import JsonObjectFormat
 from inference_site.http.errors import InvalidRequestError
 from responses_api.messages import PlacedItem, to_messages
-from responses_api.tools import ToolPlan, to_tool_plan
+from responses_api.tools import to_tool_plan
 from responses_api.wire.request import (
     ContextFields,
-    JsonObjectFormat,
     JsonSchemaFormat,
     ResponseRequest,
 )
@@ -75,15 +77,7 @@ def _constraint(body: ResponseRequest, plan: ToolPlan, spec: ModelSpec) -> Const
                 param="grammar",
             )
         constraint = from_grammar(body.grammar)
-    if constraint is None:
-        return None
-    require("grammar", constraint.param, spec)
-    if plan.must_call:
-        raise InvalidRequestError(
-            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
-            param=constraint.param,
-        )
-    return constraint
+    return checked_constraint(constraint, plan, spec)
 
 
 def _formatted(body: ResponseRequest) -> Constraint | None:

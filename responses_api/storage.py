@@ -13,7 +13,7 @@ from django.utils import timezone
 from inference_site.http.errors import InvalidRequestError
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
-from responses_api.items import IdentifiedItem
+from responses_api.items import IdentifiedItem, from_wire
 from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.wire.request import ResponseRequest
 from worker.assembly import Assembler
@@ -52,20 +52,13 @@ def accept(
         background=bool(body.background),
         previous=context.previous,
         conversation=conversation,
-        conversation_position=_end_of(conversation, context.before) if conversation else None,
+        # Holding it makes sure that no item was added since the others were read.
+        conversation_position=conversation.next_position if conversation else None,
         metadata=body.metadata or {},
         request=body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_KEPT),
         created_at=dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
     )
     Item.objects.bulk_create(_rows(stored, context.new, 0, is_output=False))
-
-
-def _end_of(conversation: Conversation, before: Sequence[IdentifiedItem]) -> int:
-    """Return the position after the items that were read."""
-    if not before:
-        return 0
-    last = Item.objects.get(conversation=conversation, public_id=before[-1].id)
-    return (last.conversation_position or 0) + 1
 
 
 def _lock(conversation: Conversation, response_id: str) -> None:
@@ -104,10 +97,7 @@ def settle(
     stored = StoredResponse.objects.filter(public_id=generation_id).first()
     if stored is None:
         return
-    output = [
-        IdentifiedItem(item["id"], {k: v for k, v in item.items() if k != "id"})
-        for item in final["output"]
-    ]
+    output = [from_wire(item) for item in final["output"]]
     first = stored.items.count()
     Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
     stored.status = final["status"]

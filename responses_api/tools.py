@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from completions.tools import only
+from completions.tools import ToolPlan, only
 from inference_site.http.errors import InvalidRequestError
 from responses_api.wire.request import (
     AllowedTools,
@@ -19,14 +18,6 @@ from responses_api.wire.request import (
 )
 from worker import generation as domain
 from worker.custom_tools import custom_tool
-
-
-@dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """Which tools the model sees, and whether it must call one of them."""
-
-    tools: tuple[domain.Tool, ...] = ()
-    must_call: bool = False
 
 
 def to_tool_plan(body: ContextFields) -> ToolPlan:

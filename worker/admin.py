@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
@@ -45,14 +45,14 @@ _RowT = TypeVar("_RowT", bound=Model)
 class ReadOnlyAdmin(admin.ModelAdmin[_RowT]):
     """Admin of what only programs write: found by its id, newest first, never counted."""
 
-    list_select_related = ("project",)
+    list_select_related: ClassVar[tuple[str, ...]] = ("project",)
     list_per_page = 50
     ordering = ("-id",)
     sortable_by = ()
     search_fields = ("public_id__exact",)
     search_help_text = "A whole id"
     show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
+    show_facets = admin.ShowFacets.NEVER  # Facets count.
     paginator = UncountedPaginator
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -77,7 +77,7 @@ class ModelFilter(admin.SimpleListFilter):
 
 
 @admin.register(Generation)
-class GenerationAdmin(admin.ModelAdmin[Generation]):
+class GenerationAdmin(ReadOnlyAdmin[Generation]):
     """The queue and the usage log."""
 
     list_display = (
@@ -93,15 +93,9 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
         "speed",
     )
     list_filter = ("status", ModelFilter, "project", "created_at")
-    show_facets = admin.ShowFacets.NEVER  # Facets count.
     list_select_related = ("project", "api_key")
-    list_per_page = 50
-    ordering = ("-id",)
-    sortable_by = ()
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
     search_help_text = "A whole generation id or request id"
-    show_full_result_count = False
-    paginator = UncountedPaginator
     fieldsets = (
         (None, {"fields": ("public_id", "status", "finish_reason", "error_code")}),
         ("Who asked", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
@@ -169,12 +163,6 @@ class GenerationAdmin(admin.ModelAdmin[Generation]):
     @admin.display(description="tokens/s")
     def speed(self, generation: Generation) -> str:
         return "—" if generation.tokens_per_s is None else f"{generation.tokens_per_s:.0f}"
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Generation | None = None) -> bool:
-        return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Generation | None = None) -> bool:
         return False

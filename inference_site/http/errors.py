@@ -72,6 +72,12 @@ class ApiError(Exception):
         }
 
     @property
+    def retry_after_s(self) -> int | None:
+        """When to try again, if the answer says so."""
+        told = self.headers.get("Retry-After")
+        return None if told is None else int(told)
+
+    @property
     def body(self) -> bytes:
         """The envelope, encoded."""
         return orjson.dumps(self.envelope)

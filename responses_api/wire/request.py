@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from completions.wire.chat import EndUser, Metadata, ReasoningEffort, ServiceTier, StopTexts
-from completions.wire.constraint import GrammarField
+from completions.wire.constraint import GrammarField, JsonObjectFormat, TextFormat
 from completions.wire.sampling import SamplingFields
 from completions.wire.tools import CustomFormat, FunctionName
 from inference_site.http.payload import WireRequest
@@ -127,18 +127,6 @@ ToolChoice = Annotated[
     | Annotated[HostedChoice, Tag("hosted")],
     Discriminator(_choice_kind),
 ]
-
-
-class TextFormat(WireRequest):
-    """``text.format`` of type ``text``."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(WireRequest):
-    """``text.format`` of type ``json_object``."""
-
-    type: Literal["json_object"]
 
 
 class JsonSchemaFormat(WireRequest):
