@@ -183,6 +183,9 @@ class Generation(models.Model):
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
     worker = models.CharField(max_length=128, blank=True)
+    # Who has its prefix in memory, and until when it waits for nobody else.
+    preferred_worker = models.CharField(max_length=128, blank=True, default="")
+    preferred_until = models.DateTimeField(null=True, blank=True)
     attempt = models.PositiveSmallIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)
@@ -193,6 +196,15 @@ class Generation(models.Model):
     cached_tokens = models.PositiveIntegerField(default=0)
     output_tokens = models.PositiveIntegerField(default=0)
     reasoning_tokens = models.PositiveIntegerField(default=0)
+    prefill_ms = models.FloatField(default=0)
+    decode_ms = models.FloatField(default=0)
+    # In the currency of the catalogue's prices, at the prices of when it ended.
+    cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
+    # What its budgets hold back for it until it is accounted.
+    reserved_tokens = models.PositiveBigIntegerField(default=0)
+    reserved_cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
+    # Whether the roll-ups and budgets have it; only what has ended is accounted.
+    is_accounted = models.BooleanField(default=False)
     finish_reason = models.CharField(max_length=32, blank=True)
     error_code = models.CharField(max_length=64, blank=True)
 
@@ -209,6 +221,16 @@ class Generation(models.Model):
                 fields=["model", "project"],
                 condition=models.Q(status=Status.RUNNING),
                 name="generation_running",
+            ),
+            models.Index(
+                fields=["project", "api_key"],
+                condition=models.Q(status__in=[Status.QUEUED, Status.RUNNING]),
+                name="generation_in_flight",
+            ),
+            models.Index(
+                fields=["id"],
+                condition=models.Q(is_accounted=False, status__in=sorted(TERMINAL)),
+                name="generation_unaccounted",
             ),
             models.Index(fields=["project", "-id"], name="generation_by_project"),
             models.Index(fields=["api_key", "-id"], name="generation_by_key"),
