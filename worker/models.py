@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
@@ -52,7 +52,8 @@ WHERE id = (
     LIMIT 1
     FOR UPDATE OF waiting SKIP LOCKED
 )
-RETURNING public_id, kind, attempt, background
+RETURNING public_id, kind, attempt, background, request_id,
+          extract(epoch FROM claimed_at - created_at)::float
 """
 
 
@@ -72,13 +73,15 @@ def lent_connection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's hold on one attempt of one generation."""
+    """A worker's hold on one attempt of one generation, ``waited_s`` after its acceptance."""
 
     public_id: str
     kind: str
     attempt: int
     worker: str
     background: bool = False
+    request_id: str = ""
+    waited_s: float = field(default=0.0, compare=False)
 
     @property
     def may_restart(self) -> bool:
@@ -98,7 +101,10 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, {"model": model, "worker": worker})
             row = cursor.fetchone()
-        return None if row is None else Claim(row[0], row[1], row[2], worker, row[3])
+        if row is None:
+            return None
+        public_id, kind, attempt, background, request_id, waited_s = row
+        return Claim(public_id, kind, attempt, worker, background, request_id, max(0.0, waited_s))
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""

@@ -79,11 +79,15 @@ def test_only_waiting_rows_of_the_model_are_claimed(api_key: Key) -> None:
 def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None:
     row = waiting(api_key[0], age_s=10)
     claim = Generation.objects.claim("m", "host:1")
-    assert claim == Claim(row.public_id, row.kind, attempt=1, worker="host:1")
+    assert claim is not None
+    assert claim == Claim(
+        row.public_id, row.kind, attempt=1, worker="host:1", request_id=row.request_id
+    )
     row.refresh_from_db()
     assert (row.status, row.worker, row.attempt) == (Status.RUNNING, "host:1", 1)
     assert row.queue_ms is not None
     assert 10_000 <= row.queue_ms < 60_000
+    assert claim.waited_s == pytest.approx(row.queue_ms / 1000)
 
 
 @pytest.mark.django_db(transaction=True)
