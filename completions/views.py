@@ -37,7 +37,7 @@ class ChatCompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a chat completion."""
         body = parse(ChatCompletionRequest, request.data)
-        spec = served_model(body.model)
+        spec = served_model(caller_of(request), body.model)
         asked = to_generation_request(body, spec)
         completion_id = new_id("chatcmpl-")
         is_flex = body.service_tier == "flex"
@@ -85,7 +85,7 @@ class CompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a completion of a text or of tokens."""
         body = parse(CompletionRequest, request.data)
-        spec = served_model(body.model)
+        spec = served_model(caller_of(request), body.model)
         asked = to_completion_request(body, spec)
         completion_id = new_id("cmpl-")
         assembly = {

@@ -198,7 +198,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.http.authentication.KeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PERMISSION_CLASSES": ["inference_site.http.authentication.HasScope"],
     "DEFAULT_PARSER_CLASSES": ["inference_site.http.parsers.JsonParser"],
     "DEFAULT_RENDERER_CLASSES": ["inference_site.http.renderers.JsonRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.http.renderers.AlwaysJson",

@@ -19,7 +19,8 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.http.authentication import authenticated
+from inference_site.accounts.models import Scope
+from inference_site.http.authentication import authenticated, require_scope
 from inference_site.http.enqueue import start
 from inference_site.http.errors import (
     ApiError,
@@ -62,6 +63,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         given = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
         try:
             self._caller = await _in_thread(lambda: authenticated(*given))
+            require_scope(self._caller, Scope.INFERENCE)
         except ApiError as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
@@ -161,7 +163,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             await asyncio.sleep(_RETRY_S)
 
     def _started(self, body: ResponseRequest) -> tuple[Creation, Follower]:
-        creation = create(self._caller.project_id, body, self._memory)
+        creation = create(self._caller, body, self._memory)
         request_id = f"req_{secrets.token_hex(16)}"
         return creation, start(self._caller, request_id, creation.job)
 

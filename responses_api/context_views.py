@@ -30,7 +30,7 @@ class ResponseInputTokensView(ApiView):
         """Count the tokens of an input."""
         body = parse(InputTokensRequest, request.data)
         project_id = caller_of(request).project_id
-        spec = served_model(body.model)
+        spec = served_model(caller_of(request), body.model)
         context = resolve(project_id, body.input, body.previous_response_id, body.conversation_id)
         asked = to_counting_request(body, context.placed(), spec, project_id)
         ignored = body.ignored_params
@@ -46,7 +46,7 @@ class ResponseCompactView(ApiView):
         """Compact a conversation."""
         body = parse(CompactRequest, request.data)
         project_id = caller_of(request).project_id
-        spec = served_model(body.model)
+        spec = served_model(caller_of(request), body.model)
         require_endpoint("chat", spec)
         context = resolve(project_id, body.input, body.previous_response_id, None)
         items = [*context.before, *context.new]

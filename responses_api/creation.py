@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
+from inference_site.accounts.keys import Caller
 from inference_site.http.enqueue import Job, served_model
 from inference_site.http.errors import InvalidRequestError
 from responses_api.assembler import RESPONSE
@@ -34,10 +35,11 @@ class Creation:
     job: Job
 
 
-def create(project_id: int, body: ResponseRequest, memory: Memory | None = None) -> Creation:
+def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) -> Creation:
     """Return what is to be enqueued. Raise ApiError for what cannot be done."""
     _refuse_contradictions(body)
-    spec = served_model(body.model)
+    project_id = caller.project_id
+    spec = served_model(caller, body.model)
     context = resolve(
         project_id, body.input, body.previous_response_id, body.conversation_id, memory
     )

@@ -40,7 +40,7 @@ class ResponsesView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a response."""
         body = parse(ResponseRequest, request.data)
-        creation = create(caller_of(request).project_id, body)
+        creation = create(caller_of(request), body)
         try:
             if body.background and not body.stream:
                 queued = Response({**creation.response, "status": "queued"})

@@ -8,7 +8,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.accounts.keys import create_key, revoke_key
+from inference_site.accounts.keys import issue_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project
 
 
@@ -52,8 +52,7 @@ class ApiKeyAdmin(admin.ModelAdmin[ApiKey]):
         if change:
             super().save_model(request, obj, form, change)
             return
-        record, secret = create_key(obj.project, obj.name)
-        obj.pk, obj.prefix, obj.digest = record.pk, record.prefix, record.digest
+        secret = issue_key(obj)
         messages.warning(request, f"Copy the key now; it is not shown again: {secret}")
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])

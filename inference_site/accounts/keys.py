@@ -1,69 +1,169 @@
-"""Making, finding and revoking API keys."""
+"""Making, finding, rotating and revoking API keys."""
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
 """How long a revoked key may still be accepted by a process that did not revoke it."""
 _CACHE_SIZE = 10_000
+_USED_S = 60
+"""How exact the time of a key's last use is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds back a project or a key; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request: what a valid key stands for."""
+    """Who sends a request: what a valid key stands for.
+
+    Without ``allowed_models`` all models are.
+    """
 
     api_key_id: int
     project_id: int
+    project_name: str = ""
+    scopes: frozenset[str] = frozenset()
+    allowed_models: frozenset[str] = frozenset()
+    key_limits: Limits = field(default=Limits())
+    project_limits: Limits = field(default=Limits())
+    disconnect_grace_s: int | None = None
+    has_budget: bool = False
     is_authenticated: bool = True
 
 
-def create_key(project: Project, name: str) -> tuple[ApiKey, str]:
-    """Make a key; return its record and the secret, which is not kept and cannot be shown again."""
-    secret = f"sk-{secrets.token_urlsafe(36)}"
-    record = ApiKey.objects.create(
-        project=project, name=name, prefix=secret[:_PREFIX_LENGTH], digest=_digest(secret)
-    )
-    return record, secret
+def create_key(project: Project, name: str, **fields: Any) -> tuple[ApiKey, str]:
+    """Make a key; return its record and the secret, which is not kept and cannot be shown again.
+
+    ``fields`` are others of the record: its scopes, its limits, …
+    """
+    record = ApiKey(project=project, name=name, **fields)
+    return record, issue_key(record)
+
+
+def issue_key(record: ApiKey) -> str:
+    """Save a new key and give it its first secret; return that."""
+    secret = _new_secret()
+    record.prefix = secret[:_PREFIX_LENGTH]
+    with transaction.atomic():
+        record.save(force_insert=True)
+        KeySecret.objects.create(api_key=record, digest=_digest(secret))
+    return secret
+
+
+def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
+    """Give the key a new secret and return that; the old ones are good for ``overlap`` more."""
+    secret, until = _new_secret(), timezone.now() + overlap
+    with transaction.atomic():
+        current = record.secrets.select_for_update().filter(expires_at=None)
+        _forget(current.values_list("digest", flat=True))
+        current.update(expires_at=until)
+        KeySecret.objects.create(api_key=record, digest=_digest(secret))
+        ApiKey.objects.filter(pk=record.pk).update(prefix=secret[:_PREFIX_LENGTH])
+    record.prefix = secret[:_PREFIX_LENGTH]
+    return secret
 
 
 def revoke_key(record: ApiKey) -> None:
     """Refuse the key from now on: here at once, in other processes within the cache's 5 seconds."""
     ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
-    _cache.pop(record.digest, None)
+    _forget(record.secrets.values_list("digest", flat=True))
 
 
 _cache: dict[str, tuple[float, Caller]] = {}
 
 
 def find_caller(secret: str) -> Caller | None:
-    """Return whom the key stands for; None for an unknown or revoked key. One indexed read."""
+    """Return whom the key stands for; None for an unknown, expired or revoked key.
+
+    One indexed read, remembered for ``_CACHE_S``.
+    """
     digest = _digest(secret)
     now = time.monotonic()
     cached = _cache.get(digest)
     if cached is not None and cached[0] > now:
         return cached[1]
-    row = (
-        ApiKey.objects.filter(digest=digest, revoked_at=None, project__is_active=True)
-        .values_list("id", "project_id")
-        .first()
-    )
-    if row is None:
+    found = _read(digest)
+    if found is None:
         _cache.pop(digest, None)
         return None
     if len(_cache) >= _CACHE_SIZE:
         _cache.clear()
-    caller = Caller(*row)
-    _cache[digest] = (now + _CACHE_S, caller)
-    return caller
+    _cache[digest] = (now + _CACHE_S, found)
+    return found
+
+
+def _read(digest: str) -> Caller | None:
+    now = timezone.now()
+    record = (
+        ApiKey.objects.select_related("project")
+        .annotate(has_budget=Exists(Budget.objects.filter(project=OuterRef("project"))))
+        .filter(
+            Q(secrets__expires_at=None) | Q(secrets__expires_at__gt=now),
+            Q(expires_at=None) | Q(expires_at__gt=now),
+            secrets__digest=digest,
+            revoked_at=None,
+            project__is_active=True,
+        )
+        .first()
+    )
+    if record is None:
+        return None
+    _note_use(record, now)
+    return _caller(record)
+
+
+def _caller(record: Any) -> Caller:
+    return Caller(
+        api_key_id=record.pk,
+        project_id=record.project_id,
+        project_name=record.project.name,
+        scopes=frozenset(record.scopes),
+        allowed_models=frozenset(record.allowed_models),
+        key_limits=_limits(record),
+        project_limits=_limits(record.project),
+        disconnect_grace_s=record.project.disconnect_grace_s,
+        has_budget=record.has_budget,
+    )
+
+
+def _limits(record: ApiKey | Project) -> Limits:
+    return Limits(record.requests_per_minute, record.tokens_per_minute, record.concurrent_runs)
+
+
+def _note_use(record: ApiKey, now: dt.datetime) -> None:
+    last = record.last_used_at
+    if last is None or (now - last).total_seconds() > _USED_S:
+        ApiKey.objects.filter(pk=record.pk).update(last_used_at=now)
+
+
+def _new_secret() -> str:
+    return f"sk-{secrets.token_urlsafe(36)}"
+
+
+def _forget(digests: Iterable[str]) -> None:
+    for digest in digests:
+        _cache.pop(digest, None)
 
 
 def _digest(secret: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rest_framework.authentication import BaseAuthentication
+from rest_framework.permissions import BasePermission
 
 from inference_site.accounts.keys import Caller, find_caller
-from inference_site.http.errors import AuthenticationError
+from inference_site.accounts.models import Scope
+from inference_site.http.errors import AuthenticationError, ForbiddenError
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
+    from rest_framework.views import APIView
 
 
 class KeyAuthentication(BaseAuthentication):
@@ -24,6 +27,23 @@ class KeyAuthentication(BaseAuthentication):
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
+
+
+class HasScope(BasePermission):
+    """The key must have the ``scope`` of the view: ``inference``, unless the view names another."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        """Return True. Raise AuthenticationError without a key, ForbiddenError without it."""
+        if request.user is None:
+            raise AuthenticationError
+        require_scope(caller_of(request), getattr(view, "scope", Scope.INFERENCE))
+        return True
+
+
+def require_scope(caller: Caller, scope: Scope) -> None:
+    """Raise ForbiddenError when the caller's key lacks this scope."""
+    if scope not in caller.scopes:
+        raise ForbiddenError(f"This API key lacks the scope '{scope.value}'.")
 
 
 def caller_of(request: Request) -> Caller:

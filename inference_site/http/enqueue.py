@@ -13,7 +13,12 @@ from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.http.authentication import caller_of
-from inference_site.http.errors import InvalidRequestError, NotFoundError, UnavailableError
+from inference_site.http.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import Follower, hub
 from worker.assembly import Document
@@ -48,11 +53,12 @@ class Job:
     background: bool = False
 
 
-def served_model(name: str | None) -> ModelSpec:
+def served_model(caller: Caller, name: str | None) -> ModelSpec:
     """Return the model of this name; without one, the site's default.
 
-    Raise InvalidRequestError when there is none, NotFoundError for an unknown one, and
-    UnavailableError when no live worker serves it.
+    Raise InvalidRequestError when there is none, NotFoundError for an unknown one, ForbiddenError
+    for one that the caller's key does not allow, and UnavailableError when no live worker serves
+    it.
     """
     name = name or settings.DEFAULT_MODEL
     if not name:
@@ -66,12 +72,23 @@ def served_model(name: str | None) -> ModelSpec:
             param="model",
             code="model_not_found",
         )
+    if not may_use(caller, spec):
+        raise ForbiddenError(
+            f"This API key does not allow the model `{spec.id}`.",
+            param="model",
+            code="model_not_allowed",
+        )
     if not live_view.serving(spec.id):
         raise UnavailableError(
             f"No worker serves the model `{spec.id}` now. Please try again later.",
             code="no_worker",
         )
     return spec
+
+
+def may_use(caller: Caller, spec: ModelSpec) -> bool:
+    """Whether the caller's key allows this model."""
+    return not caller.allowed_models or spec.id in caller.allowed_models
 
 
 def submit(request: Request, job: Job) -> HttpResponse:

@@ -3,12 +3,14 @@
     ApiError
     ├── InvalidRequestError     400  the request is wrong; ``param`` says where
     ├── AuthenticationError     401
+    ├── ForbiddenError          403  the key is good, but not for this
     ├── NotFoundError           404
     ├── MethodNotAllowedError   405
     ├── ConflictError           409
     ├── PayloadTooLargeError    413
     ├── UnsupportedMediaError   415
     ├── RateLimitError          429  try again; carries Retry-After
+    │   └── QuotaError               a budget is used up
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
         └── QueueTimeoutError   504
@@ -100,6 +102,14 @@ class AuthenticationError(ApiError):
         super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
+class ForbiddenError(ApiError):
+    """The API key does not allow this."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
 class NotFoundError(ApiError):
     """Not found."""
 
@@ -145,8 +155,21 @@ class RateLimitError(ApiError):
     type = "requests"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str | None = None, *, retry_after_s: int = _RETRY_AFTER_S) -> None:
-        super().__init__(message, headers={"Retry-After": str(retry_after_s)})
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry_after_s: int = _RETRY_AFTER_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, headers={**(headers or {}), "Retry-After": str(retry_after_s)})
+
+
+class QuotaError(RateLimitError):
+    """You exceeded your current quota."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class InternalError(ApiError):

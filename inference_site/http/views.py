@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rest_framework.views import APIView
+
+from inference_site.accounts.models import Scope
 
 
 class ApiView(APIView):
     """A view of the API: short, synchronous, JSON in and out, for holders of a key."""
+
+    scope: ClassVar[Scope] = Scope.INFERENCE
+    """What the key must open."""
 
     @property
     def default_response_headers(self) -> dict[str, str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from inference_site.accounts import keys
-from inference_site.accounts.keys import Caller, create_key, find_caller, revoke_key
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.keys import Caller, create_key, find_caller, revoke_key, rotate_key
+from inference_site.accounts.models import ApiKey, KeySecret, Project
 
 Key = tuple[ApiKey, str]
 
@@ -38,15 +40,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_key_finds_its_caller(api_key: Key) -> None:
     record, secret = api_key
-    assert find_caller(secret) == Caller(record.pk, record.project_id)
+    found = find_caller(secret)
+    assert found == Caller(
+        record.pk, record.project_id, "owner", frozenset({"inference", "usage:read"})
+    )
 
 
 def test_the_secret_is_not_kept(api_key: Key) -> None:
     record, secret = api_key
-    row = ApiKey.objects.filter(pk=record.pk).values().get()
-    assert row["digest"] == hashlib.sha256(secret.encode()).hexdigest()
-    assert row["prefix"] == secret[:10]
-    assert not [value for value in row.values() if secret[10:] in str(value)]
+    key = ApiKey.objects.filter(pk=record.pk).values().get()
+    kept = KeySecret.objects.filter(api_key=record).values().get()
+    assert kept["digest"] == hashlib.sha256(secret.encode()).hexdigest()
+    assert key["prefix"] == secret[:10]
+    assert not [value for row in (key, kept) for value in row.values() if secret[10:] in str(value)]
 
 
 def test_a_key_is_long_random_and_its_own(project: Project) -> None:
@@ -63,7 +69,8 @@ def test_another_secret_finds_nobody(given: str) -> None:
 
 def test_neither_the_prefix_nor_the_hash_opens_anything(api_key: Key) -> None:
     record, secret = api_key
-    for given in (record.prefix, record.digest, secret.upper(), f"{secret} ", secret[:-1]):
+    digest = record.secrets.get().digest
+    for given in (record.prefix, digest, secret.upper(), f"{secret} ", secret[:-1]):
         assert find_caller(given) is None
 
 
@@ -117,6 +124,8 @@ def test_keys_of_an_inactive_project_are_refused(
 def test_finding_a_caller_is_one_query_and_then_none_for_five_seconds(
     api_key: Key, clock: Clock, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
+    find_caller(api_key[1])  # Writes that the key is in use, once a minute.
+    clock.now += 5.1
     with django_assert_num_queries(1):
         for _ in range(3):
             find_caller(api_key[1])
@@ -128,8 +137,9 @@ def test_finding_a_caller_is_one_query_and_then_none_for_five_seconds(
 def test_what_is_refused_is_not_remembered(project: Project) -> None:
     """A key that is made while somebody tries it works at once."""
     assert find_caller("sk-chosen") is None
+    record = ApiKey.objects.create(project=project, name="n", prefix="sk-chosen")
     digest = hashlib.sha256(b"sk-chosen").hexdigest()
-    ApiKey.objects.create(project=project, name="n", prefix="sk-chosen", digest=digest)
+    KeySecret.objects.create(api_key=record, digest=digest)
     assert find_caller("sk-chosen") is not None
 
 
@@ -138,6 +148,68 @@ def test_the_memory_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch
     for _ in range(10):
         assert find_caller(create_key(project, "n")[1]) is not None
         assert len(keys._cache) <= 3
+
+
+def test_an_expired_key_is_refused(project: Project) -> None:
+    now = timezone.now()
+    _, good = create_key(project, "n", expires_at=now + dt.timedelta(minutes=1))
+    _, over = create_key(project, "n", expires_at=now - dt.timedelta(seconds=1))
+    assert find_caller(good) is not None
+    assert find_caller(over) is None
+
+
+def test_after_a_rotation_both_secrets_are_good_for_a_while(api_key: Key) -> None:
+    record, old = api_key
+    new = rotate_key(record, dt.timedelta(hours=1))
+    assert find_caller(old) is not None
+    assert find_caller(new) == find_caller(old)
+    record.refresh_from_db()
+    assert record.prefix == new[:10]
+    record.secrets.filter(expires_at__isnull=False).update(expires_at=timezone.now())
+    keys._cache.clear()
+    assert find_caller(old) is None
+    assert find_caller(new) is not None
+
+
+def test_a_rotation_without_overlap_refuses_the_old_secret_at_once(api_key: Key) -> None:
+    record, old = api_key
+    assert find_caller(old) is not None
+    rotate_key(record, dt.timedelta(0))
+    assert find_caller(old) is None
+
+
+def test_a_second_rotation_does_not_prolong_the_first_secret(api_key: Key) -> None:
+    record, first = api_key
+    rotate_key(record, dt.timedelta(0))
+    rotate_key(record, dt.timedelta(hours=1))
+    assert find_caller(first) is None
+
+
+def test_revoking_refuses_all_secrets(api_key: Key) -> None:
+    record, old = api_key
+    new = rotate_key(record, dt.timedelta(hours=1))
+    assert find_caller(old) is not None
+    assert find_caller(new) is not None
+    revoke_key(record)
+    assert [find_caller(old), find_caller(new)] == [None, None]
+
+
+def test_the_last_use_is_noted_to_the_minute(api_key: Key, clock: Clock) -> None:
+    record, secret = api_key
+    find_caller(secret)
+    record.refresh_from_db()
+    first = record.last_used_at
+    assert first is not None
+    clock.now += 6
+    find_caller(secret)
+    record.refresh_from_db()
+    assert record.last_used_at == first
+    ApiKey.objects.filter(pk=record.pk).update(last_used_at=first - dt.timedelta(seconds=61))
+    clock.now += 6
+    find_caller(secret)
+    record.refresh_from_db()
+    assert record.last_used_at is not None
+    assert record.last_used_at >= first
 
 
 def create_api_key(*arguments: str) -> str:
@@ -160,6 +232,14 @@ def test_the_command_uses_the_project_that_is_there(project: Project) -> None:
     create_api_key("--project", project.name, "--name", "b")
     assert Project.objects.count() == 1
     assert project.api_keys.count() == 2
+
+
+@pytest.mark.django_db
+def test_the_command_gives_the_scopes_that_are_named() -> None:
+    printed = create_api_key("--name", "ops", "--scope", "admin", "--scope", "models:write")
+    caller = find_caller(printed.strip())
+    assert caller is not None
+    assert caller.scopes == {"admin", "models:write"}
 
 
 @pytest.mark.django_db

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
+from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Project
 from inference_site.http import enqueue
 from inference_site.http.errors import ApiError, InvalidRequestError
@@ -35,7 +36,7 @@ def _live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def created(project: Project, **fields: Any) -> Creation:
     body = {"model": "demo", "input": "x", **fields}
-    return create(project.pk, ResponseRequest.model_validate(body))
+    return create(Caller(0, project.pk), ResponseRequest.model_validate(body))
 
 
 def test_default_model_answers_who_names_none(project: Project, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py create_api_key --project NAME --name NAME``: print a new key, alone, on stdout."""
+"""``manage.py create_api_key --project NAME --name NAME [--scope …]``: print a new key, alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.accounts.keys import create_key
-from inference_site.accounts.models import Project
+from inference_site.accounts.models import Project, Scope
+from inference_site.accounts.models.tenants import default_scopes
 
 
 class Command(BaseCommand):
@@ -18,8 +19,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--project", default="default", help="name of the project")
         parser.add_argument("--name", required=True, help="what the key is for")
+        parser.add_argument(
+            "--scope",
+            action="append",
+            choices=Scope.values,
+            help=f"what it opens, once for each; without it: {', '.join(default_scopes())}",
+        )
 
-    def handle(self, *_: Any, project: str, name: str, **__: Any) -> None:
+    def handle(self, *_: Any, project: str, name: str, scope: list[str] | None, **__: Any) -> None:
         owner, _created = Project.objects.get_or_create(name=project)
-        _record, secret = create_key(owner, name)
+        _record, secret = create_key(owner, name, scopes=scope or default_scopes())
         self.stdout.write(secret)

@@ -15,8 +15,10 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 
 from inference_site.accounts.keys import create_key
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import ApiKey, Project, Scope
 from inference_site.supervisor.stack import write_private
+
+_FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG, Scope.MODELS]
 
 
 class Command(BaseCommand):
@@ -44,6 +46,6 @@ def _first_key() -> str | None:
     if ApiKey.objects.exists():
         return None
     project, _created = Project.objects.get_or_create(name="default")
-    _record, secret = create_key(project, "first key")
+    _record, secret = create_key(project, "first key", scopes=_FIRST_SCOPES)
     write_private(settings.DATA_DIR / "api_key", secret)
     return secret

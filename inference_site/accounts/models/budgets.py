@@ -1,0 +1,71 @@
+"""Budgets: how much a project or a key may use in a day or a month."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from django.core.validators import MinValueValidator
+from django.db import models
+
+from inference_site.accounts.models.tenants import ApiKey, Project
+
+
+class Budget(models.Model):
+    """A bound on what is used in a day or a month of UTC, by a project or by one of its keys."""
+
+    class Unit(models.TextChoices):
+        TOKENS = "tokens", "tokens"  # Input and output together.
+        COST = "cost", "money"  # In the currency of the catalogue's prices.
+
+    class Every(models.TextChoices):
+        DAY = "day", "day"
+        MONTH = "month", "month"
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="budgets")
+    api_key = models.ForeignKey(
+        ApiKey,
+        on_delete=models.CASCADE,
+        related_name="budgets",
+        null=True,
+        blank=True,
+        verbose_name="API key",
+        help_text="Empty: all keys of the project together.",
+    )
+    unit = models.CharField(max_length=8, choices=Unit.choices)
+    every = models.CharField(max_length=8, choices=Every.choices)
+    amount = models.DecimalField(
+        max_digits=20, decimal_places=9, validators=[MinValueValidator(Decimal(0))]
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["project", "api_key", "unit", "every"],
+                nulls_distinct=False,
+                name="budget_once",
+            ),
+            models.CheckConstraint(condition=models.Q(amount__gte=0), name="budget_amount"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.amount.normalize():f} {self.get_unit_display()} a {self.every}"
+
+
+class BudgetSpend(models.Model):
+    """What was used of a budget in one of its periods, and what is held back for what runs.
+
+    It is a counter beside the usage log, which is the truth: ``manage.py usage --check`` compares.
+    """
+
+    budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="spends")
+    start = models.DateField()
+    spent = models.DecimalField(max_digits=24, decimal_places=9, default=0)
+    reserved = models.DecimalField(max_digits=24, decimal_places=9, default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["budget", "start"], name="budget_spend_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.budget_id} from {self.start}"
