@@ -6,6 +6,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from completions.wire.models import Model, ModelList
+from inference_site.http.authentication import caller_of
 from inference_site.http.errors import NotFoundError
 from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
@@ -21,7 +22,8 @@ class ModelsView(ApiView):
     @documented(answer=ModelList)
     def get(self, request: Request) -> Response:
         """List the models."""
-        models = [_wire_model(spec) for spec in catalog().models.values() if spec.is_listed]
+        project = caller_of(request).project_name
+        models = [_wire_model(spec) for spec in catalog().listed(project)]
         return Response(ModelList(data=models).model_dump())
 
 
@@ -31,7 +33,7 @@ class ModelView(ApiView):
     @documented(answer=Model)
     def get(self, request: Request, model_id: str) -> Response:
         """Get a model; its id may contain slashes."""
-        spec = catalog().find(model_id)
+        spec = catalog().find(model_id, caller_of(request).project_name)
         if spec is None:
             raise NotFoundError(
                 f"The model '{model_id}' does not exist", param="model", code="model_not_found"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from completions.capabilities import require
@@ -10,8 +9,6 @@ from completions.wire.sampling import SamplingFields
 from inference_site.http.errors import InvalidRequestError
 from worker.engines.base import ModelSpec
 from worker.generation import Sampling
-
-_SAME_NAMES = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
 
 
 def common_fields(body: SamplingFields, spec: ModelSpec) -> dict[str, Any]:
@@ -34,21 +31,15 @@ def common_fields(body: SamplingFields, spec: ModelSpec) -> dict[str, Any]:
 
 def to_sampling(body: SamplingFields, spec: ModelSpec) -> Sampling:
     """Return the sampler settings; the wire's names are the domain's."""
-    breakers = body.dry_sequence_breakers
-    asked = Sampling(
-        **{name: getattr(body, name) for name in _SAME_NAMES},
-        dry_sequence_breakers=None if breakers is None else tuple(breakers),
-        logit_bias=_logit_bias(body.logit_bias or {}),
-    )
-    return asked.over(spec.sampling)
+    return body.to_sampling(_logit_bias(body.logit_bias or {})).over(spec.sampling)
 
 
-def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if (bad := next((token for token in biases if not _is_token_id(token)), None)) is not None:
         raise InvalidRequestError(
             f"Invalid 'logit_bias': {bad[:100]!r} is not a token id.", param="logit_bias"
         )
-    return tuple((int(token), bias) for token, bias in biases.items())
+    return {int(token): bias for token, bias in biases.items()}
 
 
 def _is_token_id(text: str) -> bool:

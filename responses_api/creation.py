@@ -10,8 +10,9 @@ from typing import Any
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.http.enqueue import Job, served_model
+from inference_site.http.enqueue import Job
 from inference_site.http.errors import InvalidRequestError
+from inference_site.http.model_access import usable_model
 from responses_api.assembler import RESPONSE
 from responses_api.context import Context, Memory, resolve
 from responses_api.events import accepted
@@ -39,7 +40,7 @@ def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) 
     """Return what is to be enqueued. Raise ApiError for what cannot be done."""
     _refuse_contradictions(body)
     project_id = caller.project_id
-    spec = served_model(caller, body.model)
+    spec = usable_model(caller, body.model)
     context = resolve(
         project_id, body.input, body.previous_response_id, body.conversation_id, memory
     )

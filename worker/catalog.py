@@ -40,16 +40,19 @@ class Catalog:
                         f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
                     )
 
-    def find(self, name: str) -> ModelSpec | None:
-        """Return the model of this name, or None.
+    def find(self, name: str, project: str | None = None) -> ModelSpec | None:
+        """Return the model of this name, or None; with a project, only one that it may use.
 
         The name is trimmed and its case does not matter. It is looked for among the ids and
         aliases, then by what is before its ``:``, then as ``default``.
         """
-        wanted = _folded(name)
-        return next(
-            (self._by_name[n] for n in self._candidates(wanted) if n in self._by_name), None
-        )
+        candidates = self._candidates(_folded(name))
+        found = (self._by_name[name] for name in candidates if name in self._by_name)
+        return next((spec for spec in found if project is None or spec.is_for(project)), None)
+
+    def listed(self, project: str) -> list[ModelSpec]:
+        """Return what the list of models shows to a project."""
+        return [spec for spec in self.models.values() if spec.is_listed and spec.is_for(project)]
 
     def _candidates(self, wanted: str) -> Iterator[str]:
         yield wanted

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from worker.engines.base import ModelSpec
-from worker.gguf_file import GgufInfo, read_gguf
+from worker.gguf_header import metadata
 from worker.models_file import default_threads, site_sampling
 
 logger = logging.getLogger(__name__)
@@ -30,22 +31,39 @@ def discover(folder: Path) -> list[ModelSpec]:
         if _LATER_PART.search(path.stem):
             continue
         try:
-            info = read_gguf(path)
-        except (OSError, ValueError, KeyError, IndexError) as exc:
+            context_length = _model_context(path)
+        except (OSError, ValueError) as exc:
             logger.warning("%s is left out: %s", path, exc)
             continue
-        if info.type == "model":
-            specs.setdefault(path.stem.lower(), _spec(path, info))
+        if context_length is not None:
+            specs.setdefault(path.stem.lower(), _spec(path, context_length))
     return list(specs.values())
 
 
-def _spec(path: Path, info: GgufInfo) -> ModelSpec:
+def _model_context(path: Path) -> int | None:
+    """Return the context length of a model, 0 if it does not say; None for what is no model.
+
+    Files say what they are before their vocabulary, which is long and is not read.
+    """
+    found: dict[str, Any] = {}
+    for key, value in metadata(path):
+        found[key] = value
+        length = found.get(f"{found.get('general.architecture')}.context_length")
+        if length is not None and key.startswith("tokenizer."):
+            break
+    is_projector = found.get("general.architecture") == "clip"
+    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
+        return None
+    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+
+
+def _spec(path: Path, context_length: int) -> ModelSpec:
     return ModelSpec(
         id=path.stem.lower(),
         engine="llama_cpp",
         file=path,
         slots=_SLOTS,
-        context_length=min(info.context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT),
+        context_length=min(context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT),
         threads=default_threads(),
         sampling=site_sampling(),
     )

@@ -14,16 +14,16 @@ from typing import Any
 import yaml
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from worker.engines.base import ModelSpec, Price
 from worker.engines.registry import ENGINES, engine_options
 from worker.generation import Sampling
+from worker.sampler_fields import read_defaults
 
 _INTEGERS = {"slots": 1, "context_length": 1, "threads": 1, "gpu_layers": -1}
 """Keys that hold whole numbers, and the least of each."""
 _FILES = ("api_key_file", "mmproj")  # Options that name a file.
-_sampling = TypeAdapter(Sampling)
 
 Key = tuple[str, ...]
 
@@ -38,7 +38,7 @@ def site_sampling() -> Sampling:
     try:
         return _parse_sampling(settings.SAMPLING)
     except _BadValue as exc:
-        raise ImproperlyConfigured(f"SAMPLING{exc}") from exc
+        raise ImproperlyConfigured(f"{'.'.join(('SAMPLING', *exc.key))}{exc}") from exc
 
 
 def read_models_file(path: Path) -> list[ModelSpec]:
@@ -128,14 +128,23 @@ def _spec(id_: str, given: Any, folder: Path) -> ModelSpec:
         **{"threads": default_threads(), **_integers(entry)},
         lora_adapters=_adapters(entry, folder),
         sampling=_entry_sampling(entry).over(site_sampling()),
-        aliases=_aliases(entry),
+        aliases=_names(entry, "aliases"),
         is_listed=_boolean(entry, "listed", default=True),
+        projects=_projects(entry),
         price=_price(entry),
         options=_options(entry, engine, folder),
     )
     if entry.rest:
-        raise entry.bad(min(entry.rest), "unknown key.")
+        raise _unknown_key(entry, min(entry.rest), engine)
     return spec
+
+
+def _unknown_key(entry: _Entry, key: str, engine: str) -> _BadValue:
+    """Return the error; an option of other engines is told as theirs."""
+    theirs = [name for name in sorted(ENGINES) if key in engine_options(name)]
+    if not theirs:
+        return entry.bad(key, "unknown key.")
+    return entry.bad(key, f"{engine} takes no such option; {' and '.join(theirs)} would.")
 
 
 def model_path(file: str, folder: Path) -> Path:
@@ -174,11 +183,18 @@ def _adapters(entry: _Entry, folder: Path) -> dict[str, Path]:
     return {str(name): model_path(str(file), folder) for name, file in adapters.items()}
 
 
-def _aliases(entry: _Entry) -> tuple[str, ...]:
-    aliases = entry.take("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(a, str) and a.strip() for a in aliases):
-        raise entry.bad("aliases", "must be a list of names.")
-    return tuple(aliases)
+def _names(entry: _Entry, key: str) -> tuple[str, ...]:
+    names = entry.take(key, [])
+    if not isinstance(names, list) or not all(isinstance(n, str) and n.strip() for n in names):
+        raise entry.bad(key, "must be a list of names.")
+    return tuple(names)
+
+
+def _projects(entry: _Entry) -> tuple[str, ...]:
+    """Return the projects that may use the model, none for all; an empty list is a mistake."""
+    if entry.rest.get("projects") == []:
+        raise entry.bad("projects", "it is empty; leave it out for all projects.")
+    return _names(entry, "projects")
 
 
 def _price(entry: _Entry) -> Price:
@@ -196,22 +212,22 @@ def _is_amount(value: Any) -> bool:
 
 
 def _entry_sampling(entry: _Entry) -> Sampling:
-    try:
-        return _parse_sampling(entry.take("sampling", {}))
-    except _BadValue as exc:
-        raise _BadValue(str(exc), ("models", entry.id, "sampling")) from exc
+    return _parse_sampling(entry.take("sampling", {}), ("models", entry.id, "sampling"))
 
 
-def _parse_sampling(values: Any) -> Sampling:
+def _parse_sampling(values: Any, key: Key = ()) -> Sampling:
     if not isinstance(values, dict):
-        raise _BadValue(" must be a mapping.")
-    if unknown := values.keys() - {field.name for field in fields(Sampling)}:
-        raise _BadValue(f": unknown key {min(unknown, key=str)!r}.")
+        raise _BadValue(" must be a mapping.", key)
     try:
-        return _sampling.validate_python(values)
+        return read_defaults(values)
     except ValidationError as exc:
         error = exc.errors()[0]
-        raise _BadValue(f".{error['loc'][0]}: {error['msg']}.") from exc
+        *path, name = error["loc"]
+        if error["type"] == "extra_forbidden":
+            raise _BadValue(f": unknown key {name!r}.", key) from exc
+        wrong = (*key, *(str(part) for part in (*path, name)))
+        told = f": {error['msg']}, got {str(error['input'])[:100]}."
+        raise _BadValue(told, wrong) from exc
 
 
 def _options(entry: _Entry, engine: str, folder: Path) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_adapters_are_files_beside_the_models_file(models_file: Path) -> None:
 def test_sampling_of_a_model_goes_before_that_of_the_site(
     models_file: Path, settings: Settings
 ) -> None:
-    settings.SAMPLING = {"temperature": 0.5, "top_p": 0.9, "logit_bias": [[5, -1.5]]}
+    settings.SAMPLING = {"temperature": 0.5, "top_p": 0.9, "logit_bias": {"5": -1.5}}
     models_file.write_text("models: {m: {sampling: {temperature: 0, top_k: 5}}, n: {}}")
     one, other = read_models_file(models_file)
     assert one.sampling == Sampling(temperature=0, top_p=0.9, top_k=5, logit_bias=((5, -1.5),))
@@ -88,7 +88,9 @@ def test_sampling_of_a_model_goes_before_that_of_the_site(
     [
         ([], "SAMPLING must be a mapping"),
         ({"temprature": 1}, "SAMPLING: unknown key 'temprature'"),
-        ({"temperature": "hot"}, "SAMPLING.temperature: "),
+        ({"temperature": "hot"}, "SAMPLING.temperature: Input should be a valid number, got hot."),
+        ({"temperature": 2.5}, "SAMPLING.temperature: Input should be less than or equal to 2"),
+        ({"logit_bias": {"5": 500}}, "SAMPLING.logit_bias.5: Input should be less than or equal"),
     ],
 )
 @pytest.mark.usefixtures("fresh_catalog")
@@ -134,8 +136,22 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {sampling: {heat: 1}}}", "models.m.sampling: unknown key 'heat'"),
         ("models: {m: {sampling: {top_k: 1.5}}}", "models.m.sampling.top_k: "),
         ("models: {m: {sampling: {seed: [1]}}}", "models.m.sampling.seed: "),
+        ("models: {m: {sampling: {top_p: 1.1}}}", "models.m.sampling.top_p: Input should be less"),
+        ("models: {m: {sampling: {mirostat: 3}}}", "models.m.sampling.mirostat: Input should be"),
+        ("models: {m: {sampling: {temperature: .nan}}}", "models.m.sampling.temperature: "),
+        ("models: {m: {sampling: {logit_bias: {-1: 5}}}}", "models.m.sampling.logit_bias.-1"),
+        ("models: {m: {projects: web}}", "models.m.projects: must be a list of names"),
+        ("models: {m: {projects: []}}", "models.m.projects: it is empty; leave it out for all"),
+        (
+            "models: {m: {tool_format: hermes}}",
+            "models.m.tool_format: llama_cpp takes no such option; ctransformers would.",
+        ),
+        (
+            "models: {m: {engine: openai_upstream, mmproj: a.gguf}}",
+            "models.m.mmproj: openai_upstream takes no such option; llama_cpp would.",
+        ),
         ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must map names to"),
-        ("models: {m: {script: []}}", "models.m.script: unknown key"),  # Another engine's.
+        ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(models_file: Path, content: str, told: str) -> None:
@@ -170,6 +186,25 @@ def test_an_error_names_the_line(models_file: Path) -> None:
     models_file.write_text("# Models\nmodels:\n  one: {}\n  two:\n    threads: 2\n    slots: x\n")
     with pytest.raises(ImproperlyConfigured, match=r"models.yaml:6: models.two.slots: expected"):
         read_models_file(models_file)
+
+
+def test_an_error_of_sampling_names_the_line_of_the_value(models_file: Path) -> None:
+    models_file.write_text("models:\n  one:\n    sampling:\n      top_k: 4\n      min_p: -1\n")
+    with pytest.raises(ImproperlyConfigured, match=r"yaml:5: models.one.sampling.min_p: Input"):
+        read_models_file(models_file)
+
+
+def test_a_model_for_some_projects_is_not_there_for_others(models_file: Path) -> None:
+    models_file.write_text(
+        "models: {all: {}, own: {projects: [web], aliases: [mine]}, hid: {listed: false}}"
+    )
+    catalog = Catalog(read_models_file(models_file))
+    assert [spec.id for spec in catalog.listed("web")] == ["all", "own"]
+    assert [spec.id for spec in catalog.listed("other")] == ["all"]
+    for name in ("own", "MINE", "own:latest"):
+        assert catalog.find(name, "web") is catalog.find(name) is catalog.models["own"]
+        assert catalog.find(name, "other") is None
+    assert catalog.find("hid", "other") is catalog.models["hid"]
 
 
 def test_names_prices_and_files_of_the_hub_are_read(models_file: Path, settings: Settings) -> None:

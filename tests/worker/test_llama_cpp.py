@@ -13,7 +13,16 @@ from tests.sinks import RecordingSink
 from worker.catalog import DEMO_FILE
 from worker.engines.base import Engine, EngineLoadError, ModelSpec
 from worker.engines.registry import load_engine
-from worker.generation import GenerationRequest, Message, ReasoningDelta, Sampling
+from worker.generation import (
+    Constraint,
+    Finish,
+    GenerationRequest,
+    Message,
+    PromptDelta,
+    ReasoningDelta,
+    Sampling,
+    Tool,
+)
 
 SPEC = ModelSpec(
     "demo", "llama_cpp", DEMO_FILE, options={"chat_template_kwargs": {"enable_thinking": False}}
@@ -137,3 +146,85 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(EngineLoadError, match="Model 'demo': engine 'llama_cpp' is not installed"):
         load_engine(SPEC)
+
+
+def rendered(engine: Engine, request: GenerationRequest) -> str:
+    sink = RecordingSink()
+    engine.render(replace(request, operation="render"), sink)
+    return next(delta.text for delta in sink.deltas if isinstance(delta, PromptDelta))
+
+
+@pytest.fixture
+def templated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The model with a chat template of its entry: a family's name, or the text of a file."""
+    name = request.param
+    if "{" in name:
+        (tmp_path / "mine.jinja").write_text(name)
+        name = str(tmp_path / "mine.jinja")
+    loaded = load_engine(replace(SPEC, slots=1, options={"chat_template": name}))
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("templated", "prompt"),
+    [
+        ("phi3", "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}!{% endfor %}", "user: Hi!"),
+    ],
+    indirect=["templated"],
+)
+def test_chat_template_of_the_entry_takes_the_place_of_the_files(
+    templated: Engine, prompt: str
+) -> None:
+    asked = GenerationRequest("demo", (Message("user", "Hi"),), Sampling(temperature=0))
+    assert rendered(templated, asked) == prompt
+    sink = RecordingSink()
+    templated.chat(replace(asked, max_output_tokens=5), sink)
+    assert sink.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("templated", ["phi3"], indirect=True)
+def test_what_ends_a_turn_of_the_family_ends_the_answer_and_is_no_stop_text(
+    templated: Engine,
+) -> None:
+    asked = GenerationRequest(
+        "demo",
+        (Message("user", "Hi"),),
+        Sampling(temperature=0),
+        constraint=Constraint("regex", r"yes<\|end\|>no", "grammar"),
+        stop=("never",),
+    )
+    sink = RecordingSink()
+    templated.chat(asked, sink)
+    assert sink.text == "yes"
+    assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == [None]
+    sink = RecordingSink()
+    templated.chat(replace(asked, stop=("es",)), sink)
+    assert (sink.text, sink.finishes) == ("y", ["stop"])
+    assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == ["es"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "Could not find a chat template"),
+        (" \n", "must be a template"),
+        ("{% for x %}", "or a chat template that is not valid"),
+    ],
+)
+def test_chat_template_that_is_none_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+    path = tmp_path / "mine.jinja"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(EngineLoadError, match=f"Model 'demo': .*{told}"):
+        load_engine(replace(SPEC, options={"chat_template": str(path)}))
+
+
+def test_template_is_shown_the_same_tools_whether_a_call_is_forced_or_not(engine: Engine) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = (Tool("weather", "Of a city", city), Tool("bare", None, {}))
+    asked = GenerationRequest("demo", (Message("user", "Hi"),), tools=tools)
+    prompt = rendered(engine, asked)
+    assert '"weather", "description": "Of a city", "parameters": {"type"' in prompt
+    assert rendered(engine, replace(asked, must_call=True)) == prompt

@@ -34,7 +34,7 @@ CHAT_OPTIONS = frozenset(
     }
 )
 _FLAGS = ("force_enable_thinking", "reasoning_has_calls", "reasoning_reenters")
-_TEXTS = ("chat_template", "reasoning_end", "reasoning_header", "reasoning_start")
+_TEXTS = ("reasoning_end", "reasoning_header", "reasoning_start")
 _CHANNELS = ("tags", "named", HARMONY)
 
 
@@ -73,8 +73,8 @@ def configure_chat(spec: ModelSpec, vocabulary: Vocabulary) -> ChatConfiguration
         _check(spec, name, isinstance(options.get(name, ""), str), "be text")
     own_vars = options.get("chat_template_kwargs", {})
     _check(spec, "chat_template_kwargs", isinstance(own_vars, dict), "be a mapping")
+    source = named_template(spec) or _own_template(spec, vocabulary)
     family = FAMILIES.get(options.get("chat_template", ""))
-    source = family.template if family else _source(spec, vocabulary)
     variables = {
         **vocabulary.special_tokens,
         "bos_token": vocabulary.bos,
@@ -95,23 +95,39 @@ def configure_chat(spec: ModelSpec, vocabulary: Vocabulary) -> ChatConfiguration
     )
 
 
-def _source(spec: ModelSpec, vocabulary: Vocabulary) -> str:
-    """Return the text of the template: of the file that is named, or of the model's own file."""
+def named_template(spec: ModelSpec) -> str | None:
+    """Return the text of the template that the entry names: a family's, or a file's.
+
+    Raise EngineLoadError for a name that is neither.
+    """
     name = spec.options.get("chat_template")
-    known = f"there are {', '.join(sorted(FAMILIES))}"
     if name is None:
-        if vocabulary.chat_template is None:
-            raise EngineLoadError(
-                f"Model '{spec.id}': its file has no chat template; name one as 'chat_template': "
-                f"{known}, or a file."
-            )
-        return vocabulary.chat_template
+        return None
+    _check(spec, "chat_template", isinstance(name, str), "be text")
+    if family := FAMILIES.get(name):
+        return family.template
     try:
-        return Path(name).read_text(encoding="utf-8")
+        text = Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
         raise EngineLoadError(
-            f"Model '{spec.id}': Could not find a chat template '{name}'; {known}."
+            f"Model '{spec.id}': Could not find a chat template '{name}'; {_known_families()}."
         ) from exc
+    _check(spec, "chat_template", bool(text.strip()), f"be a template: {name} is empty")
+    return text
+
+
+def _own_template(spec: ModelSpec, vocabulary: Vocabulary) -> str:
+    """Return the template of the model's file."""
+    if vocabulary.chat_template is None:
+        raise EngineLoadError(
+            f"Model '{spec.id}': its file has no chat template; name one as 'chat_template': "
+            f"{_known_families()}, or a file."
+        )
+    return vocabulary.chat_template
+
+
+def _known_families() -> str:
+    return f"there are {', '.join(sorted(FAMILIES))}"
 
 
 def _syntax(spec: ModelSpec, source: str, family: Family | None) -> Syntax:

@@ -54,8 +54,9 @@ def wire_part(part: Part) -> dict[str, Any]:
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool."""
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters}
+    """Return a tool, its keys in the order in which llama.cpp shows them to templates."""
+    function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
+    function["parameters"] = tool.parameters
     return {"type": "function", "function": function}

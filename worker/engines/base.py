@@ -87,7 +87,8 @@ class ModelSpec:
 
     ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
     ``gpu_layers`` is how many layers lie on the GPU, −1 for all that fit. ``aliases`` are other
-    names; only what ``is_listed`` is shown to clients.
+    names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
+    use it, none for all.
     ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
     leave out. ``options`` belong to the engine alone; each engine documents its own.
     """
@@ -101,10 +102,15 @@ class ModelSpec:
     gpu_layers: int = -1
     aliases: tuple[str, ...] = ()
     is_listed: bool = True
+    projects: tuple[str, ...] = ()
     price: Price = field(default_factory=Price)
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
+
+    def is_for(self, project: str) -> bool:
+        """Whether the project of this name may use the model."""
+        return not self.projects or project in self.projects
 
 
 class Engine(ABC):

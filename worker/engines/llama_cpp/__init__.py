@@ -6,6 +6,7 @@ from worker.engines.llama_cpp.media import modalities
 
 OPTIONS = frozenset(
     {
+        "chat_template",
         "chat_template_kwargs",
         "embedding",
         "fim_tokens",

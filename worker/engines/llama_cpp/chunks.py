@@ -75,8 +75,16 @@ class ChunkReader:
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
-            stop = _stopping_word(chunk) if choice["finish_reason"] else None
+            stop = self._stopping_word(chunk) if choice["finish_reason"] else None
             self._feed_choice(choice, choice["index"], delta, stop)
+
+    def _stopping_word(self, chunk: dict[str, Any]) -> str | None:
+        """Return the stop text that ended a choice; told in chunks that were asked to be verbose.
+
+        Those of the chat template are not the request's.
+        """
+        word = chunk.get("__verbose", {}).get("stopping_word")
+        return word if word in self._request.stop else None
 
     def _feed_choice(
         self, choice: dict[str, Any], index: int, delta: dict[str, Any], stop: str | int | None
@@ -155,11 +163,6 @@ class Counts:
             prefill_ms=sum(timings["prompt_ms"] for timings in prompts.values()),
             decode_ms=max((t["predicted_ms"] for t in self._timings.values()), default=0.0),
         )
-
-
-def _stopping_word(chunk: dict[str, Any]) -> str | None:
-    """Return the stop text that ended a choice; told in chunks that were asked to be verbose."""
-    return chunk.get("__verbose", {}).get("stopping_word") or None
 
 
 def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ...]:

@@ -4,7 +4,8 @@ Many threads call ``chat`` at once and share one continuous batch of ``slots`` s
 is always driven in streaming form, because only the callback can stop it. The callback runs once a
 token, with the GIL held, so it does little: one JSON parse, one delta.
 
-Options (``models.yaml``): ``chat_template_kwargs``, variables of the model's chat template;
+Options (``models.yaml``): ``chat_template``, a family's name or a file, in place of the template in
+the model's file; ``chat_template_kwargs``, variables of the template;
 ``prompt_cache_mib``, host memory for prompts that lost their slot (llama.cpp would take 8 GiB);
 ``mmproj``, the GGUF file of a projector of images or sounds; ``modalities``, a list of "vision" and
 "audio": what the projector is for, images if this is left out; ``embedding``, how the model's
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from worker.chat.configuration import named_template
 from worker.engines.base import Engine, EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
 from worker.engines.llama_cpp.files import checked_gguf
@@ -58,6 +60,8 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     # llama.cpp would give a prompt that was read with adapters to a request without them.
     params.cache_ram_mib = 0 if spec.lora_adapters else cache_mib
     params.verbosity = 0
+    if template := named_template(spec):
+        params.chat_template = template
     params.prefill_assistant = False  # A last message of the assistant is a turn like any other.
     params.ui = params.endpoint_slots = False
     params.api_keys = [secrets.token_urlsafe(32)]
@@ -71,7 +75,8 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
         raise EngineLoadError(
             f"Model '{spec.id}': llama.cpp could not load {spec.file}"
             f"{f' with {projector}' if projector else ''} ("
-            "unsupported architecture, damaged file, or not enough memory)."
+            "unsupported architecture, damaged file, or not enough memory"
+            f"{', or a chat template that is not valid' if template else ''})."
         ) from exc
     return LlamaCppEngine(server, spec, Loopback(server.listening_address, params.api_keys[0]))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
 
+from worker.chat.families import FAMILIES
 from worker.chat.forced_call import call_schema
 from worker.chat.wire import wire_message, wire_tool
 from worker.engines.base import ModelSpec
@@ -30,6 +31,7 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
         **_logprobs(_top_logprobs(request)),
         **_given(thinking_budget_tokens=request.reasoning_budget),
         **_beginning(request, spec),
+        **_given(stop=[*request.stop, *_stops_of_family(spec)] or None),
         "return_progress": True,
         "chat_template_kwargs": variables,
     }
@@ -94,6 +96,12 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _stops_of_family(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what ends a turn of the template's family; the tokenizer may not know it as an end."""
+    family = FAMILIES.get(spec.options.get("chat_template", ""))
+    return family.stop if family else ()
+
+
 def _limit(tokens: int | None, context_length: int) -> int | None:
     """Return a limit that llama.cpp's integers can hold; no answer is longer than the context."""
     return None if tokens is None else min(tokens, context_length)
@@ -113,7 +121,8 @@ def _with_tools(
     """
     if not request.tools:
         return payload
-    tools = [wire_tool(tool) for tool in request.tools]
+    # Templates are shown a description by llama.cpp whether there is one or not.
+    tools = [wire_tool(replace(tool, description=tool.description or "")) for tool in request.tools]
     if not request.must_call:
         parallel = request.parallel_tool_calls
         return {**payload, "tools": tools, "parallel_tool_calls": parallel}
