@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from worker.engines.base import Engine, ModelSpec
 from worker.engines.registry import load_engine
 from worker.hooks import check_hooks
-from worker.leases import Lease, ServedModel
+from worker.leases import Lease, LiveWorker, ServedModel
 from worker.models import Claim, Generation
 from worker.publisher import Publisher
 from worker.run import Run
@@ -65,7 +65,7 @@ class Runtime:
         self._specs = specs
         self._models: dict[str, LoadedModel] = {}
         self._publisher = Publisher()
-        self._lease = Lease(self.id, self._served)
+        self._lease = Lease(self.id, self._described)
         self._draining = False
         self._running: set[str] = set()
         self._stopped = threading.Event()
@@ -123,8 +123,9 @@ class Runtime:
                 return
             self._run(model, claim)
 
-    def _served(self) -> list[ServedModel]:
-        return [] if self._draining else [model.served for model in self._models.values()]
+    def _described(self) -> LiveWorker:
+        models = tuple(model.served for model in self._models.values())
+        return LiveWorker(self.id, models, is_draining=self._draining)
 
     def _run(self, model: LoadedModel, claim: Claim) -> None:
         self._running.add(claim.public_id)

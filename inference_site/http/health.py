@@ -101,6 +101,6 @@ def _check_redis() -> str:
 
 
 def _check_workers() -> str:
-    served = {model.id for worker in live_workers() for model in worker.models}
-    missing = [id_ for id_ in catalog().models if id_ not in served]
+    workers = live_workers()
+    missing = [id_ for id_ in catalog().models if not any(w.serves(id_) for w in workers)]
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"

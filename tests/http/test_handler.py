@@ -21,7 +21,7 @@ from inference_site.http.hub import hub
 from tests.http.asgi import error_of, scope
 from worker.documents import load_document
 from worker.errors import QueueFull
-from worker.leases import Lease, LiveView, ServedModel, prune
+from worker.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from worker.models import Generation
 from worker.queue import Enqueue, new_id, queue_name
 from worker.redis_clients import broker_client, site_client
@@ -70,7 +70,7 @@ def api(handler: ApiHandler, api_key: Key) -> Api:
 def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model, as far as its lease says."""
     name = new_id("host:")
-    Lease(name, lambda: [ServedModel("demo", slots=1, busy=0)]).renew()
+    Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
     monkeypatch.setattr(enqueue_module, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")

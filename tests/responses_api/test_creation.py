@@ -15,7 +15,7 @@ from inference_site.http.errors import ApiError, InvalidRequestError
 from responses_api.creation import Creation, create
 from responses_api.events import decode
 from responses_api.wire.request import ResponseRequest
-from worker.leases import Lease, LiveView, ServedModel, prune
+from worker.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from worker.models import ServiceClass
 from worker.queue import new_id
 from worker.redis_clients import site_client
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 def _live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model."""
     name = new_id("host:")
-    Lease(name, lambda: [ServedModel("demo", slots=1, busy=0)]).renew()
+    Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
     monkeypatch.setattr(enqueue, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")

@@ -23,7 +23,7 @@ from worker.leases import (
 from worker.queue import new_id
 from worker.redis_clients import site_client
 
-SERVED = [ServedModel("demo", slots=4, busy=1), ServedModel("other", slots=1, busy=0)]
+SERVED = (ServedModel("demo", slots=4, busy=1), ServedModel("other", slots=1, busy=0))
 
 
 @pytest.fixture
@@ -40,18 +40,18 @@ def found(name: str) -> LiveWorker | None:
 
 
 def test_a_worker_with_a_lease_is_live_with_what_it_serves(worker: str) -> None:
-    Lease(worker, lambda: SERVED).renew()
-    assert found(worker) == LiveWorker(worker, tuple(SERVED))
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
+    assert found(worker) == LiveWorker(worker, SERVED)
     assert is_alive(worker)
 
 
 def test_a_lease_ends_by_itself(worker: str) -> None:
-    Lease(worker, lambda: SERVED).renew()
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     assert 0 < int(site_client().ttl(f"worker:{worker}")) <= LEASE_S
 
 
 def test_a_worker_whose_lease_has_ended_is_not_live(worker: str) -> None:
-    Lease(worker, lambda: SERVED).renew()
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     site_client().delete(f"worker:{worker}")
     assert found(worker) is None
     assert not is_alive(worker)
@@ -61,7 +61,7 @@ def test_a_started_lease_is_renewed_until_it_is_given_back(
     worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "PERIOD_S", 0.01)
-    lease = Lease(worker, lambda: SERVED)
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED))
     lease.start()
     assert is_alive(worker)
     site_client().delete(f"worker:{worker}")  # As a Redis that was restarted without its data.
@@ -73,7 +73,7 @@ def test_a_started_lease_is_renewed_until_it_is_given_back(
 
 def test_a_lease_follows_what_the_worker_serves(worker: str) -> None:
     served = [ServedModel("demo", slots=4, busy=0)]
-    lease = Lease(worker, lambda: served)
+    lease = Lease(worker, lambda: LiveWorker(worker, tuple(served)))
     lease.renew()
     served[:] = [ServedModel("demo", slots=4, busy=4)]
     lease.renew()
@@ -86,7 +86,7 @@ def test_a_redis_that_is_down_does_not_stop_the_renewals(
     def down() -> redis.Redis:
         raise redis.exceptions.ConnectionError("down")
 
-    lease = Lease(worker, lambda: SERVED)
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED))
     with monkeypatch.context() as patch:
         patch.setattr(leases, "site_client", down)
         lease.renew()
@@ -96,7 +96,7 @@ def test_a_redis_that_is_down_does_not_stop_the_renewals(
 
 
 def test_only_workers_without_a_lease_leave_the_index(worker: str) -> None:
-    Lease(worker, lambda: SERVED).renew()
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     prune()
     assert found(worker) is not None
     site_client().delete(f"worker:{worker}")

@@ -16,7 +16,7 @@ from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from worker.documents import load_document, save_document
 from worker.event_log import Batch, log_key
-from worker.leases import Lease, prune
+from worker.leases import Lease, LiveWorker, prune
 from worker.models import Generation, Status
 from worker.queue import bells, new_id, queue_name, ring
 from worker.redis_clients import broker_client, client_for, site_client
@@ -101,7 +101,7 @@ def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:
     row = running(api_key, worker)
     suspect(worker, ago_s=30)
-    Lease(worker, list).renew()
+    Lease(worker, lambda: LiveWorker(worker)).renew()
     give_up_abandoned()
     site_client().delete(f"worker:{worker}")
     give_up_abandoned()  # Missing again: the first look of a new suspicion.

@@ -1,0 +1,81 @@
+"""What an operator tells a worker: a list in Redis for each, and the thread that reads it.
+
+A command is no task: it must be heard by a worker that is loading, or all of whose slots are busy.
+It is heard at most once; the state that the worker announces says what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import orjson
+import redis.exceptions
+
+from worker.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+_LIVES_S = 30
+"""A command that nobody has heard for so long is dropped."""
+_WAIT_S = 1.0
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Load or unload a model; take no new work, or take it again."""
+
+    do: Literal["load", "unload", "drain", "resume"]
+    model: str = ""
+
+
+def _key(worker: str) -> str:
+    return f"worker:{worker}:commands"
+
+
+def send(worker: str, command: Command) -> None:
+    """Tell a worker. Raise redis' errors when Redis is down."""
+    pipeline = site_client().pipeline(transaction=False)
+    pipeline.lpush(_key(worker), orjson.dumps(asdict(command)))
+    pipeline.expire(_key(worker), _LIVES_S)
+    pipeline.execute()
+
+
+class Listener:
+    """Hears the commands of one worker on a thread of its own, and has them obeyed in order."""
+
+    def __init__(self, worker: str, obey: Callable[[Command], None]) -> None:
+        self._key, self._obey = _key(worker), obey
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="commands", daemon=True)
+
+    def start(self) -> None:
+        """Start listening."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; the command that is being obeyed is the last."""
+        self._ended.set()
+
+    def _main(self) -> None:
+        while not self._ended.is_set():
+            try:
+                heard: Any = site_client().brpop([self._key], timeout=_WAIT_S)
+            except redis.exceptions.RedisError as exc:
+                logger.warning("commands: %s", exc)
+                self._ended.wait(_RETRY_S)
+                continue
+            if heard is not None:
+                self._take(heard[1])
+
+    def _take(self, message: bytes) -> None:
+        try:
+            command = Command(**orjson.loads(message))
+            logger.info("told to %s %s", command.do, command.model)
+            self._obey(command)
+        except Exception:
+            logger.exception("commands: %r was not obeyed", message)
