@@ -6,13 +6,17 @@ which is how secrets reach a container (django-environ's ``FileAwareEnv``).
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _env = environ.FileAwareEnv()
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
@@ -54,6 +58,22 @@ def number_or_warn(name: str, default: int, minimum: int = 1) -> int:
 def items(name: str, default: str = "") -> list[str]:
     """Return a list of values separated by commas."""
     return [item.strip() for item in text(name, default).split(",") if item.strip()]
+
+
+def choice(name: str, choices: Sequence[str]) -> str:
+    """Return one of these values; without the variable, the first."""
+    value = text(name, choices[0]).lower()
+    if value not in choices:
+        raise ImproperlyConfigured(f"{name}: expected {' or '.join(choices)}, got {value!r}.")
+    return value
+
+
+def networks(name: str, default: str = "") -> list[Network]:
+    """Return IP networks separated by commas. Raise ImproperlyConfigured for anything else."""
+    try:
+        return [ipaddress.ip_network(item) for item in items(name, default)]
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"{name}: {exc}.") from exc
 
 
 def mapping(name: str) -> dict[str, Any]:

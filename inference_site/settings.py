@@ -5,11 +5,13 @@ docs/settings.md lists them with their meaning.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import django_stubs_ext
 
+from inference_site import VERSION as VERSION
 from inference_site import environment
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
@@ -223,7 +225,17 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
 }
 
-# --- Logging -------------------------------------------------------------------------------------
+# --- Metrics, traces, logging --------------------------------------------------------------------
+
+# Who may read /metrics: holders of the token, and peers in the networks.
+METRICS_TOKEN = environment.text("METRICS_TOKEN")
+METRICS_ALLOWED_NETWORKS = environment.networks("METRICS_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128")
+# Where processes without HTTP of their own have /metrics and /health; 0 is nowhere.
+METRICS_PORT = environment.number("METRICS_PORT", 0)
+METRICS_HOST = environment.text("METRICS_HOST", "127.0.0.1")
+# The collector of traces; the SDK reads the other variables of OpenTelemetry itself.
+OTEL_EXPORTER_OTLP_ENDPOINT = environment.text("OTEL_EXPORTER_OTLP_ENDPOINT")
+OTEL_SERVICE_NAME = environment.text("OTEL_SERVICE_NAME")
 
 LOGGING = {
     "version": 1,

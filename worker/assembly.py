@@ -37,11 +37,12 @@ class Ending:
 @dataclass(frozen=True, slots=True)
 class Document:
     """A request document: what the engine is asked, what the assembler of the API app needs, and
-    what is to be kept of the result."""
+    what is to be kept of the result. ``traceparent`` is of the trace it belongs to, if any."""
 
     request: GenerationRequest
     assembly: dict[str, Any]
     store: dict[str, Any] | None = None
+    traceparent: str = ""
 
 
 class Assembler(ABC):

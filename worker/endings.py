@@ -11,6 +11,7 @@ from django.db import transaction
 from worker.assembly import Assembler, Ending, Kind, kind_of
 from worker.documents import drop_document
 from worker.event_log import Appended, close_log, frames_of, read_log
+from worker.metrics import count_ended
 from worker.models import Generation, Status
 from worker.publisher import MESSAGE_TYPE
 
@@ -30,6 +31,8 @@ def end_in_place(
             return False
         if kind.settle is not None and assembler is not None:
             kind.settle(generation.public_id, status, assembler, None)
+    error_code = "" if ending is None else ending.error_code
+    count_ended(generation.model, generation.kind, status, error_code)
     if ending is None:
         drop_document(generation.public_id)
         return True
@@ -51,6 +54,8 @@ def cancel_waiting(generation_ids: Collection[str]) -> None:
     rest = set(generation_ids) - {generation.public_id for generation in outliving}
     for generation_id in Generation.objects.cancel_queued(rest):
         drop_document(generation_id)
+        if cancelled := known.get(generation_id):
+            count_ended(cancelled.model, cancelled.kind, Status.CANCELLED)
 
 
 def cancel_one_waiting(generation: Generation) -> bool:

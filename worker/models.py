@@ -81,6 +81,7 @@ class Claim:
     worker: str
     background: bool = False
     request_id: str = ""
+    model: str = ""
     waited_s: float = field(default=0.0, compare=False)
 
     @property
@@ -104,7 +105,8 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         if row is None:
             return None
         public_id, kind, attempt, background, request_id, waited_s = row
-        return Claim(public_id, kind, attempt, worker, background, request_id, max(0.0, waited_s))
+        waited_s = max(0.0, waited_s)
+        return Claim(public_id, kind, attempt, worker, background, request_id, model, waited_s)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""

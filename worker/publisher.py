@@ -24,6 +24,7 @@ from django.conf import settings
 
 from worker.assembly import Ending
 from worker.event_log import Appended, AsyncEventLog, Batch, LogState
+from worker.metrics import EVENT_LOG_LAG
 from worker.redis_clients import new_async_clients, shard_of
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Stream:
         self._unacknowledged: Batch | None = None
         self._next = 0
         self._started = self._is_released = False
+        self.waiting_since: float | None = None
+        """When the oldest frame that is not in the log was handed over; for the metrics."""
 
     def stop(self, reason: StopReason) -> None:
         """Have the engine stop; the first reason counts."""
@@ -83,6 +86,8 @@ class Stream:
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
         self._pending.extend(frames)
+        if self.waiting_since is None:
+            self.waiting_since = time.monotonic()
         if not self._started:
             self._started = True
             self._lane.wake()
@@ -101,6 +106,7 @@ class Stream:
     def acknowledge(self) -> None:
         """The batch that ``take`` returned is in the log."""
         self._unacknowledged = None
+        self.waiting_since = time.monotonic() if self._pending else None
 
     @property
     def is_drained(self) -> bool:
@@ -142,6 +148,12 @@ class Publisher:
         """Start the stream of a generation."""
         return self._lanes[shard_of(generation_id)].open(generation_id)
 
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest frame has waited that is not in the log yet, in seconds."""
+        since = [s.waiting_since for lane in self._lanes for s in lane.streams()]
+        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+
     def stop_all(self) -> None:
         """Make every running generation of this process stop, because it shuts down."""
         for lane in self._lanes:
@@ -181,6 +193,9 @@ class _Lane:
         self.wake()
         return stream
 
+    def streams(self) -> list[Stream]:
+        return list(self._streams.values())
+
     def wake(self) -> None:
         """Flush now rather than at the next tick. For any thread."""
         with contextlib.suppress(RuntimeError):  # The publisher has stopped; nobody is there.
@@ -191,7 +206,7 @@ class _Lane:
         self.wake()
 
     def stop_all(self) -> None:
-        for stream in list(self._streams.values()):
+        for stream in self.streams():
             stream.stop(StopReason.SHUTDOWN)
 
     async def run(self, log: AsyncEventLog, layer: Any) -> None:
@@ -227,6 +242,7 @@ class _Lane:
             ]
         )
         self._down_since = None
+        _observe_lag(writes)
         messages: dict[str, list[tuple[str, bytes]]] = {}
         for (stream, batch, payload), answer in zip(writes, answers, strict=True):
             self._settle(stream, batch, answer)
@@ -241,7 +257,7 @@ class _Lane:
     def _due(self, now: float) -> list[tuple[Stream, Batch | None, bytes]]:
         """Return the streams with something to send, and those that have not asked for a while."""
         writes: list[tuple[Stream, Batch | None, bytes]] = []
-        for stream in list(self._streams.values()):
+        for stream in self.streams():
             batch = stream.take()
             if stream.is_drained:
                 self._streams.pop(stream.id)
@@ -280,3 +296,10 @@ class _Lane:
                 stream.stop(StopReason.LOST)
                 self._streams.pop(stream_id)
         await asyncio.sleep(_RETRY_S)
+
+
+def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:
+    """Time the oldest frame of an append: one value for each, however many streams it has."""
+    since = [stream.waiting_since for stream, batch, _ in writes if batch is not None]
+    if oldest := min((at for at in since if at is not None), default=None):
+        EVENT_LOG_LAG.observe(time.monotonic() - oldest)

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import kombu.exceptions
@@ -23,8 +24,10 @@ from worker.assembly import Document
 from worker.bells import QUEUE_PREFIX
 from worker.documents import drop_document, save_document
 from worker.errors import QueueFull
+from worker.log_context import note
 from worker.models import Generation, ServiceClass, Status
 from worker.redis_clients import broker_client
+from worker.tracing import begin, current
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,23 @@ def enqueue(
     """
     unheard = _check_bound(order.model)
     save_document(order.generation_id, document, follower, frames)
+    note(generation_id=order.generation_id, model=order.model)
+    span = begin(
+        "enqueue", "producer", current.get(), model=order.model, generation_id=order.generation_id
+    )
+    try:
+        _enqueue(order, replace(document, traceparent=span.traceparent), follower, frames, record)
+    finally:
+        span.end()
+
+
+def _enqueue(
+    order: Enqueue,
+    document: Document,
+    follower: str | None,
+    frames: Sequence[bytes],
+    record: Callable[[], None] | None,
+) -> None:
     try:
         _commit(order, record)
     except BaseException:

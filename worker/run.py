@@ -23,9 +23,12 @@ from worker.event_log import frames_of, read_log
 from worker.generation import Delta, Finish, GenerationRequest, Usage
 from worker.hooks import HookContext, Hooks, hooks_for
 from worker.media.resolve import resolve_media
+from worker.log_context import logged_with
 from worker.models import Claim, Generation, Status, lent_connection
+from worker.metrics import Meter
 from worker.publisher import StopReason, Stream
 from worker.truncation import run_truncating
+from worker.tracing import Span, begin
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ class Run:
         self._hooks: Hooks | None = None
         self._custom_calls: CustomCalls | None = None
 
+        self._meter = Meter(claim.model, claim.attempt, claim.waited_s)
+        self._span = Span()
     @property
     def cancelled(self) -> bool:
         """Whether the engine must stop now (see ``Sink``)."""
@@ -59,6 +64,8 @@ class Run:
         if isinstance(delta, Finish):
             self._unfinished -= 1
         for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
+        else:
+            self._meter.tick()
             self._pass_on(piece)
 
     def _pass_on(self, delta: Delta) -> None:
@@ -70,10 +77,16 @@ class Run:
     def drive(self, engine: Engine) -> None:
         """Run to the end, whatever it is: never raises, and leaves a terminal state."""
         try:
+        claim = self._claim
+        with logged_with({"request_id": claim.request_id, "generation_id": claim.public_id}):
+            self._drive(engine)
+
+    def _drive(self, engine: Engine) -> None:
             status, ending = self._generate(engine)
         except ShuttingDown as exc:
             if self._claim.may_restart and self._give_back():
                 return
+                self._span.end("given back")
             status, ending = Status.FAILED, self._told(exc)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
             self._log(exc)
@@ -95,7 +108,9 @@ class Run:
 
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         document, cancelled, frames = self._load()
+        claimed_at_s = time.time()
         self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        self._trace(document.traceparent, claimed_at_s)
         self._prepare(document.request)
         self._begin(self._assembler, frames)
         self._document_store = document.store
@@ -125,6 +140,23 @@ class Run:
             self._custom_calls = CustomCalls(request.tools)
 
     def _begin(self, assembler: Assembler, frames: list[bytes]) -> None:
+    def _trace(self, parent: str, claimed_at_s: float) -> None:
+        """Begin the span of the run, after one that tells how long it has waited."""
+        claim = self._claim
+        wait = begin("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
+        wait.end(at_s=claimed_at_s)
+        self._span = begin(
+            f"run {claim.kind}",
+            "consumer",
+            parent,
+            claimed_at_s,
+            model=claim.model,
+            generation_id=claim.public_id,
+            request_id=claim.request_id,
+            attempt=claim.attempt,
+            worker=claim.worker,
+        )
+
         """Go on after what was sent before."""
         opening: list[bytes] = []
         if frames:
@@ -189,8 +221,22 @@ class Run:
             ending = self._told(WorkerLost())
         self._stream.close(ending)
 
+        self._account(status, ending, held)
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and with it what is to be kept; False if it was taken away."""
+    def _account(self, status: Status, ending: Ending, held: bool) -> None:
+        """Count, log and trace the end; one that was taken away is counted by who took it."""
+        usage, claim = self._usage, self._claim
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        if held:
+            self._meter.end(claim.kind, status, ending.error_code, usage)
+        facts = {"model": claim.model, "status": status.value, **tokens}
+        if ending.error_code:
+            facts["error_code"] = ending.error_code
+        logger.info("%s ended", claim.kind, extra=facts)
+        self._span.set(**facts)
+        self._span.end(ending.error_code)
+
         result, order, assembler = self._result(ending), self._document_store, self._assembler
         if assembler is None:
             return Generation.objects.finish(self._claim, status, **result)

@@ -8,6 +8,7 @@ from celery import shared_task
 from django.db import OperationalError
 from redis.exceptions import RedisError
 
+from worker.metrics import UPKEEP_DONE
 from worker.process import current_runtime
 from worker.queue import GENERATE_TASK
 from worker.upkeep import tend
@@ -31,5 +32,6 @@ def upkeep() -> None:
     """Give up what is abandoned, expire what waits too long, ring for what nobody heard."""
     try:
         tend()
+        UPKEEP_DONE.set_to_current_time()
     except (OperationalError, RedisError) as exc:
         logger.warning("upkeep: %s", exc)

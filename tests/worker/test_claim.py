@@ -81,7 +81,7 @@ def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None
     claim = Generation.objects.claim("m", "host:1")
     assert claim is not None
     assert claim == Claim(
-        row.public_id, row.kind, attempt=1, worker="host:1", request_id=row.request_id
+        row.public_id, row.kind, attempt=1, worker="host:1", request_id=row.request_id, model="m"
     )
     row.refresh_from_db()
     assert (row.status, row.worker, row.attempt) == (Status.RUNNING, "host:1", 1)

@@ -1,0 +1,95 @@
+"""The port on which a process without HTTP of its own tells its metrics and its health."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
+
+Health = Callable[[], str]
+"""Returns what is wrong with the process; nothing while it is well."""
+
+
+def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
+    """Whether metrics are told to this peer.
+
+    They are to who sends ``METRICS_TOKEN``, and to peers in ``METRICS_ALLOWED_NETWORKS``; not by
+    its address to a proxy, which stands for anybody.
+    """
+    token = settings.METRICS_TOKEN
+    if token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+        return True
+    return not is_forwarded and _is_allowed(address)
+
+
+def _is_allowed(address: str) -> bool:
+    try:
+        peer = ipaddress.ip_address(address)
+    except ValueError:  # A unix socket has none.
+        return False
+    peer = getattr(peer, "ipv4_mapped", None) or peer
+    return any(peer in network for network in settings.METRICS_ALLOWED_NETWORKS)
+
+
+def rendered(accept: str) -> tuple[bytes, str]:
+    """Return this process's metrics and their content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
+def serve_telemetry(health: Health) -> None:
+    """Serve ``/metrics`` and ``/health`` on ``METRICS_PORT`` from a thread, if it is set.
+
+    Raise ImproperlyConfigured when the port cannot be had.
+    """
+    if not settings.METRICS_PORT:
+        return
+    where = (settings.METRICS_HOST, settings.METRICS_PORT)
+    handler = type("Telemetry", (_Handler,), {"health": staticmethod(health)})
+    try:
+        server = ThreadingHTTPServer(where, handler)
+    except OSError as exc:
+        raise ImproperlyConfigured(
+            f"METRICS_PORT: cannot listen on {where[0]}:{where[1]}: {exc.strerror}."
+        ) from exc
+    threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # A client that says nothing does not hold its thread for ever.
+    health: Health
+
+    def do_GET(self) -> None:  # The name that http.server wants.
+        """Answer."""
+        match self.path.partition("?")[0]:
+            case "/metrics" if self._may_scrape():
+                self._answer(200, *rendered(self.headers.get("Accept", "")))
+            case "/metrics":
+                self._answer(401, b"Metrics are for holders of METRICS_TOKEN.\n")
+            case "/health":
+                fault = self.health()
+                self._answer(503 if fault else 200, f"{fault or 'ok'}\n".encode())
+            case _:
+                self._answer(404, b"There are /metrics and /health.\n")
+
+    def _may_scrape(self) -> bool:
+        authorization = self.headers.get("Authorization", "")
+        is_forwarded = "X-Forwarded-For" in self.headers or "Forwarded" in self.headers
+        return may_scrape(self.client_address[0], authorization, is_forwarded)
+
+    def _answer(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: Prometheus asks every few seconds."""

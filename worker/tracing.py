@@ -1,0 +1,123 @@
+"""Traces by OpenTelemetry, across web and worker processes, when they are asked for.
+
+Off unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set; then nothing of OpenTelemetry is imported. A bell
+names no generation, so no header of a Celery message can carry a trace: the ``traceparent`` (W3C)
+travels in the request document.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextvars import ContextVar
+from typing import Any
+
+from django.conf import settings
+
+logger = logging.getLogger(__name__)
+
+_tracer: Any = None
+
+current: ContextVar[str] = ContextVar("traceparent", default="")
+"""The ``traceparent`` of the request that goes on here; empty without traces."""
+
+
+def start_tracing(role: str) -> None:
+    """Send the spans of this process to the collector, if there is one in the settings."""
+    global _tracer  # noqa: PLW0603  # One tracer for the process, as in OpenTelemetry itself.
+    endpoint = settings.OTEL_EXPORTER_OTLP_ENDPOINT
+    if not endpoint:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        logger.warning(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set but OpenTelemetry is not installed; no traces. "
+            "Install requirements-otel.lock."
+        )
+        return
+    name = settings.OTEL_SERVICE_NAME or f"inference-{role}"
+    attributes = {"service.name": name, "service.version": settings.VERSION}
+    provider = TracerProvider(resource=Resource.create(attributes))
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    _tracer = provider.get_tracer("inference_site")
+
+
+class Span:
+    """A span that goes on; without traces it does nothing. Times are Unix seconds."""
+
+    __slots__ = ("_span", "traceparent")
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+        self.traceparent = "" if span is None else _injected(span)
+
+    def set(self, **attributes: Any) -> None:
+        """Set attributes; a double underscore stands for a dot."""
+        if self._span is not None:
+            for name, value in attributes.items():
+                self._span.set_attribute(name.replace("__", "."), value)
+
+    def end(self, error: str = "", at_s: float | None = None) -> None:
+        """End it, as failed if there is an error."""
+        if self._span is None:
+            return
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end(None if at_s is None else _nanoseconds(at_s))
+
+
+def begin(
+    name: str,
+    sort: str = "internal",
+    parent: str = "",
+    at_s: float | None = None,
+    **attributes: Any,
+) -> Span:
+    """Begin a span. ``sort`` is ``internal``, ``server``, ``producer`` or ``consumer``.
+
+    ``parent`` is a ``traceparent``; empty or malformed, it begins a trace.
+    """
+    if _tracer is None:
+        return _NO_SPAN
+    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    context = TraceContextTextMapPropagator().extract({"traceparent": parent})
+    span = Span(
+        _tracer.start_span(
+            name,
+            context=context,
+            kind=SpanKind[sort.upper()],
+            start_time=_nanoseconds(time.time() if at_s is None else at_s),
+        )
+    )
+    span.set(**attributes)
+    return span
+
+
+def trace_id(traceparent: str) -> str:
+    """Return the id of the trace, as tools show it; empty without one."""
+    return traceparent.split("-")[1] if traceparent else ""
+
+
+def _injected(span: Any) -> str:
+    from opentelemetry.trace import set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
+    return carrier.get("traceparent", "")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+_NO_SPAN = Span()
