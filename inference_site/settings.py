@@ -237,13 +237,30 @@ METRICS_HOST = environment.text("METRICS_HOST", "127.0.0.1")
 OTEL_EXPORTER_OTLP_ENDPOINT = environment.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 OTEL_SERVICE_NAME = environment.text("OTEL_SERVICE_NAME")
 
+LOG_FORMAT = environment.choice("LOG_FORMAT", ("line", "json"))
+logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log then.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
+    "filters": {"facts": {"()": "worker.log_context.AddFacts"}},
     "formatters": {
-        "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
+        "line": {
+            "()": "worker.log_context.LineFormatter",
+            "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
+        },
+        "json": {
+            "()": "pythonjsonlogger.json.JsonFormatter",
+            "format": "%(asctime)s %(levelname)s %(name)s %(message)s",
+            "rename_fields": {"asctime": "time", "levelname": "level", "name": "logger"},
+        },
     },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": LOG_FORMAT,
+            "filters": ["facts"],
+        }
+    },
     "root": {"handlers": ["stderr"], "level": environment.text("LOG_LEVEL", "INFO")},
     "loggers": {
         "django.request": {"level": "ERROR"},

@@ -52,10 +52,11 @@ def cancel_waiting(generation_ids: Collection[str]) -> None:
     for generation in outliving:
         cancel_one_waiting(generation)
     rest = set(generation_ids) - {generation.public_id for generation in outliving}
+    known = {generation.public_id: generation for generation in waiting}
     for generation_id in Generation.objects.cancel_queued(rest):
-        drop_document(generation_id)
         if cancelled := known.get(generation_id):
             count_ended(cancelled.model, cancelled.kind, Status.CANCELLED)
+        drop_document(generation_id)
 
 
 def cancel_one_waiting(generation: Generation) -> bool:

@@ -80,8 +80,6 @@ def enqueue(
     errors pass through and nothing is accepted, except that a bell that cannot be rung is not an
     error: the row is committed, and upkeep rings later.
     """
-    unheard = _check_bound(order.model)
-    save_document(order.generation_id, document, follower, frames)
     note(generation_id=order.generation_id, model=order.model)
     span = begin(
         "enqueue", "producer", current.get(), model=order.model, generation_id=order.generation_id
@@ -99,6 +97,8 @@ def _enqueue(
     frames: Sequence[bytes],
     record: Callable[[], None] | None,
 ) -> None:
+    unheard = _check_bound(order.model)
+    save_document(order.generation_id, document, follower, frames)
     try:
         _commit(order, record)
     except BaseException:

@@ -22,13 +22,13 @@ from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
 from worker.event_log import frames_of, read_log
 from worker.generation import Delta, Finish, GenerationRequest, Usage
 from worker.hooks import HookContext, Hooks, hooks_for
-from worker.media.resolve import resolve_media
 from worker.log_context import logged_with
-from worker.models import Claim, Generation, Status, lent_connection
+from worker.media.resolve import resolve_media
 from worker.metrics import Meter
+from worker.models import Claim, Generation, Status, lent_connection
 from worker.publisher import StopReason, Stream
-from worker.truncation import run_truncating
 from worker.tracing import Span, begin
+from worker.truncation import run_truncating
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ class Run:
         self._unfinished = 1
         self._hooks: Hooks | None = None
         self._custom_calls: CustomCalls | None = None
-
         self._meter = Meter(claim.model, claim.attempt, claim.waited_s)
         self._span = Span()
+
     @property
     def cancelled(self) -> bool:
         """Whether the engine must stop now (see ``Sink``)."""
@@ -63,9 +63,9 @@ class Run:
             self._first_token_at = timezone.now()
         if isinstance(delta, Finish):
             self._unfinished -= 1
-        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
         else:
             self._meter.tick()
+        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
             self._pass_on(piece)
 
     def _pass_on(self, delta: Delta) -> None:
@@ -76,17 +76,17 @@ class Run:
 
     def drive(self, engine: Engine) -> None:
         """Run to the end, whatever it is: never raises, and leaves a terminal state."""
-        try:
         claim = self._claim
         with logged_with({"request_id": claim.request_id, "generation_id": claim.public_id}):
             self._drive(engine)
 
     def _drive(self, engine: Engine) -> None:
+        try:
             status, ending = self._generate(engine)
         except ShuttingDown as exc:
             if self._claim.may_restart and self._give_back():
-                return
                 self._span.end("given back")
+                return
             status, ending = Status.FAILED, self._told(exc)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
             self._log(exc)
@@ -107,10 +107,10 @@ class Run:
             return Ending((), 500, b"", error_code="server_error")
 
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
-        document, cancelled, frames = self._load()
         claimed_at_s = time.time()
-        self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
+        document, cancelled, frames = self._load()
         self._trace(document.traceparent, claimed_at_s)
+        self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
         self._prepare(document.request)
         self._begin(self._assembler, frames)
         self._document_store = document.store
@@ -139,7 +139,6 @@ class Run:
         if any(tool.is_custom for tool in request.tools):
             self._custom_calls = CustomCalls(request.tools)
 
-    def _begin(self, assembler: Assembler, frames: list[bytes]) -> None:
     def _trace(self, parent: str, claimed_at_s: float) -> None:
         """Begin the span of the run, after one that tells how long it has waited."""
         claim = self._claim
@@ -157,6 +156,7 @@ class Run:
             worker=claim.worker,
         )
 
+    def _begin(self, assembler: Assembler, frames: list[bytes]) -> None:
         """Go on after what was sent before."""
         opening: list[bytes] = []
         if frames:
@@ -219,11 +219,9 @@ class Run:
         if not held:
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             ending = self._told(WorkerLost())
+        self._account(status, ending, held)
         self._stream.close(ending)
 
-        self._account(status, ending, held)
-    def _commit(self, status: Status, ending: Ending) -> bool:
-        """Write the final row, and with it what is to be kept; False if it was taken away."""
     def _account(self, status: Status, ending: Ending, held: bool) -> None:
         """Count, log and trace the end; one that was taken away is counted by who took it."""
         usage, claim = self._usage, self._claim
@@ -237,6 +235,8 @@ class Run:
         self._span.set(**facts)
         self._span.end(ending.error_code)
 
+    def _commit(self, status: Status, ending: Ending) -> bool:
+        """Write the final row, and with it what is to be kept; False if it was taken away."""
         result, order, assembler = self._result(ending), self._document_store, self._assembler
         if assembler is None:
             return Generation.objects.finish(self._claim, status, **result)
