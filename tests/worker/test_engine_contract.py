@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from tests.upstream_server import llama_server
 from tests.waiting import wait_until
 from worker.catalog import DEMO_FILE
 from worker.engines.base import ContextLengthExceeded, Engine, InvalidRequest, ModelSpec
-from worker.engines.registry import load_engine
+from worker.engines.registry import ENGINES, load_engine
 from worker.generation import Finish, GenerationRequest, Message, Sampling, TextDelta, Usage
 
 CONTEXT_LENGTH = 256
@@ -39,6 +41,17 @@ def ask(text: str) -> GenerationRequest:
     return GenerationRequest("m", (Message("user", text),), Sampling(temperature=0, seed=1))
 
 
+def demo(engine: str, file: Path | None = DEMO_FILE, **options: Any) -> Case:
+    """The demo model on an engine."""
+    return Case(
+        ModelSpec("m", engine, file, slots=2, context_length=CONTEXT_LENGTH, options=options),
+        short="Hello",
+        endless=replace(ask("Tell me a story."), ignore_eos=True),
+        counting="Count from 1 to 20.",
+    )
+
+
+NO_THOUGHTS = {"enable_thinking": False}
 CASES = [
     Case(
         ModelSpec("m", "scripted", slots=2, context_length=CONTEXT_LENGTH),
@@ -46,45 +59,14 @@ CASES = [
         endless=ask(json.dumps([{"repeat": 1000, "steps": [{"text": "x "}, {"sleep_ms": 2}]}])),
         counting="1, 2, 3, 4, 5, 6, 7, 8",
     ),
-    Case(
-        ModelSpec(
-            "m",
-            "llama_cpp",
-            DEMO_FILE,
-            slots=2,
-            context_length=CONTEXT_LENGTH,
-            options={"chat_template_kwargs": {"enable_thinking": False}},
-        ),
-        short="Hello",
-        endless=replace(ask("Tell me a story."), ignore_eos=True),
-        counting="Count from 1 to 20.",
-    ),
-    Case(
-        ModelSpec(
-            "m",
-            "ctransformers",
-            DEMO_FILE,
-            slots=2,
-            context_length=CONTEXT_LENGTH,
-            options={"chat_template_kwargs": {"enable_thinking": False}},
-        ),
-        short="Hello",
-        endless=replace(ask("Tell me a story."), ignore_eos=True),
-        counting="Count from 1 to 20.",
-    ),
-    Case(
-        ModelSpec(
-            "m",
-            "openai_upstream",
-            slots=2,
-            context_length=CONTEXT_LENGTH,
-            options={"flavor": "llama_cpp"},
-        ),
-        short="Hello",
-        endless=replace(ask("Tell me a story."), ignore_eos=True),
-        counting="Count from 1 to 20.",
-    ),
+    demo("llama_cpp", chat_template_kwargs=NO_THOUGHTS),
+    demo("ctransformers", chat_template_kwargs=NO_THOUGHTS),
+    demo("openai_upstream", None, flavor="llama_cpp"),
 ]
+
+
+def test_every_engine_is_in_this_suite() -> None:
+    assert {case.spec.engine for case in CASES} == ENGINES.keys()
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.spec.engine)

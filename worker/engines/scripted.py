@@ -30,6 +30,7 @@ from worker.engines.base import (
     InvalidRequest,
     ModelSpec,
 )
+from worker.engines.stop_texts import StopTexts
 from worker.generation import (
     Delta,
     Finish,
@@ -110,10 +111,9 @@ class _Playback:
 
     def __init__(self, request: GenerationRequest, sink: Sink, prompt: int, limit: int) -> None:
         self._sink, self._limit, self._prompt = sink, limit, prompt
-        self._stop = request.stop
+        self._stops = StopTexts(request.stop)
         self._output = self._reasoning = self._calls = 0
         self._finish: FinishReason | None = None
-        self._held = ""
 
     def play(self, steps: Iterator[Step]) -> None:
         self._feed(self._usage())
@@ -124,8 +124,8 @@ class _Playback:
         if self._sink.cancelled:
             self._feed(self._usage())
             return
-        if self._held:
-            self._feed(TextDelta(self._held))
+        if held := self._stops.end():
+            self._feed(TextDelta(held))
         self._feed(Finish(self._finish or ("tool_calls" if self._calls else "stop")))
         self._feed(self._usage())
 
@@ -152,19 +152,10 @@ class _Playback:
             self._finish = "length"
 
     def _text(self, text: str) -> None:
-        text = self._held + text
-        cuts = [text.index(stop) for stop in self._stop if stop in text]
-        if cuts:
-            text, self._finish = text[: min(cuts)], "stop"
-        shown = len(text) if cuts else len(text) - self._half_a_stop(text)
-        self._held = text[shown:]
-        if shown:
-            self._feed(TextDelta(text[:shown]))
-
-    def _half_a_stop(self, text: str) -> int:
-        """Return how much of the end may be the beginning of a stop text."""
-        starts = (stop[:n] for stop in self._stop for n in range(1, len(stop)))
-        return max((len(start) for start in starts if text.endswith(start)), default=0)
+        if shown := self._stops.feed(text):
+            self._feed(TextDelta(shown))
+        if self._stops.found is not None:
+            self._finish = "stop"
 
     def _call(self, name: str, pieces: list[str]) -> None:
         call, self._calls = self._calls, self._calls + 1
