@@ -18,6 +18,7 @@ from typing import Any
 import redis.exceptions
 from pydantic import TypeAdapter
 
+from worker.metrics import LEASE_RENEWED
 from worker.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
@@ -147,6 +148,7 @@ class Lease:
                 )
                 pipeline.sadd(_INDEX, self._worker)
                 pipeline.execute()
+                LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:
                 logger.warning("lease: could not renew: %s", exc)
 

@@ -12,6 +12,8 @@ from celery import Celery, signals
 from worker.engines.base import ModelSpec
 from worker.queue import queue_name
 from worker.runtime import Runtime
+from worker.tracing import start_tracing
+from worker.vitals import watch_worker
 
 _runtime: Runtime | None = None
 
@@ -30,6 +32,8 @@ def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> i
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     runtime = _runtime = Runtime(specs)
+    watch_worker(runtime)
+    start_tracing("worker")
     runtime.start()
 
     @signals.worker_shutting_down.connect(weak=False)
@@ -51,6 +55,7 @@ def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> i
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
+        quiet=True,  # No banner among the lines of the log.
     )
     worker.start()
     runtime.stop()

@@ -1,91 +1,94 @@
-"""What a worker process holds: its engines, its publisher and its lease."""
+"""What a worker process holds: its models, its publisher and its lease."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 
 from django.conf import settings
 from django.db import DatabaseError
 from redis.exceptions import RedisError
 
-from worker.engines.base import Engine, ModelSpec
-from worker.engines.registry import load_engine
+from worker import fleet
+from worker.bells import ears
+from worker.catalog import catalog
+from worker.commands import Command, Listener, send
+from worker.engines.base import EngineLoadError, ModelSpec
 from worker.hooks import check_hooks
-from worker.leases import Lease, LiveWorker, ServedModel
+from worker.hosted import HostedModel
+from worker.leases import LEASE_S, Lease, LiveWorker, ModelState, live_view
+from worker.machine import devices, read_ahead
 from worker.models import Claim, Generation
-from worker.publisher import Publisher
+from worker.offshoots import Offshoots
+from worker.publisher import Publisher, StopReason, Stream
+from worker.queue import ring
 from worker.run import Run
 from worker.upkeep import give_up_orphans
 
 logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
-
-
-class LoadedModel:
-    """An engine and its slots."""
-
-    def __init__(self, spec: ModelSpec, engine: Engine) -> None:
-        self.spec, self.engine = spec, engine
-        self._free = threading.BoundedSemaphore(spec.slots)
-        self._busy = 0
-        self.missed_bell = False
-        """Whether a bell was heard while no slot was free; whoever frees one looks again."""
-
-    @property
-    def served(self) -> ServedModel:
-        """What the lease says of this model."""
-        return ServedModel(self.spec.id, self.spec.slots, self._busy)
-
-    @contextmanager
-    def slot(self) -> Iterator[bool]:
-        """Hold a slot if one is free; yield whether one is."""
-        if not self._free.acquire(blocking=False):
-            yield False
-            return
-        self._busy += 1
-        try:
-            yield True
-        finally:
-            self._busy -= 1
-            self._free.release()
+_STOPPING_S = 5.0
+_BUILDS_BYTES_PER_S = 200e6
+"""How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
+renewed: libraries keep the thread that does so from running."""
 
 
 class Runtime:
-    """One worker process. ``start`` before the first task, ``stop`` after the last."""
+    """One worker process. ``start`` before the first task, ``stop`` after the last.
 
-    def __init__(self, specs: list[ModelSpec]) -> None:
+    ``parent`` is the worker that started it as its offshoot, if one did.
+    """
+
+    def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._specs = specs
-        self._models: dict[str, LoadedModel] = {}
+        self._parent, self._started_at = parent, time.time()
+        self._models = {spec.id: HostedModel(spec, ears.opened) for spec in specs}
         self._publisher = Publisher()
-        self._lease = Lease(self.id, self._described)
-        self._draining = False
-        self._running: set[str] = set()
+        self._lease = Lease(self.id, self.describe)
+        self._listener = Listener(self.id, self.obey)
+        self._offshoots = Offshoots(self.id, self._fail)
+        self._is_up = self._is_draining = self._is_ending = False
+        self._running: dict[str, tuple[HostedModel, Stream]] = {}
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Load every model, then announce them.
+        """Announce the models and load them, one after the other.
 
-        Raise EngineLoadError for one that cannot load, and ImproperlyConfigured for a bad hook.
+        Raise EngineLoadError when none of them can be loaded, and ImproperlyConfigured for a bad
+        hook. A model that cannot be loaded beside others that can is announced as failed.
         """
         check_hooks()
-        for spec in self._specs:
-            self._models[spec.id] = LoadedModel(spec, load_engine(spec))
-            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
-        self._publisher.start()
         self._lease.start()
+        try:
+            self._load_all()
+        except EngineLoadError as exc:
+            self._lease.stop()
+            self._tell_parent(str(exc))
+            raise
+        self._publisher.start()
+        self._is_up = True
+        self._lease.renew()
+        self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+
+    def is_open(self, model: str) -> bool:
+        """Whether a generation of this model would be taken now."""
+        hosted = self._models.get(model)
+        return hosted is not None and hosted.is_open and not self._takes_nothing
+
+    @property
+    def _takes_nothing(self) -> bool:
+        return self._is_draining or self._is_ending
 
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
-        self._draining = True
+        self._is_ending = True
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
         timer.start()
@@ -93,10 +96,12 @@ class Runtime:
     def stop(self) -> None:
         """Send out what is left and give the lease back."""
         self._stopped.set()
+        self._listener.stop()
+        self._offshoots.stop(settings.DRAIN_TIMEOUT_S)
         self._publisher.stop()
         self._lease.stop()
         for model in self._models.values():
-            model.engine.close()
+            model.close()
 
     def serve(self, model_id: str) -> None:
         """Answer a bell: run waiting generations of the model until none waits or no slot is free.
@@ -112,27 +117,147 @@ class Runtime:
         while model.missed_bell:
             with model.slot() as free:
                 if not free:
+                    self._pass_on(model_id)
                     return
                 model.missed_bell = False
                 self._run_waiting(model)
 
-    def _run_waiting(self, model: LoadedModel) -> None:
-        while not self._draining:
+    def _pass_on(self, model: str) -> None:
+        """Leave a bell that came just as the last slot was taken to the others, if there are."""
+        if any(worker.id != self.id for worker in live_view.serving(model)):
+            ring(model)
+
+    def _run_waiting(self, model: HostedModel) -> None:
+        while model.state == ModelState.READY and not self._takes_nothing:
             claim = Generation.objects.claim(model.spec.id, self.id)
             if claim is None:
                 return
             self._run(model, claim)
 
-    def _described(self) -> LiveWorker:
-        models = tuple(model.served for model in self._models.values())
-        return LiveWorker(self.id, models, is_draining=self._draining)
-
-    def _run(self, model: LoadedModel, claim: Claim) -> None:
-        self._running.add(claim.public_id)
+    def _run(self, model: HostedModel, claim: Claim) -> None:
+        stream = self._publisher.open(claim.public_id)
+        self._running[claim.public_id] = model, stream
         try:
-            Run(claim, self._publisher.open(claim.public_id)).drive(model.engine)
+            Run(claim, stream).drive(model.engine)
         finally:
-            self._running.discard(claim.public_id)
+            self._running.pop(claim.public_id)
+
+    def obey(self, command: Command) -> None:
+        """Do what an operator wants; the lease says what came of it."""
+        match command.do:
+            case "load":
+                self._load_beside(command.model)
+            case "unload":
+                threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
+            case "failed":
+                self._fail(command.model, command.reason)
+            case "drain":
+                self._is_draining = True
+            case "resume":
+                self._is_draining = False
+                for model in self._models:
+                    ears.opened(model)
+        self._lease.renew()
+
+    def describe(self) -> LiveWorker:
+        """Return what the lease says."""
+        models = [model.served for model in self._models.values()]
+        return LiveWorker(
+            self.id,
+            tuple(models),
+            host=socket.gethostname(),
+            started_at=self._started_at,
+            is_draining=self._takes_nothing,
+            devices=devices(),
+            loadable=self._loadable(),
+            parent=self._parent,
+        )
+
+    def _loadable(self) -> tuple[str, ...]:
+        """Return which other models of the catalogue this host has the files of."""
+        if self._parent or not self._is_up or self._takes_nothing:
+            return ()
+        failed = {id_ for id_, m in self._models.items() if m.state == ModelState.FAILED}
+        taken = (self._models.keys() - failed) | self._offshoots.models
+        specs = catalog().models.values()
+        return tuple(
+            spec.id
+            for spec in specs
+            if spec.id not in taken and (spec.file is None or spec.file.is_file())
+        )
+
+    def _load_all(self) -> None:
+        reasons = []
+        for model in self._models.values():
+            try:
+                self._load(model)
+            except EngineLoadError as exc:
+                logger.error("%s", exc)  # noqa: TRY400  # It says all there is to say.
+                reasons.append(str(exc))
+        if reasons and len(reasons) == len(self._models):
+            raise EngineLoadError("\n".join(reasons))
+
+    def _load(self, model: HostedModel) -> None:
+        spec = model.spec
+        fleet.answered(spec.id)
+        if spec.file is not None:
+            for model.progress in read_ahead(spec.file):
+                pass
+        size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
+        self._lease.renew(LEASE_S + round(size / _BUILDS_BYTES_PER_S))
+        try:
+            model.load()
+        finally:
+            self._lease.renew(LEASE_S)
+        logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+
+    def _load_beside(self, model: str) -> None:
+        """Load a model in a process of its own."""
+        spec = catalog().find(model)
+        if spec is None or spec.id not in self._loadable():
+            logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
+            return
+        self._models.pop(spec.id, None)  # It failed before.
+        self._offshoots.start(spec.id)
+
+    def _unload(self, model_id: str) -> None:
+        """Drop a model; the process of an offshoot ends with it."""
+        model = self._models.get(model_id)
+        if model is None:
+            return
+        if self._parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if not model.drain(settings.DRAIN_TIMEOUT_S):
+            self._stop_runs(model)
+        if not model.drain(_STOPPING_S):
+            logger.error("model %s is not dropped: what runs on it does not stop", model_id)
+            return
+        self._models.pop(model_id, None)
+        model.close()
+        self._lease.renew()
+        logger.info("dropped model %s", model_id)
+
+    def _stop_runs(self, model: HostedModel) -> None:
+        for runs_on, stream in list(self._running.values()):
+            if runs_on is model:
+                stream.stop(StopReason.SHUTDOWN)
+
+    def _fail(self, model_id: str, reason: str) -> None:
+        """Announce that an offshoot could not load its model, or has died with it."""
+        known, spec = self._models.get(model_id), catalog().find(model_id)
+        if spec is None or (known is not None and known.state != ModelState.FAILED):
+            return
+        if known is None:
+            model = self._models[model_id] = HostedModel(spec)
+            model.fail(reason)
+            self._lease.renew()
+
+    def _tell_parent(self, reason: str) -> None:
+        if not self._parent:
+            return
+        for model in self._models:
+            send(self._parent, Command("failed", model, reason))
 
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""

@@ -13,6 +13,7 @@ from celery.beat import EmbeddedService
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.celery import app
+from worker.vitals import watch_upkeep
 
 
 class Command(BaseCommand):
@@ -28,6 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--loglevel", default="INFO")
 
     def handle(self, *_: Any, loglevel: str, **__: Any) -> None:
+        watch_upkeep()
         clock: Any = EmbeddedService(app, thread=True)
         clock.start()
         threading.Thread(target=_end_with, args=(clock,), daemon=True).start()
@@ -39,6 +41,7 @@ class Command(BaseCommand):
             without_gossip=True,
             without_mingle=True,
             without_heartbeat=True,
+            quiet=True,  # No banner among the lines of the log.
         )
         worker.start()
         clock.stop()
