@@ -13,6 +13,7 @@ import django_stubs_ext
 
 from inference_site import VERSION as VERSION
 from inference_site import environment
+from inference_site.console import theme
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -39,7 +40,9 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]  # SECURE_SSL_REDIRECT: see above.
 # --- Applications --------------------------------------------------------------------------------
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "inference_site.console.apps.ConsoleConfig",  # Before the theme: it has templates of its own.
+    "unfold.apps.BasicAppConfig",
+    "inference_site.console.apps.SiteAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -66,6 +69,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "inference_site.console.policy.ContentPolicy",
 ]
 
 ROOT_URLCONF = "inference_site.urls"
@@ -85,6 +89,22 @@ TEMPLATES = [
         },
     },
 ]
+
+# Nothing from elsewhere, nothing written into the page; looser for some: console/policy.py.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    }
+}
+UNFOLD = theme.UNFOLD  # The admin's theme.
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},

@@ -6,12 +6,13 @@ from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
+from unfold.admin import TabularInline
 
 from responses_api.models import Conversation, Item, StoredResponse
-from worker.admin import ReadOnlyAdmin
+from worker.admin.keyset import KeysetAdmin
 
 
-class ItemInline(admin.TabularInline[Item, StoredResponse]):
+class ItemInline(TabularInline):
     """The items of a response."""
 
     model = Item
@@ -28,7 +29,7 @@ class ItemInline(admin.TabularInline[Item, StoredResponse]):
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(ReadOnlyAdmin[StoredResponse]):
+class StoredResponseAdmin(KeysetAdmin):
     """Responses with their items."""
 
     list_display = ("public_id", "created_at", "project", "model", "status", "background")
@@ -41,7 +42,7 @@ class StoredResponseAdmin(ReadOnlyAdmin[StoredResponse]):
 
 
 @admin.register(Conversation)
-class ConversationAdmin(ReadOnlyAdmin[Conversation]):
+class ConversationAdmin(KeysetAdmin):
     """Conversations."""
 
     list_display = ("public_id", "created_at", "project", "metadata", "next_position")

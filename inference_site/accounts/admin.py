@@ -1,40 +1,86 @@
-"""Admin of projects and API keys."""
+"""Admin of projects, API keys and budgets."""
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from inference_site.accounts.keys import issue_key, revoke_key
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.keys import issue_key, revoke_key, rotate_key
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+
+_OVERLAP = dt.timedelta(days=1)
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
-@admin.register(Project)
-class ProjectAdmin(admin.ModelAdmin[Project]):
-    """Projects are deactivated, never deleted: their generations are the usage log."""
+class UndeletedAdmin(ModelAdmin):
+    """Admin of what the usage log points to: it is put out of use, never deleted."""
 
-    list_display = ("name", "is_active", "created_at")
-    list_filter = ("is_active",)
-    search_fields = ("name",)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Project | None = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
 
-@admin.register(ApiKey)
-class ApiKeyAdmin(admin.ModelAdmin[ApiKey]):
-    """A key is shown once, when it is made; later only its prefix. It is revoked, not deleted."""
+class BudgetInline(TabularInline):
+    """The budgets of a project."""
 
-    list_display = ("name", "shown_prefix", "project", "created_at", "revoked_at")
+    model = Budget
+    extra = 0
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Offer the keys of the project only."""
+        if db_field.name == "api_key" and request.resolver_match is not None:
+            project = request.resolver_match.kwargs.get("object_id")
+            kwargs["queryset"] = ApiKey.objects.filter(project=project)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+
+@admin.register(Project)
+class ProjectAdmin(UndeletedAdmin):
+    """Tenants, their limits and their budgets."""
+
+    list_display = ("name", "is_active", *_LIMITS, "created_at")
+    list_filter = ("is_active",)
+    search_fields = ("name",)
+    fieldsets = (
+        (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
+        ("Limits of all its keys together", {"fields": _LIMITS}),
+    )
+    inlines = (BudgetInline,)
+
+
+class ApiKeyForm(forms.ModelForm[ApiKey]):
+    """The form of a key: what it opens is ticked."""
+
+    scopes = forms.MultipleChoiceField(
+        choices=Scope.choices, required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget
+    )
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(UndeletedAdmin):
+    """A key is shown once, when it is made or rotated; later only its prefix."""
+
+    form = ApiKeyForm
+    list_display = ("name", "shown_prefix", "project", "last_used_at", "expires_at", "revoked_at")
     list_filter = (("revoked_at", admin.EmptyFieldListFilter), "project")
     list_select_related = ("project",)
     search_fields = ("name", "prefix")
-    fields = ("project", "name", "shown_prefix", "created_at", "revoked_at")
-    readonly_fields = ("shown_prefix", "created_at", "revoked_at")
-    actions = ("revoke",)
+    fieldsets = (
+        (None, {"fields": ("project", "name", "shown_prefix")}),
+        ("What it opens", {"fields": ("scopes", "allowed_models", "expires_at")}),
+        ("Limits", {"fields": _LIMITS}),
+        ("Times", {"fields": ("created_at", "last_used_at", "revoked_at")}),
+    )
+    readonly_fields = ("shown_prefix", "created_at", "last_used_at", "revoked_at")
+    actions = ("rotate", "revoke")
 
     @admin.display(description="key", ordering="prefix")
     def shown_prefix(self, record: ApiKey) -> str:
@@ -44,10 +90,7 @@ class ApiKeyAdmin(admin.ModelAdmin[ApiKey]):
         """A key keeps its project: its generations were accounted there."""
         return (*self.readonly_fields, "project") if obj else self.readonly_fields
 
-    def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
-        return False
-
-    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Make the key on the first save, and show its secret once."""
         if change:
             super().save_model(request, obj, form, change)
@@ -55,9 +98,49 @@ class ApiKeyAdmin(admin.ModelAdmin[ApiKey]):
         secret = issue_key(obj)
         messages.warning(request, f"Copy the key now; it is not shown again: {secret}")
 
+    @admin.action(
+        description="Rotate: a new secret, the old one is good for a day more",
+        permissions=["change"],
+    )
+    def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
+        """Give the keys new secrets, and show each once."""
+        for record in queryset.filter(revoked_at=None):
+            secret = rotate_key(record, _OVERLAP)
+            self.log_change(request, record, "Rotated.")
+            text = f"{record.name}: copy the key now; it is not shown again: {secret}"
+            messages.warning(request, text)
+
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
         """Refuse the keys from now on."""
         for record in queryset:
             revoke_key(record)
+            self.log_change(request, record, "Revoked.")
         messages.success(request, "Revoked; other web processes follow within 5 seconds.")
+
+
+@admin.register(Budget)
+class BudgetAdmin(ModelAdmin):
+    """What may be used in a day or a month, and what has been."""
+
+    list_display = ("project", "api_key", "unit", "every", "amount", "spent")
+    list_filter = ("project", "unit", "every")
+    list_select_related = ("project", "api_key")
+    autocomplete_fields = ("project", "api_key")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
+        """Read what was spent this month in one query for all."""
+        month = BudgetSpend.objects.filter(start__gte=_today().replace(day=1))
+        found: QuerySet[Budget] = super().get_queryset(request)
+        return found.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
+
+    @admin.display(description="spent now")
+    def spent(self, budget: Any) -> str:
+        today = _today()
+        start = today if budget.every == Budget.Every.DAY else today.replace(day=1)
+        spent = sum((s.spent for s in budget.spends_now if s.start == start), Decimal(0))
+        return f"{spent.normalize():f}"
+
+
+def _today() -> dt.date:
+    return timezone.now().date()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
-from inference_site.accounts.keys import find_caller
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.keys import create_key, find_caller
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from tests.generations import create_generation
+from worker.admin import keyset
 from worker.models import Generation, Status
 
 Key = tuple[ApiKey, str]
@@ -119,11 +121,71 @@ def test_the_list_takes_as_many_queries_for_fifty_rows_as_for_one(
 
 
 def test_a_long_list_has_pages_and_each_shows_its_rows(admin: Client, api_key: Key) -> None:
-    rows = [finished(api_key[0]) for _ in range(60)]
-    first, second = page(admin.get(GENERATIONS)), page(admin.get(f"{GENERATIONS}?p=2"))
-    oldest, newest = rows[:10], rows[10:]
-    assert all(is_listed(row, first) and not is_listed(row, second) for row in newest)
-    assert all(is_listed(row, second) and not is_listed(row, first) for row in oldest)
+    rows = [finished(api_key[0]) for _ in range(120)]
+    expected = [rows[70:], rows[20:70], rows[:20]]
+    addresses = [GENERATIONS]
+    shown: list[str] = []
+    while len(shown) < len(addresses):
+        shown.append(page(admin.get(addresses[-1])))
+        if older := link(shown[-1], "next"):
+            addresses.append(f"{GENERATIONS}{older}")
+    for part, text in zip(expected, shown, strict=True):
+        assert [row for row in rows if is_listed(row, text)] == part
+    newer = link(shown[2], "prev")
+    assert newer is not None
+    assert listed(rows, page(admin.get(f"{GENERATIONS}{newer}"))) == expected[1]
+    assert link(shown[0], "prev") is None
+
+
+def listed(rows: list[Generation], text: str) -> list[Generation]:
+    return [row for row in rows if is_listed(row, text)]
+
+
+def link(text: str, rel: str) -> str | None:
+    found = re.search(rf'<a rel="{rel}" href="([^"]*)"', text)
+    return html.unescape(found.group(1)) if found else None
+
+
+def test_a_page_keeps_the_filters(admin: Client, api_key: Key) -> None:
+    failed = [finished(api_key[0], status=Status.FAILED) for _ in range(55)]
+    for _ in range(55):
+        finished(api_key[0])
+    older = link(page(admin.get(GENERATIONS, {"status__exact": "failed"})), "next")
+    assert older is not None
+    assert listed(failed, page(admin.get(f"{GENERATIONS}{older}"))) == failed[:5]
+
+
+def test_a_list_goes_back_as_far_as_asked(admin: Client, api_key: Key) -> None:
+    old = finished(api_key[0], created_at=timezone.now() - timedelta(days=2))
+    young = finished(api_key[0])
+    assert listed([old, young], page(admin.get(GENERATIONS, {"since": "24h"}))) == [young]
+    assert listed([old, young], page(admin.get(GENERATIONS, {"since": "7d"}))) == [old, young]
+
+
+def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
+    admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyset, "_WINDOW", 10)
+    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    rare = finished(api_key[0], status=Status.FAILED)
+    for _ in range(15):
+        finished(api_key[0])
+    address, pages = f"{GENERATIONS}?status__exact=failed", 0
+    while not is_listed(rare, text := page(admin.get(address))):
+        older, pages = link(text, "next"), pages + 1
+        assert older is not None, "the row was not found"
+        assert "Look further back" in text
+        assert pages < 10
+        address = f"{GENERATIONS}{older}"
+
+
+def test_the_keys_of_the_chosen_project_are_a_filter(admin: Client, api_key: Key) -> None:
+    record, _ = api_key
+    second, _ = create_key(record.project, "second")
+    first_row, second_row = finished(record), finished(second)
+    assert "second" in page(admin.get(GENERATIONS, {"project__id__exact": record.project_id}))
+    shown = page(admin.get(GENERATIONS, {"api_key": second.pk}))
+    assert listed([first_row, second_row], shown) == [second_row]
 
 
 def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_key: Key) -> None:
@@ -206,10 +268,62 @@ def test_projects_and_keys_are_never_deleted(admin: Client, api_key: Key, kind: 
     assert "delete_selected" not in page(admin.get(path))
 
 
+NO_BUDGETS = {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
+
+
 def test_a_project_is_made_and_deactivated(admin: Client) -> None:
-    admin.post(f"{PROJECTS}add/", {"name": "new", "is_active": "on", "_save": "Save"})
+    admin.post(f"{PROJECTS}add/", {"name": "new", "is_active": "on", "_save": "Save", **NO_BUDGETS})
     project = Project.objects.get(name="new")
     assert project.is_active
-    admin.post(f"{PROJECTS}{project.pk}/change/", {"name": "new", "_save": "Save"})
+    admin.post(f"{PROJECTS}{project.pk}/change/", {"name": "new", "_save": "Save", **NO_BUDGETS})
     project.refresh_from_db()
     assert not project.is_active
+
+
+def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> None:
+    form = {
+        "name": project.name,
+        "is_active": "on",
+        "requests_per_minute": "60",
+        "budgets-TOTAL_FORMS": "1",
+        "budgets-INITIAL_FORMS": "0",
+        "budgets-0-unit": "tokens",
+        "budgets-0-every": "day",
+        "budgets-0-amount": "1000",
+        "_save": "Save",
+    }
+    assert admin.post(f"{PROJECTS}{project.pk}/change/", form).status_code == 302
+    project.refresh_from_db()
+    assert project.requests_per_minute == 60
+    budget = Budget.objects.get(project=project)
+    now = timezone.now().date()
+    BudgetSpend.objects.create(budget=budget, start=now, spent=250)
+    BudgetSpend.objects.create(budget=budget, start=now - timedelta(days=1), spent=900)
+    shown = page(admin.get("/admin/accounts/budget/"))
+    assert ">250<" in shown
+    assert ">900<" not in shown
+
+
+def test_a_key_opens_what_is_ticked(admin: Client, project: Project) -> None:
+    form = {"project": project.pk, "name": "reader", "scopes": ["usage:read"], "_save": "Save"}
+    admin.post(f"{KEYS}add/", form)
+    assert ApiKey.objects.get(name="reader").scopes == ["usage:read"]
+
+
+def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_a_day(
+    admin: Client, api_key: Key
+) -> None:
+    record, old = api_key
+    form = {"action": "rotate", "_selected_action": [record.pk]}
+    shown = page(admin.post(KEYS, form, follow=True))
+    (new,) = re.findall(r"sk-[A-Za-z0-9_-]{40,}", shown)
+    assert new != old
+    assert find_caller(new) == find_caller(old)
+
+
+def test_what_an_admin_did_is_in_the_audit_log(admin: Client, api_key: Key) -> None:
+    admin.post(KEYS, {"action": "revoke", "_selected_action": [api_key[0].pk]})
+    shown = page(admin.get("/admin/admin/logentry/"))
+    assert "Revoked." in shown
+    assert "admin" in shown
+    assert admin.get("/admin/admin/logentry/add/").status_code == 403

@@ -1,0 +1,63 @@
+"""Admin of who may use the admin, and of what they did there."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.admin import GroupAdmin, UserAdmin
+from django.contrib.auth.models import Group, User
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from unfold.admin import ModelAdmin
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from worker.admin.keyset import KeysetAdmin
+
+admin.site.unregister(User)
+admin.site.unregister(Group)
+
+
+@admin.register(User)
+class StaffAdmin(UserAdmin[User], ModelAdmin):  # type: ignore[misc]  # The theme types its own.
+    """Who may log in."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+
+
+@admin.register(Group)
+class RoleAdmin(GroupAdmin, ModelAdmin):  # type: ignore[misc]  # As above.
+    """Permissions that several users have."""
+
+
+@admin.register(LogEntry)
+class AuditAdmin(KeysetAdmin):
+    """What was done in the admin, by whom; nobody changes it."""
+
+    list_display = ("time", "user", "action", "content_type", "what", "change")
+    list_filter = ("action_flag", "user")
+    list_select_related = ("user", "content_type")
+    search_fields = ("object_id__exact",)
+    search_help_text = "The number of the object"
+
+    @admin.display(description="time (UTC)")
+    def time(self, entry: LogEntry) -> str:
+        return f"{entry.action_time:%Y-%m-%d %H:%M:%S}"
+
+    @admin.display(description="action")
+    def action(self, entry: LogEntry) -> str:
+        return entry.get_action_flag_display()
+
+    @admin.display(description="what")
+    def what(self, entry: LogEntry) -> SafeString | str:
+        address = None if entry.is_deletion() else entry.get_admin_url()
+        return (
+            format_html('<a href="{}">{}</a>', address, entry.object_repr)
+            if address
+            else (entry.object_repr)
+        )
+
+    @admin.display(description="change")
+    def change(self, entry: LogEntry) -> str:
+        return entry.get_change_message()

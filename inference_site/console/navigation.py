@@ -1,0 +1,63 @@
+"""The links beside every page of the admin, those that a user may follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.templatetags.static import static
+from django.urls import reverse
+
+_MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    (
+        "Requests",
+        (
+            ("Responses", "chat", "responses_api.storedresponse"),
+            ("Conversations", "forum", "responses_api.conversation"),
+            ("Chat completions", "sms", "completions.storedcompletion"),
+            ("Generations", "receipt_long", "worker.generation"),
+        ),
+    ),
+    (
+        "Access",
+        (
+            ("Projects", "workspaces", "accounts.project"),
+            ("API keys", "key", "accounts.apikey"),
+            ("Budgets", "savings", "accounts.budget"),
+            ("Users", "person", "auth.user"),
+            ("Groups", "group", "auth.group"),
+            ("Audit log", "history", "admin.logentry"),
+        ),
+    ),
+)
+
+
+def favicon(_: HttpRequest) -> str:
+    """Return the address of the site's icon."""
+    return static("console/favicon.svg")
+
+
+def navigation(request: HttpRequest) -> list[dict[str, Any]]:
+    """Return the groups of links; a group without links is left out by the theme."""
+    operation = [
+        _link("Usage", "monitoring", reverse("admin:index"), shown=True),
+    ]
+    groups: list[dict[str, Any]] = [{"items": operation}]
+    for title, models in _MODELS:
+        groups.append({"title": title, "items": [_to_list(request, *model) for model in models]})
+    return groups
+
+
+def _link(title: str, icon: str, address: str, *, shown: bool) -> dict[str, Any]:
+    return {"title": title, "icon": icon, "link": address, "permission": lambda _: shown}
+
+
+def _to_list(request: HttpRequest, title: str, icon: str, name: str) -> dict[str, Any]:
+    app, model = name.split(".")
+    address = reverse(f"admin:{app}_{model}_changelist")
+    return _link(title, icon, address, shown=request.user.has_perm(f"{app}.view_{model}"))
+
+
+def stylesheet(_: HttpRequest) -> str:
+    """Return the address of what the console adds to the theme."""
+    return static("console/admin.css")

@@ -1,0 +1,165 @@
+"""One stack and one browser for all tests of this folder; pages that fail on any complaint."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from tests.served_stack import ROOT, ServedStack, served_stack
+
+IMAGES = ROOT / "docs" / "images"
+WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_SERIOUS = ("serious", "critical")
+
+
+def find_chromium() -> str | None:
+    """Where a Chromium is: ``CHROMIUM``, or one of the usual names."""
+    found = (shutil.which(name) for name in _NAMES)
+    return os.environ.get("CHROMIUM") or next(filter(None, found), None)
+
+
+@pytest.fixture(scope="package")
+def chromium() -> str:
+    """The browser's program; without one the tests are skipped, unless one is required."""
+    path = find_chromium()
+    if path is None and os.environ.get("REQUIRE_BROWSER") != "1":
+        pytest.skip("no Chromium was found: install one, or name it in CHROMIUM")
+    assert path is not None, "REQUIRE_BROWSER=1, and no Chromium was found"
+    return path
+
+
+@pytest.fixture(scope="package")
+def stack(chromium: str) -> Iterator[ServedStack]:
+    """The whole product, running."""
+    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def client(stack: ServedStack) -> openai.OpenAI:
+    """The official client."""
+    return stack.client()
+
+
+# Not for the session: while it lives, Django takes this thread for an event loop's.
+@pytest.fixture(scope="package")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A headless Chromium."""
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="package")
+def password(stack: ServedStack) -> str:
+    """The password of the user ``admin``, as the first run prints it."""
+    found = re.search(r"user: admin +password: (\S+)", stack.text())
+    assert found, stack.text()
+    return found.group(1)
+
+
+@pytest.fixture(scope="package")
+def cookies(stack: ServedStack, browser: Browser, password: str) -> Any:
+    """What a browser keeps after the login."""
+    context = browser.new_context(base_url=stack.url)
+    page = context.new_page()
+    page.goto("/admin/")
+    page.get_by_label("Username").fill("admin")
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{stack.url}/admin/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+class Watch:
+    """What a browser complains of, and where its requests go."""
+
+    def __init__(self, context: BrowserContext, host: str) -> None:
+        self.complaints: list[str] = []
+        self._host = host
+        context.on("console", self._console)
+        context.on("weberror", lambda error: self.complaints.append(f"error: {error.error}"))
+        context.on("request", lambda request: self._request(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"console: {message.text}")
+
+    def _request(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob") and parts.netloc != self._host:
+            self.complaints.append(f"request to {url}")
+
+
+@pytest.fixture
+def open_page(
+    stack: ServedStack, browser: Browser, cookies: Any
+) -> Iterator[Callable[..., Page]]:
+    """Opens a page of an operator who is logged in. What the browsers complain of fails the test.
+
+    The arguments are a width and a colour scheme.
+    """
+    opened: list[tuple[BrowserContext, Watch]] = []
+
+    def make(width: str = "desktop", scheme: Any = "light", state: Any = cookies) -> Page:
+        w, h = WIDTHS[width]
+        context = browser.new_context(
+            base_url=stack.url,
+            viewport={"width": w, "height": h},
+            color_scheme=scheme,
+            storage_state=state,
+            reduced_motion="reduce",
+        )
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.set_default_timeout(15_000)
+        opened.append((context, Watch(context, urlsplit(stack.url).netloc)))
+        return context.new_page()
+
+    yield make
+    for context, _ in opened:
+        context.close()
+    assert [complaint for _, watch in opened for complaint in watch.complaints] == []
+
+
+@pytest.fixture(params=list(WIDTHS))
+def page(request: pytest.FixtureRequest, open_page: Callable[..., Page]) -> Page:
+    """A page at each width."""
+    found: Page = open_page(request.param)
+    return found
+
+
+def faults(page: Page) -> list[str]:
+    """The accessibility faults that axe-core calls serious or worse, and where they are."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{fault['id']}: {node['html'][:200]}"
+        for fault in found
+        if fault["impact"] in _SERIOUS
+        for node in fault["nodes"]
+    ]
+
+
+def assert_fits(page: Page) -> None:
+    """The page is not wider than the window."""
+    width = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert width <= 0, f"{page.url} is {width} pixels too wide"
+
+
+def keep_screenshot(page: Page, name: str) -> None:
+    """Write a picture for the documentation, when ``WRITE_SCREENSHOTS=1`` asks for them."""
+    if os.environ.get("WRITE_SCREENSHOTS") == "1":
+        page.screenshot(path=Path(IMAGES / f"{name}.png"))
