@@ -75,6 +75,17 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
     return request
 
 
+QueryT = TypeVar("QueryT", bound=BaseModel)
+
+
+def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
+    """Return a query as its model. Raise InvalidRequestError naming the first bad parameter."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        raise _invalid(exc.errors(include_url=False), values) from exc
+
+
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
     # Of the branches of a union, the one that got furthest into the body is what was meant.
     error = max(errors, key=lambda e: len(_path(e, body)))

@@ -78,6 +78,7 @@ class Migration(migrations.Migration):
                 ('unit', models.CharField(choices=[('tokens', 'tokens'), ('cost', 'money')], max_length=8)),
                 ('every', models.CharField(choices=[('day', 'day'), ('month', 'month')], max_length=8)),
                 ('amount', models.DecimalField(decimal_places=9, max_digits=20, validators=[django.core.validators.MinValueValidator(Decimal('0'))])),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('api_key', models.ForeignKey(blank=True, help_text='Empty: all keys of the project together.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='budgets', to='accounts.apikey', verbose_name='API key')),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='budgets', to='accounts.project')),
             ],

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 from django.core.validators import MinValueValidator
 from django.db import models
+from django.utils import timezone
 
 from inference_site.accounts.models.tenants import ApiKey, Project
 
@@ -36,6 +37,7 @@ class Budget(models.Model):
     amount = models.DecimalField(
         max_digits=20, decimal_places=9, validators=[MinValueValidator(Decimal(0))]
     )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         constraints = [

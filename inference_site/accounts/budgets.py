@@ -1,0 +1,92 @@
+"""Reserving of budgets: before a generation is accepted, what it may use is held back.
+
+When it has ended, accounting replaces what was held back by what was used. So however many
+requests come at once, what they use together exceeds a budget by less than what is in flight.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.db.models import F, Q
+
+from inference_site.accounts.models import Budget, BudgetSpend
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a generation may come to use."""
+
+    tokens: int
+    cost: Decimal
+
+    def of(self, unit: str) -> Decimal:
+        """Return the part that a budget of this unit holds back."""
+        return self.cost if unit == Budget.Unit.COST else Decimal(self.tokens)
+
+
+class BudgetExhausted(Exception):
+    """A budget has no room; ``retry_after_s`` is when its next period begins."""
+
+    def __init__(self, budget: Budget, retry_after_s: int) -> None:
+        super().__init__(f"the budget of {budget}")
+        self.budget, self.retry_after_s = budget, retry_after_s
+
+
+def period_start(every: str, now: dt.datetime) -> dt.date:
+    """Return the first day of the period that ``now`` lies in."""
+    today = now.astimezone(dt.UTC).date()
+    return today if every == Budget.Every.DAY else today.replace(day=1)
+
+
+def period_end(every: str, now: dt.datetime) -> dt.datetime:
+    """Return when the next period begins."""
+    start = period_start(every, now)
+    days = 1 if every == Budget.Every.DAY else 31
+    after = period_start(every, dt.datetime.combine(start, dt.time(), dt.UTC) + dt.timedelta(days))
+    return dt.datetime.combine(after, dt.time(), dt.UTC)
+
+
+def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.datetime) -> None:
+    """Hold the estimate back in every budget of the key and the project, or in none.
+
+    Runs in the transaction in which the generation is accepted. Raise BudgetExhausted when one has
+    no room. A budget from which nothing is held back, and of which something is left, takes any
+    estimate: else what is larger than the rest could never run.
+    """
+    drawn_on = Q(api_key=None) | Q(api_key=api_key_id)
+    budgets = Budget.objects.filter(drawn_on, project=project_id)
+    starts = {budget.pk: (budget, period_start(budget.every, now)) for budget in budgets}
+    if not starts:
+        return
+    BudgetSpend.objects.bulk_create(
+        [BudgetSpend(budget_id=pk, start=start) for pk, (_, start) in starts.items()],
+        ignore_conflicts=True,
+    )
+    wanted = [Q(budget=pk, start=start) for pk, (_, start) in starts.items()]
+    spends = BudgetSpend.objects.filter(_any(wanted)).order_by("id").select_for_update()
+    for spend in spends:
+        budget, _ = starts[spend.budget_id]
+        if not _has_room(budget, spend, estimate):
+            left = period_end(budget.every, now) - now
+            raise BudgetExhausted(budget, max(1, round(left.total_seconds())))
+    for unit in Budget.Unit.values:
+        of_unit = [spend.pk for spend in spends if starts[spend.budget_id][0].unit == unit]
+        BudgetSpend.objects.filter(pk__in=of_unit).update(
+            reserved=F("reserved") + estimate.of(unit)
+        )
+
+
+def _any(conditions: list[Q]) -> Q:
+    found = Q()
+    for condition in conditions:
+        found |= condition
+    return found
+
+
+def _has_room(budget: Budget, spend: BudgetSpend, estimate: Estimate) -> bool:
+    if not spend.reserved and spend.spent < budget.amount:
+        return True
+    return spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount

@@ -1,0 +1,42 @@
+"""Histograms of latencies and speeds: they add up over time, keys and models; percentiles do not.
+
+Bucket ``b`` holds the values from ``√2^b`` up to ``√2^(b+1)``: a percentile read from it is off by
+less than a fifth either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+LEAST = 0.01
+"""Values below count as this: a hundredth of a millisecond, or of a token per second."""
+
+
+def bucket_sql(value: str) -> str:
+    """Return the SQL of the bucket of a value, given as an SQL expression."""
+    return f"floor(2 * ln(greatest({value}, {LEAST})::float) / ln(2::float))::smallint"
+
+
+def bucket_of(value: float) -> int:
+    """Return the bucket of a value."""
+    return math.floor(2 * math.log2(max(value, LEAST)))
+
+
+def percentile(counts: Mapping[int, int], share: float) -> float | None:
+    """Return the value below which this share (0…1) of the counted ones lie; None for none.
+
+    Inside a bucket the values are taken to be spread evenly on a logarithmic scale.
+    """
+    total = sum(counts.values())
+    if not total:
+        return None
+    wanted = share * total
+    passed = 0
+    for bucket in sorted(counts):
+        count = counts[bucket]
+        if passed + count >= wanted:
+            part = (wanted - passed) / count if count else 0.0
+            return float(2 ** ((bucket + part) / 2))
+        passed += count
+    return float(2 ** ((max(counts) + 1) / 2))

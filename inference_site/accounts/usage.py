@@ -1,0 +1,144 @@
+"""Reading usage: sums and percentiles by bucket of time, from the roll-ups alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import QuerySet, Sum
+
+from inference_site.accounts.histograms import percentile
+from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
+from inference_site.accounts.models.rollups import Rollup
+
+LENGTH = {
+    Period.MINUTE: dt.timedelta(minutes=1),
+    Period.HOUR: dt.timedelta(hours=1),
+    Period.DAY: dt.timedelta(days=1),
+}
+"""How long the bucket of each period is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Sums over generations that ended; the units are those of ``UsageRollup``."""
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    cost: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is asked for: whole buckets of one period, from ``start`` up to before ``end``.
+
+    ``projects``, ``api_keys`` (primary keys) and ``models`` (ids) narrow it; None is all.
+    """
+
+    period: Period
+    start: dt.datetime
+    end: dt.datetime
+    projects: Sequence[int] | None = None
+    api_keys: Sequence[int] | None = None
+    models: Sequence[str] | None = None
+
+    def starts(self) -> Iterator[dt.datetime]:
+        """Yield the start of each bucket, in order."""
+        start = floor(self.start, self.period)
+        while start < self.end:
+            yield start
+            start += LENGTH[self.period]
+
+
+def floor(moment: dt.datetime, period: Period) -> dt.datetime:
+    """Return the start of the bucket that a moment lies in."""
+    utc = moment.astimezone(dt.UTC).replace(second=0, microsecond=0)
+    if period == Period.MINUTE:
+        return utc
+    return utc.replace(minute=0) if period == Period.HOUR else utc.replace(hour=0, minute=0)
+
+
+GroupKey = tuple[Any, ...]
+
+
+def usage_by(span: Span, *group_by: str) -> dict[tuple[dt.datetime, GroupKey], Usage]:
+    """Return the usage of each bucket and group; buckets without any are left out.
+
+    ``group_by`` are some of ``project_id``, ``api_key_id``, ``model``; a group is their values.
+    """
+    rows = _rows(UsageRollup, span).values("start", *group_by).order_by("start", *group_by)
+    summed = rows.annotate(**{f"sum_{field.name}": Sum(field.name) for field in fields(Usage)})
+    return {
+        (row["start"], tuple(row[name] for name in group_by)): Usage(
+            **{field.name: row[f"sum_{field.name}"] for field in fields(Usage)}
+        )
+        for row in summed
+    }
+
+
+def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
+    """Return the usage of each group over the whole span."""
+    rows = _rows(UsageRollup, span).values(*group_by).order_by(*group_by)
+    summed = rows.annotate(**{f"sum_{field.name}": Sum(field.name) for field in fields(Usage)})
+    return {
+        tuple(row[name] for name in group_by): Usage(
+            **{field.name: row[f"sum_{field.name}"] for field in fields(Usage)}
+        )
+        for row in summed
+    }
+
+
+def percentiles(
+    span: Span, measure: LatencyRollup.Measure, shares: Sequence[float]
+) -> dict[dt.datetime, list[float]]:
+    """Return the percentiles of a measure in each bucket that has any, in the order of ``shares``.
+
+    Milliseconds, or tokens per second (``LatencyRollup.Measure``).
+    """
+    rows = _rows(LatencyRollup, span).filter(measure=measure)
+    counts: dict[dt.datetime, dict[int, int]] = defaultdict(dict)
+    for start, bucket, count in (
+        rows.values_list("start", "bucket").annotate(Sum("count")).order_by("start", "bucket")
+    ):
+        counts[start][bucket] = count
+    return {start: _percentiles(found, shares) for start, found in counts.items()}
+
+
+def total_percentiles(
+    span: Span, measure: LatencyRollup.Measure, shares: Sequence[float]
+) -> list[float]:
+    """Return the percentiles over the whole span; none where nothing was measured."""
+    rows = _rows(LatencyRollup, span).filter(measure=measure)
+    counts = dict(rows.values_list("bucket").annotate(Sum("count")).order_by("bucket"))
+    return _percentiles(counts, shares)
+
+
+def _percentiles(counts: dict[int, int], shares: Sequence[float]) -> list[float]:
+    found = [percentile(counts, share) for share in shares]
+    return [value for value in found if value is not None]
+
+
+def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
+    rows: QuerySet[Any] = rollup._default_manager.filter(
+        period=span.period, start__gte=floor(span.start, span.period), start__lt=span.end
+    )
+    if span.projects is not None:
+        rows = rows.filter(project__in=span.projects)
+    if span.api_keys is not None:
+        rows = rows.filter(api_key__in=span.api_keys)
+    if span.models is not None:
+        rows = rows.filter(model__in=span.models)
+    return rows

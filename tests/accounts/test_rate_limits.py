@@ -1,0 +1,140 @@
+"""Rate limits, on a real Redis: what is counted, given back, corrected and told."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis.exceptions
+
+from inference_site.accounts import rate_limits
+from inference_site.accounts.accounting import Accounted
+from inference_site.accounts.keys import Caller, Limits
+from inference_site.accounts.models import ApiKey
+from inference_site.accounts.rate_limits import RateLimited, Window, correct, give_back, hit
+from worker.redis_clients import site_client
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    for name in site_client().scan_iter("limit*"):
+        site_client().delete(name)
+
+
+def caller(key: Limits = Limits(), project: Limits = Limits()) -> Caller:  # noqa: B008  # Frozen.
+    return Caller(1, 2, key_limits=key, project_limits=project)
+
+
+def remaining(windows: list[Window]) -> list[int]:
+    return [window.remaining for window in windows]
+
+
+def test_requests_are_counted_up_to_the_limit() -> None:
+    one = caller(Limits(requests_per_minute=3))
+    assert [remaining(hit(one, 0)) for _ in range(3)] == [[2], [1], [0]]
+    with pytest.raises(RateLimited, match="3 requests a minute of this key") as caught:
+        hit(one, 0)
+    assert 0 < caught.value.window.reset_s <= 60
+
+
+def test_the_project_holds_back_all_its_keys() -> None:
+    limits = Limits(requests_per_minute=2)
+    hit(Caller(1, 2, project_limits=limits), 0)
+    hit(Caller(9, 2, project_limits=limits), 0)
+    with pytest.raises(RateLimited, match="of this project"):
+        hit(Caller(3, 2, project_limits=limits), 0)
+    hit(Caller(1, 4, project_limits=limits), 0)
+
+
+def test_tokens_are_counted_and_a_refusal_takes_none() -> None:
+    one = caller(Limits(tokens_per_minute=100))
+    assert remaining(hit(one, 60)) == [40]
+    with pytest.raises(RateLimited, match="100 tokens a minute"):
+        hit(one, 41)
+    assert remaining(hit(one, 40)) == [0]
+
+
+def test_a_request_larger_than_the_limit_needs_all_of_it() -> None:
+    one = caller(Limits(tokens_per_minute=100))
+    assert remaining(hit(one, 5000)) == [0]
+
+
+def test_what_is_given_back_is_there_again() -> None:
+    one = caller(Limits(2, 100), Limits(2, 100))
+    hit(one, 30)
+    give_back(one, 30)
+    assert remaining(hit(one, 100)) == [1, 0, 1, 0]
+
+
+def used(key: ApiKey, reserved: int, tokens: int, age_s: float = 1) -> Accounted:
+    created = dt.datetime.fromtimestamp(time.time() - age_s, dt.UTC)
+    return Accounted(key.project_id, key.pk, created, reserved, tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "age_s", "left"),
+    [
+        (10, 1, 89),  # Less than the 50 that were estimated.
+        (80, 1, 19),  # More.
+        (10, 61, 49),  # What was estimated has left the window by itself.
+        (80, 61, 19),  # What was used beyond it has not.
+    ],
+)
+def test_the_estimate_is_corrected_by_what_was_used(
+    api_key: Key, tokens: int, age_s: float, left: int
+) -> None:
+    key = api_key[0]
+    ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
+    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    hit(one, 50)
+    correct([used(key, 50, tokens, age_s)], time.time())
+    assert remaining(hit(one, 1)) == [left]
+
+
+def test_the_headers_tell_of_the_window_with_the_least_left() -> None:
+    windows = [
+        Window("requests", 10, 5, 59.2),
+        Window("tokens", 1000, 10, 0.25),
+        Window("requests", 100, 3, 12),
+    ]
+    assert rate_limits.headers(windows) == {
+        "x-ratelimit-limit-requests": "100",
+        "x-ratelimit-remaining-requests": "3",
+        "x-ratelimit-reset-requests": "12s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "10",
+        "x-ratelimit-reset-tokens": "250ms",
+    }
+    assert rate_limits.headers([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0ms"), (0.0004, "1ms"), (1, "1s"), (59.01, "1m0s"), (90, "1m30s")]
+)
+def test_durations_are_written_as_the_api_does(seconds: float, text: str) -> None:
+    assert rate_limits.duration(seconds) == text
+
+
+@pytest.fixture
+def no_redis(settings: Any) -> Iterator[None]:
+    settings.RATE_LIMIT_URL = "redis://127.0.0.1:1/0"
+    rate_limits._limiter.cache_clear()
+    yield
+    rate_limits._limiter.cache_clear()
+
+
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_requests_pass_or_fail_as_configured(settings: Any) -> None:
+    one = caller(Limits(requests_per_minute=1))
+    settings.RATE_LIMITS_FAIL_OPEN = True
+    assert hit(one, 0) == []
+    settings.RATE_LIMITS_FAIL_OPEN = False
+    with pytest.raises(redis.exceptions.ConnectionError):
+        hit(one, 0)
+    give_back(one, 0)
