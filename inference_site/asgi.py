@@ -11,13 +11,14 @@ from django.core.asgi import get_asgi_application
 
 _django: Any = get_asgi_application()
 
-from inference_site.http.relay import Receive, Relay, Send  # noqa: E402  # Needs Django set up.
+from inference_site.http.access import accounted  # noqa: E402  # Needs Django set up.
+from inference_site.http.relay import Receive, Relay, Send  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
 _relay = Relay()
 
 
-async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Route by protocol and path."""
     if scope["type"] == "websocket":
         await websockets(scope, receive, send)
@@ -25,5 +26,9 @@ async def application(scope: dict[str, Any], receive: Receive, send: Send) -> No
     if scope["type"] != "http":
         raise ValueError(f"Unsupported protocol: {scope['type']}")
     path: str = scope["path"]
-    is_api = path == "/v1" or path.startswith(("/v1/", "/health"))
+    is_api = path == "/v1" or path.startswith(("/v1/", "/health", "/metrics"))
     await (_relay if is_api else _django)(scope, receive, send)
+
+
+application = accounted(_route)
+"""What the server runs."""

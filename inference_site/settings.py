@@ -11,12 +11,12 @@ from pathlib import Path
 
 import django_stubs_ext
 
-from inference_site import VERSION as VERSION
 from inference_site import environment
 from inference_site.console import theme
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
+VERSION = "0.1.0"  # As in pyproject.toml.
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(environment.text("DATA_DIR", str(BASE_DIR / "var"))).resolve()
 

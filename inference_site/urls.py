@@ -6,6 +6,7 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from inference_site.http.health import HealthView, ReadyView
+from inference_site.http.metrics import metrics
 from inference_site.http.openapi import OpenApiView
 
 urlpatterns = [
@@ -14,6 +15,7 @@ urlpatterns = [
     path("v1/", include("inference_site.http.usage.urls")),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
+    path("metrics", metrics),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
+from prometheus_client import Counter
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -31,6 +32,12 @@ from worker.event_log import follow, request_cancel
 from worker.models import Generation, Status
 
 _CANCEL_WAIT_S = 10.0
+
+_REATTACHED = Counter(
+    "inference_reader_attachments",
+    "Readers that came to the stream of a response after it was made.",
+    ["source"],
+)
 
 
 class ResponsesView(ApiView):
@@ -115,6 +122,7 @@ def _stream(request: Request, stored: StoredResponse, after: int) -> HttpRespons
     except BaseException:
         hub.leave(follower)
         raise
+    _REATTACHED.labels("compacted" if is_compacted else "log").inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
     response = hand_off(request._request, handoff)
     if is_compacted:

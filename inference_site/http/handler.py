@@ -11,6 +11,8 @@ import io
 import re
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core import signals
@@ -20,6 +22,9 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 
+from inference_site.accounts.keys import Caller
+from inference_site.http.access import SCOPE_KEY as access_key
+from inference_site.http.access import Access
 from inference_site.http.errors import (
     ApiError,
     InvalidRequestError,
@@ -27,6 +32,8 @@ from inference_site.http.errors import (
     api_error,
     log_error,
 )
+from worker.log_context import logged_with
+from worker.tracing import current
 
 _WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -55,14 +62,18 @@ class ApiHandler(BaseHandler):
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
-        response = _with_common_headers(self._answer(request), request_id, started)
-        response.close()  # Sends request_finished, which gives the database connection back.
+        with _noted(scope, request, request_id):
+            response = _with_common_headers(self._answer(request), request_id, started)
+            response.close()  # Sends request_finished, which gives the database connection back.
         return response
 
     def refuse(self, scope: dict[str, Any], error: ApiError, started: float) -> HttpResponseBase:
         """Answer a request that reaches no view; ``started`` is of the monotonic clock."""
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        return _with_common_headers(error_response(error), _request_id(given), started)
+        request_id = _request_id(given)
+        if access := scope.get(access_key):
+            access.facts["request_id"] = request_id
+        return _with_common_headers(error_response(error), request_id, started)
 
     def _answer(self, request: HttpRequest) -> HttpResponseBase:
         set_script_prefix("/")
@@ -76,6 +87,25 @@ class ApiHandler(BaseHandler):
             log_error(request, exc, error)
             return error_response(error)
         return response
+
+
+@contextmanager
+def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iterator[None]:
+    """Have the log, and what is enqueued, know which request goes on here."""
+    access: Access | None = scope.get(access_key)
+    facts = {} if access is None else access.facts
+    facts["request_id"] = request_id
+    token = current.set("" if access is None else access.span.traceparent)
+    try:
+        with logged_with(facts):
+            yield
+    finally:
+        current.reset(token)
+    if request.resolver_match is not None:
+        facts["route"] = request.resolver_match.route
+    caller = getattr(request, "user", None)
+    if isinstance(caller, Caller):
+        facts |= {"project": caller.project_id, "api_key": caller.api_key_id}
 
 
 def error_response(error: ApiError) -> HttpResponse:

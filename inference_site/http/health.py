@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Literal
+from typing import Any, Literal
 
 import psycopg
 import redis
@@ -75,14 +75,18 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
     }
 
 
-def _check_postgres() -> str:
-    """Use a connection of its own: the pool's may hang with the server."""
+def own_connection() -> psycopg.Connection[Any]:
+    """Connect to PostgreSQL apart from the pool, whose connections may hang with the server."""
     parameters = connection.get_connection_params()
     parameters.pop("pool", None)
-    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
     parameters.pop("context", None)
+    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
+    return psycopg.connect(**parameters)
+
+
+def _check_postgres() -> str:
     try:
-        with psycopg.connect(**parameters) as own:
+        with own_connection() as own:
             own.execute("SELECT 1")
     except psycopg.Error as exc:
         return f"{type(exc).__name__}: not reachable"

@@ -19,6 +19,7 @@ import redis.exceptions
 from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
+from prometheus_client import Counter
 
 from inference_site.http.errors import UnavailableError
 from worker.assembly import Ending
@@ -31,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
+_LOG_READS = Counter(
+    "inference_log_reads",
+    "Looks of a reader into the event log, because frames were missing or nothing came.",
+    ["reason"],
+)
+_ATTEND_S = 0.5
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 
@@ -133,6 +140,10 @@ class Hub:
         with self._lock:
             return list(self._followers.get(generation_id, ()))
 
+    def followed(self) -> int:
+        """Return how many readers there are here. For any thread."""
+        return len(self._all_readers())
+
     def _all_readers(self) -> list[Follower]:
         with self._lock:
             return [f for followers in self._followers.values() for f in followers]
@@ -217,6 +228,7 @@ class Hub:
             batch = Batch.unpack(payload) if payload else None
             behind += [f for f in followers if batch is None or not f.offer(batch)]
         if behind:
+            _LOG_READS.labels("gap").inc(len(behind))
             await self._catch_up(behind)
 
     async def _watch(self) -> None:
@@ -229,6 +241,7 @@ class Hub:
             ]
             if not silent:
                 continue
+            _LOG_READS.labels("silence").inc(len(silent))
             try:
                 await self._catch_up(silent)
                 await self._end_vanished([f for f in silent if now - f.heard_at > _VANISHED_S])
@@ -253,10 +266,9 @@ class Hub:
     async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
         wanted = [(reader.generation_id, reader.next_number) for reader in readers]
         found = await self._logs[shard].read_many(wanted)
-        for reader, batches in zip(readers, found, strict=True):
-            for batch in batches:
-                if not reader.offer(batch):
-                    reader.offer(_vanished(reader.next_number))
+        followed = zip(readers, found, strict=True)
+        torn = [reader for reader, batches in followed if not all(map(reader.offer, batches))]
+        _end_lost(torn, await _kinds_of(torn))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
@@ -290,10 +302,12 @@ def _cancel_queued(ids: set[str]) -> None:
         cancel_waiting(ids)
 
 
-def _terminal_ids(ids: set[str]) -> set[str]:
-    with lent_connection():
-        over = Generation.objects.filter(public_id__in=ids, status__in=TERMINAL)
-        return set(over.values_list("public_id", flat=True))
+async def _kinds_of(followers: Sequence[Follower], **states: object) -> dict[str, str]:
+    """Return the kinds of the generations that are followed, of those in these states."""
+    ids = {follower.generation_id for follower in followers}
+    if not ids:
+        return {}
+    return await sync_to_async(_kinds, thread_sensitive=False)(ids, states)
 
 
 def _vanished(number: int) -> Batch:

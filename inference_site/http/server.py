@@ -8,6 +8,10 @@ from daphne import http_protocol
 from daphne.cli import CommandLineInterface
 from django.conf import settings
 
+from inference_site.http import metrics
+from worker.tracing import start_tracing
+
+_APPLICATION = "inference_site.asgi:application"
 _GIVE_UP_AT = 8
 """A body this many times over the limit is not read to its end; the connection is closed."""
 
@@ -39,6 +43,9 @@ class BoundedRequest(http_protocol.WebRequest):  # type: ignore[misc]  # Twisted
 def run_server(host: str, port: int) -> Any:
     """Serve until stopped; return the exit status."""
     http_protocol.WebRequest = BoundedRequest
+    metrics.register()
+    start_tracing("web")
     return CommandLineInterface().run(
-        ["-b", host, "-p", str(port), "--no-server-name", "inference_site.asgi:application"]
+        # -v 0: no access log of Daphne's; inference_site/http/access.py has one.
+        ["-b", host, "-p", str(port), "-v", "0", "--no-server-name", _APPLICATION]
     )
