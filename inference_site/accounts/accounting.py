@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import connection, transaction
 
@@ -58,7 +59,7 @@ WHERE id = ANY(%(ids)s)
 GROUP BY period, {START}, project_id, api_key_id, model
 ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
 SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
-"""
+"""  # noqa: S608  # Put together from constants, as all of them here.
 
 
 def _milliseconds(start: str, end: str) -> str:
@@ -81,7 +82,7 @@ FROM worker_generation, {MEASURES}, {PERIODS}
 WHERE id = ANY(%(ids)s) AND value IS NOT NULL
 GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
-"""  # noqa: S608  # Put together from constants.
+"""  # noqa: S608
 
 # In order of their ids, as those who reserve lock them too: nobody waits in a ring.
 _LOCK_SPENDS = """
@@ -98,22 +99,22 @@ DRAWS_ON = """
 """
 """Which budgets a generation draws on."""
 
-_SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
+SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
 
 _OPEN_SPENDS = f"""
 INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
-SELECT DISTINCT budget.id, {_SPEND_START}, 0, 0
+SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
 FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
 WHERE generation.id = ANY(%(ids)s)
 ON CONFLICT DO NOTHING
-"""  # noqa: S608  # As above.
+"""  # noqa: S608
 
 # A budget that is younger than the generation holds nothing back for it.
 _SETTLE = f"""
 UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
 FROM (
-    SELECT budget.id AS budget_id, {_SPEND_START} AS start, sum({USED}) AS amount,
+    SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
         coalesce(sum(CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END)
             FILTER (WHERE generation.created_at >= budget.created_at), 0) AS held
     FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
@@ -121,7 +122,7 @@ FROM (
     GROUP BY 1, 2
 ) used
 WHERE spend.budget_id = used.budget_id AND spend.start = used.start
-"""  # noqa: S608  # As above.
+"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +136,18 @@ class Accounted:
     used_tokens: int
 
 
+def hold_lock(cursor: Any) -> None:
+    """Hold the lock of accounting to the end of this transaction."""
+    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+
+
 _STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _LOCK_SPENDS, _OPEN_SPENDS, _SETTLE, _MARK)
 
 
 def account(most: int = _MOST) -> list[Accounted]:
     """Account at most so many of the generations that ended; return them."""
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        hold_lock(cursor)
         cursor.execute(_TAKE, [most])
         ids = {"ids": [id_ for (id_,) in cursor.fetchall()]}
         if not ids["ids"]:

@@ -1,0 +1,62 @@
+"""``manage.py usage [--check | --rebuild]``: what was used; whether it adds up; making it so."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from inference_site.accounts import reconciliation
+from inference_site.accounts.accounting import account
+from inference_site.accounts.models import Period
+from inference_site.accounts.usage import Span, usage_by
+from inference_site.accounts.usage_csv import usage_rows
+
+_MOST_DAYS = 3660
+
+
+class Command(BaseCommand):
+    """Prints CSV, one line for each day, project, key and model."""
+
+    help = "Print what was used by day, project, key and model; or check that it all adds up."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--days", type=int, default=30, help="how many days back (30)")
+        parser.add_argument(
+            "--check",
+            action="store_true",
+            help="compare roll-ups and budgets with the usage log; fail if they differ",
+        )
+        parser.add_argument(
+            "--rebuild", action="store_true", help="write roll-ups and budgets anew from the log"
+        )
+
+    def handle(self, *_: Any, days: int, check: bool, rebuild: bool, **__: Any) -> None:
+        if not 0 < days <= _MOST_DAYS:
+            raise CommandError(f"--days must be from 1 to {_MOST_DAYS}.")
+        while account():
+            pass
+        if rebuild:
+            reconciliation.rebuild()
+            self.stderr.write("Roll-ups and budgets were written anew.")
+        if check:
+            self._check()
+        if not check and not rebuild:
+            self._print(days)
+
+    def _check(self) -> None:
+        found = reconciliation.differences()
+        for difference in found:
+            self.stdout.write(str(difference))
+        if found:
+            raise CommandError(f"{len(found)} counters do not add up; --rebuild makes them.")
+        self.stdout.write("Roll-ups and budgets add up to the usage log.")
+
+    def _print(self, days: int) -> None:
+        now = timezone.now()
+        span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
+        writer = csv.writer(self.stdout)
+        writer.writerows(usage_rows(usage_by(span, "project_id", "api_key_id", "model")))
