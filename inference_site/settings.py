@@ -203,6 +203,12 @@ EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
 ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
+# How long a turn waits for the worker that has its conversation in memory; 0: it does not.
+AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
+# Whether a request has its model loaded, and how long it waits for that.
+LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
+LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
+USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
 SAMPLING = environment.mapping("SAMPLING")
 # What images of requests may take, and where they are fetched from: worker/media/.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)

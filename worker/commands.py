@@ -6,6 +6,7 @@ It is heard at most once; the state that the worker announces says what came of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -27,10 +28,14 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Load or unload a model; take no new work, or take it again."""
+    """Load or unload a model; take no new work, or take it again.
 
-    do: Literal["load", "unload", "drain", "resume"]
+    ``failed`` is what an offshoot tells its parent: that a model could not be loaded, and why.
+    """
+
+    do: Literal["load", "unload", "failed", "drain", "resume"]
     model: str = ""
+    reason: str = ""
 
 
 def _key(worker: str) -> str:
@@ -60,6 +65,13 @@ class Listener:
     def stop(self) -> None:
         """Stop listening; the command that is being obeyed is the last."""
         self._ended.set()
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(redis.exceptions.RedisError):
+            site_client().lpush(self._key, b"")  # Wakes it.
+        self._thread.join(_WAIT_S)
+        with contextlib.suppress(redis.exceptions.RedisError):
+            site_client().delete(self._key)
 
     def _main(self) -> None:
         while not self._ended.is_set():
@@ -69,7 +81,7 @@ class Listener:
                 logger.warning("commands: %s", exc)
                 self._ended.wait(_RETRY_S)
                 continue
-            if heard is not None:
+            if heard is not None and not self._ended.is_set():
                 self._take(heard[1])
 
     def _take(self, message: bytes) -> None:

@@ -48,6 +48,8 @@ WHERE id = (
         WHERE status = 'running' AND model = %(model)s GROUP BY project_id
     ) share ON share.project_id = waiting.project_id
     WHERE waiting.status = 'queued' AND waiting.model = %(model)s
+          AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
+               OR waiting.preferred_until <= clock_timestamp())
     ORDER BY waiting.service_class, coalesce(share.runs, 0), waiting.created_at
     LIMIT 1
     FOR UPDATE OF waiting SKIP LOCKED
@@ -96,8 +98,9 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
     def claim(self, model: str, worker: str) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
-        Best: service class, then the project with the fewest running, then age. Two workers never
-        take the same row, and none waits for the other.
+        Best: service class, then the project with the fewest running, then age. One that prefers
+        another worker is left to that until its time. Two workers never take the same row, and
+        none waits for the other.
         """
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, {"model": model, "worker": worker})

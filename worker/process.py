@@ -9,8 +9,10 @@ from typing import Any
 
 from celery import Celery, signals
 
+from worker.bells import ears, own_queue, queue_name
 from worker.engines.base import ModelSpec
-from worker.queue import queue_name
+from worker.offshoots import end_with_parent
+from worker.queue import drop_bells_of, ring
 from worker.runtime import Runtime
 from worker.tracing import start_tracing
 from worker.vitals import watch_worker
@@ -25,32 +27,35 @@ def current_runtime() -> Runtime:
     return _runtime
 
 
-def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> int:
+def run_worker(
+    app: Celery, specs: list[ModelSpec], loglevel: str = "INFO", parent: str = ""
+) -> int:
     """Serve these models until stopped; return the exit status. Raise EngineLoadError.
 
-    SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end.
+    SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end. While
+    the models are loaded it ends it at once. ``parent`` is the worker whose offshoot this is.
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
-    runtime = _runtime = Runtime(specs)
+    _default_signals()
+    runtime = _runtime = Runtime(specs, parent)
     watch_worker(runtime)
     start_tracing("worker")
     runtime.start()
+    if parent:
+        end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ears.attach(runtime.is_open, lambda model: ring(model, runtime.id))
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
         runtime.drain()
 
-    @signals.worker_init.connect(weak=False)
-    def on_init(**_: Any) -> None:
-        # llama.cpp installed C handlers of its own while loading; Celery sets its own after this.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-
+    # Celery installs its own handlers over those that libraries installed while loading.
+    signals.worker_init.connect(_default_signals, weak=False)
     worker = app.Worker(
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
-        concurrency=sum(spec.slots for spec in specs),
-        queues=[queue_name(spec.id) for spec in specs],
+        concurrency=max(1, sum(spec.slots for spec in specs)),
+        queues=[own_queue(runtime.id), *(queue_name(spec.id) for spec in specs)],
         loglevel=loglevel,
         without_gossip=True,
         without_mingle=True,
@@ -59,4 +64,11 @@ def run_worker(app: Celery, specs: list[ModelSpec], loglevel: str = "INFO") -> i
     )
     worker.start()
     runtime.stop()
+    drop_bells_of(runtime.id)
     return int(worker.exitcode or 0)
+
+
+def _default_signals(**_: Any) -> None:
+    """End the process at a signal, even while a library keeps Python from running."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)

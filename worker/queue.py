@@ -20,8 +20,9 @@ from celery import current_app
 from django.conf import settings
 from django.db import transaction
 
+from worker.affinity import Preference, later, preference
 from worker.assembly import Document
-from worker.bells import QUEUE_PREFIX
+from worker.bells import own_queue, own_queue_keys, queue_name
 from worker.documents import drop_document, save_document
 from worker.errors import QueueFull
 from worker.log_context import note
@@ -52,16 +53,15 @@ class Enqueue:
     end_user: str = ""
     background: bool = False
     ignored_params: list[str] = field(default_factory=list)
+    reserved_tokens: int = 0
+    reserved_cost: Decimal = Decimal(0)
+    continues: str = ""
+    """The generation whose prefix it has; its worker is preferred."""
 
 
 def new_id(prefix: str) -> str:
     """Return a fresh public id: the prefix and 32 random characters, nothing of the time."""
     return f"{prefix}{secrets.token_hex(16)}"
-
-
-def queue_name(model: str) -> str:
-    """Return the Celery queue of this model's bells."""
-    return f"{QUEUE_PREFIX}{model}"
 
 
 def enqueue(
@@ -98,27 +98,35 @@ def _enqueue(
     record: Callable[[], None] | None,
 ) -> None:
     unheard = _check_bound(order.model)
+    preferred = preference(order.model, order.continues)
     save_document(order.generation_id, document, follower, frames)
     try:
-        _commit(order, record)
+        _commit(order, preferred, record)
     except BaseException:
         with contextlib.suppress(redis.exceptions.RedisError):
             drop_document(order.generation_id)
         raise
     if unheard < ENOUGH_BELLS:
-        ring(order.model)
+        _ring_preferred(order.model, preferred)
 
 
-def _commit(order: Enqueue, record: Callable[[], None] | None) -> None:
+def _ring_preferred(model: str, preferred: Preference) -> None:
+    """Ring for the worker that is preferred, and later for all: it may be busy, or dead."""
+    ring(model, preferred.worker)
+    if preferred.worker:
+        later.call(settings.AFFINITY_WAIT_MS / 1000, lambda: ring(model))
+
+
+def _commit(order: Enqueue, preferred: Preference, record: Callable[[], None] | None) -> None:
     if record is None:
-        _create_row(order)
+        _create_row(order, preferred)
         return
     with transaction.atomic():
-        _create_row(order)
+        _create_row(order, preferred)
         record()
 
 
-def _create_row(order: Enqueue) -> None:
+def _create_row(order: Enqueue, preferred: Preference) -> None:
     Generation.objects.create(
         public_id=order.generation_id,
         kind=order.kind,
@@ -131,17 +139,30 @@ def _create_row(order: Enqueue) -> None:
         background=order.background,
         end_user=order.end_user,
         ignored_params=order.ignored_params,
+        preferred_worker=preferred.worker,
+        preferred_until=preferred.until,
+        reserved_tokens=order.reserved_tokens,
+        reserved_cost=order.reserved_cost,
     )
 
 
-def ring(model: str) -> None:
-    """Tell the workers of this model that a generation waits. A broker that is down is no error."""
+def ring(model: str, worker: str = "") -> None:
+    """Tell the workers of this model, or only this one, that a generation waits.
+
+    A broker that is down is no error.
+    """
+    queue = own_queue(worker) if worker else queue_name(model)
     try:
         current_app.send_task(
             GENERATE_TASK, args=(model,), queue=queue_name(model), ignore_result=True, retry=False
         )
     except kombu.exceptions.OperationalError as exc:
         logger.warning("queue: could not ring for %s: %s", model, exc)
+
+
+def drop_bells_of(worker: str) -> None:
+    """Drop the bells for a worker that is gone."""
+    broker_client().delete(*own_queue_keys(worker))
 
 
 def bells(model: str) -> int:

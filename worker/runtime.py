@@ -50,7 +50,7 @@ class Runtime:
         self._parent, self._started_at = parent, time.time()
         self._models = {spec.id: HostedModel(spec, ears.opened) for spec in specs}
         self._publisher = Publisher()
-        self._lease = Lease(self.id, self.describe)
+        self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
         self._offshoots = Offshoots(self.id, self._fail)
         self._is_up = self._is_draining = self._is_ending = False
@@ -76,6 +76,11 @@ class Runtime:
         self._lease.renew()
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest frame waits that is not in the event log, in seconds."""
+        return self._publisher.lag_s
 
     def is_open(self, model: str) -> bool:
         """Whether a generation of this model would be taken now."""
@@ -159,7 +164,7 @@ class Runtime:
                     ears.opened(model)
         self._lease.renew()
 
-    def describe(self) -> LiveWorker:
+    def described(self) -> LiveWorker:
         """Return what the lease says."""
         models = [model.served for model in self._models.values()]
         return LiveWorker(
@@ -192,7 +197,7 @@ class Runtime:
             try:
                 self._load(model)
             except EngineLoadError as exc:
-                logger.error("%s", exc)  # noqa: TRY400  # It says all there is to say.
+                logger.error("%s", exc)  # It says all there is to say.
                 reasons.append(str(exc))
         if reasons and len(reasons) == len(self._models):
             raise EngineLoadError("\n".join(reasons))

@@ -23,8 +23,15 @@ from django.utils import timezone
 from worker.endings import end_in_place
 from worker.errors import QueueTimeout, WorkerLost
 from worker.leases import is_alive, prune
-from worker.models import MAX_ATTEMPTS, Generation, ServiceClass, Status, lent_connection
-from worker.queue import ENOUGH_BELLS, bells, ring
+from worker.models import (
+    MAX_ATTEMPTS,
+    TERMINAL,
+    Generation,
+    ServiceClass,
+    Status,
+    lent_connection,
+)
+from worker.queue import ENOUGH_BELLS, bells, drop_bells_of, ring
 from worker.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
@@ -43,7 +50,7 @@ def tend() -> None:
     give_up_abandoned()
     expire_waiting()
     ring_unheard()
-    prune()
+    drop_gone()
 
 
 def give_up_abandoned() -> None:
@@ -118,3 +125,9 @@ def _is_dead(worker: str) -> bool:
 def _redis_time(client: Any) -> tuple[int, int]:
     time: tuple[int, int] = client.time()
     return time
+def drop_gone() -> None:
+    """Drop the workers without a lease from the index, and the bells that were rung for them."""
+    for worker in prune():
+        drop_bells_of(worker)
+
+

@@ -19,11 +19,12 @@ from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.http.hub import hub
 from tests.http.asgi import error_of, scope
+from worker.bells import queue_name
 from worker.documents import load_document
 from worker.errors import QueueFull
 from worker.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from worker.models import Generation
-from worker.queue import Enqueue, new_id, queue_name
+from worker.queue import Enqueue, new_id
 from worker.redis_clients import broker_client, site_client
 
 Key = tuple[ApiKey, str]

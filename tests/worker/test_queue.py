@@ -19,11 +19,12 @@ from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from worker import documents, queue
 from worker.assembly import Document
+from worker.bells import queue_name
 from worker.documents import load_document
 from worker.errors import QueueFull
 from worker.event_log import document_key, followers_key
 from worker.models import Generation, ServiceClass, Status
-from worker.queue import Enqueue, bells, enqueue, new_id, queue_name, ring
+from worker.queue import Enqueue, bells, enqueue, new_id, ring
 from worker.redis_clients import broker_client, client_for
 
 Key = tuple[ApiKey, str]

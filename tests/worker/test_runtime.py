@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +21,15 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from tests.waiting import wait_until
-from worker import tasks
+from worker import hosted, machine, tasks
+from worker.commands import Command, send
 from worker.documents import save_document
-from worker.engines.base import EngineLoadError, ModelSpec
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from worker.engines.registry import load_engine
 from worker.event_log import Batch, log_key
-from worker.leases import ServedModel, live_workers
+from worker.leases import LiveWorker, ModelState, ServedModel, live_workers
 from worker.models import Generation, Status
-from worker.redis_clients import client_for
+from worker.redis_clients import client_for, site_client
 from worker.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -43,10 +50,16 @@ def waiting(api_key: Key, script: list[dict[str, Any]], model: str = "m") -> Gen
     return row
 
 
-def served(runtime: Runtime) -> tuple[ServedModel, ...] | None:
+def announced(runtime: Runtime) -> LiveWorker | None:
     """Return what the site believes of the worker; None when it does not know it."""
-    runtime._lease.renew()
-    return next((w.models for w in live_workers() if w.id == runtime.id), None)
+    return next((worker for worker in live_workers() if worker.id == runtime.id), None)
+
+
+def busy(runtime: Runtime) -> int:
+    """Return how many slots of its model ``m`` are taken."""
+    served = runtime.described().model("m")
+    assert served is not None
+    return served.busy
 
 
 def is_ended(row: Generation) -> bool:
@@ -76,7 +89,7 @@ def test_a_failed_generation_does_not_keep_the_next_from_running(
 def test_a_bell_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: Key) -> None:
     runtime.serve("m")
     runtime.serve("m")
-    assert served(runtime) == (ServedModel("m", slots=2, busy=0),)
+    assert busy(runtime) == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -86,7 +99,7 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
         bells = [pool.submit(runtime.serve, "m") for _ in range(2)]
         wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).count() == 2)
         runtime.serve("m")  # A third bell comes back at once.
-        assert served(runtime) == (ServedModel("m", slots=2, busy=2),)
+        assert busy(runtime) == 2
         assert Generation.objects.filter(status=Status.QUEUED).count() == 1
         runtime.drain()
         runtime._publisher.stop_all()
@@ -122,8 +135,8 @@ def test_a_draining_worker_claims_nothing_and_says_that_it_serves_nothing(
     runtime.serve("m")
     row.refresh_from_db()
     assert row.status == Status.QUEUED
-    assert served(runtime)
-    assert not any(live.serves("m") for live in live_workers() if live.id == runtime.id)
+    assert not runtime.described().serves("m")
+    assert not runtime.is_open("m")
 
 
 def test_a_stopped_worker_is_not_live() -> None:
@@ -134,12 +147,127 @@ def test_a_stopped_worker_is_not_live() -> None:
     assert worker.id not in [live.id for live in live_workers()]
 
 
-def test_a_model_that_cannot_load_keeps_the_worker_from_starting() -> None:
-    worker = Runtime([ModelSpec("m", "scripted"), ModelSpec("broken", "llama_cpp")])
-    with pytest.raises(EngineLoadError, match="broken"):
+BROKEN = ModelSpec("broken", "llama_cpp")  # It has no file.
+
+
+def test_a_worker_that_can_load_nothing_does_not_start() -> None:
+    worker = Runtime([BROKEN, replace(BROKEN, id="broken-too")])
+    with pytest.raises(EngineLoadError, match=r"broken'.*\n.*broken-too"):
         worker.start()
-    assert worker.id not in [live.id for live in live_workers()]
+    assert announced(worker) is None
     worker._publisher._loop.close()  # It never ran.
+
+
+def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reason() -> None:
+    with started([ModelSpec("m", "scripted"), BROKEN]) as worker:
+        found = announced(worker)
+        assert found is not None
+        good, bad = found.models
+        assert (good.state, good.reason) == (ModelState.READY, "")
+        assert (bad.state, bad.free) == (ModelState.FAILED, 0)
+        assert "needs a 'file'" in bad.reason
+        assert not found.serves("broken")
+
+
+@contextmanager
+def started(specs: list[ModelSpec], parent: str = "") -> Iterator[Runtime]:
+    """A worker that serves these models."""
+    worker = Runtime(specs, parent)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Runtime([ModelSpec("m", "scripted")])
+    seen: list[ServedModel] = []
+
+    def load(spec: ModelSpec) -> Engine:
+        found = announced(worker)
+        assert found is not None
+        assert not found.serves("m")
+        seen.extend(found.models)
+        return load_engine(spec)
+
+    monkeypatch.setattr(hosted, "load_engine", load)
+    worker.start()
+    worker.stop()
+    assert [(model.id, model.state, model.free) for model in seen] == [("m", "loading", 0)]
+
+
+def test_a_load_tells_how_much_of_its_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1000))
+    monkeypatch.setattr(machine, "_CHUNK_BYTES", 250)
+    assert list(machine.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(machine.read_ahead(tmp_path / "absent")) == []
+
+
+def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:
+    found = announced(runtime)
+    assert found is not None
+    assert found.host == socket.gethostname()
+    assert 0 < time.time() - found.started_at < 60
+    assert 0 < found.devices[0].memory_free <= found.devices[0].memory_total
+    model = found.models[0]
+    assert (model.id, model.engine, model.free) == ("m", "scripted", 2)
+    assert "chat" in model.capabilities
+
+
+def obey(runtime: Runtime, do: Any, model: str = "") -> None:
+    """Have the worker told, as an operator does."""
+    send(runtime.id, Command(do, model))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unloaded_model_ends_what_runs_and_is_gone(
+    runtime: Runtime, api_key: Key, settings: Settings
+) -> None:
+    settings.DRAIN_TIMEOUT_S = 0.1
+    row = waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}])
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(runtime.serve, "m")
+        wait_until(lambda: busy(runtime) == 1)
+        obey(runtime, "unload", "m")
+        wait_until(lambda: (found := announced(runtime)) is not None and not found.models)
+    row.refresh_from_db()
+    assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
+    assert not runtime.is_open("m")
+
+
+def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> None:
+    obey(runtime, "drain")
+    wait_until(lambda: not runtime.is_open("m"))
+    wait_until(lambda: (found := announced(runtime)) is not None and found.is_draining)
+    obey(runtime, "resume")
+    wait_until(lambda: runtime.is_open("m"))
+
+
+def test_what_an_offshoot_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
+    send(runtime.id, Command("failed", "demo", "no memory"))
+    wait_until(lambda: runtime.described().model("demo") is not None)
+    failed = runtime.described().model("demo")
+    assert failed is not None
+    assert (failed.state, failed.reason) == (ModelState.FAILED, "no memory")
+    assert "demo" in runtime.described().loadable  # It may be tried again.
+
+
+def test_an_offshoot_tells_its_parent_why_it_has_not_started(runtime: Runtime) -> None:
+    offshoot = Runtime([replace(BROKEN, id="demo")], runtime.id)
+    with pytest.raises(EngineLoadError):
+        offshoot.start()
+    offshoot._publisher._loop.close()  # It never ran.
+    wait_until(lambda: runtime.described().model("demo") is not None)
+
+
+def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) -> None:
+    site_client().lpush(f"worker:{runtime.id}:commands", b"{")
+    obey(runtime, "drain")
+    wait_until(lambda: runtime.described().is_draining)
 
 
 def test_a_bell_for_another_model_is_logged(

@@ -14,11 +14,12 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
+from worker.bells import queue_name
 from worker.documents import load_document, save_document
 from worker.event_log import Batch, log_key
 from worker.leases import Lease, LiveWorker, prune
 from worker.models import Generation, Status
-from worker.queue import bells, new_id, queue_name, ring
+from worker.queue import bells, new_id, ring
 from worker.redis_clients import broker_client, client_for, site_client
 from worker.upkeep import (
     expire_waiting,

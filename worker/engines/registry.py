@@ -6,6 +6,7 @@ Modules are imported on use, so that a host needs only the libraries of the engi
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 from worker.engines.base import Engine, EngineLoadError, ModelSpec
 
@@ -15,6 +16,7 @@ ENGINES = {
     "openai_upstream": "worker.engines.openai_upstream",
     "scripted": "worker.engines.scripted",
 }
+_LIBRARIES = {"ctransformers": "ctransformers", "llama_cpp": "xllamacpp"}
 
 
 def load_engine(spec: ModelSpec) -> Engine:
@@ -39,3 +41,12 @@ def model_capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for; see docs/glossary.md."""
     capabilities: frozenset[str] = import_module(ENGINES[spec.engine]).capabilities(spec)
     return capabilities
+
+
+def library_of(name: str) -> str:
+    """Return the library that an engine runs on, with its version; nothing for one without."""
+    library = _LIBRARIES.get(name)
+    try:
+        return "" if library is None else f"{library} {version(library)}"
+    except PackageNotFoundError:  # It was put there by hand.
+        return library or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -21,10 +22,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--models", help="ids separated by commas (default: all)")
         parser.add_argument("--loglevel", default="INFO")
+        parser.add_argument("--parent", default="", help=argparse.SUPPRESS)
 
-    def handle(self, *_: Any, models: str | None, loglevel: str, **__: Any) -> None:
+    def handle(self, *_: Any, models: str | None, loglevel: str, parent: str, **__: Any) -> None:
         try:
-            status = run_worker(app, _specs(models), loglevel)
+            status = run_worker(app, _specs(models), loglevel, parent)
         except EngineLoadError as exc:
             raise CommandError(str(exc)) from exc
         sys.exit(status)

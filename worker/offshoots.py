@@ -1,0 +1,90 @@
+"""Offshoots: worker processes that this one starts for models loaded at run time.
+
+A model that is loaded beside others gets a process of its own: libraries hold Python's lock while
+they load, for seconds with a large file, which would stall every answer of the process and let its
+lease end; and what a process held is given back when it ends, all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+
+
+class Offshoots:
+    """The child processes of one worker, by model.
+
+    ``on_failure`` is called with the model and the reason when one has ended by itself.
+    """
+
+    def __init__(self, parent: str, on_failure: Callable[[str, str], None]) -> None:
+        self._parent, self._on_failure = parent, on_failure
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that have a process."""
+        return frozenset(self._processes)
+
+    def start(self, model: str) -> None:
+        """Start a worker for this model, unless it has one."""
+        with self._lock:
+            if model in self._processes:
+                return
+            # Its end of the pipe is closed when this process ends, however that happens.
+            process = subprocess.Popen(
+                _command(model, self._parent),
+                stdin=subprocess.PIPE,
+                env={**os.environ, "METRICS_PORT": "0"},  # That port is this process's.
+            )
+            self._processes[model] = process
+        threading.Thread(target=self._watch, args=(model, process), daemon=True).start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Have all of them drain and end; kill those that take longer."""
+        processes = list(self._processes.values())
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(timeout_s + _STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _watch(self, model: str, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+        with self._lock:
+            self._processes.pop(model, None)
+        logger.info("the worker of %s has ended (%s)", model, _told(status))
+        if status not in (0, -signal.SIGTERM):
+            self._on_failure(model, f"Its process was ended: {_told(status)}.")
+
+
+def _command(model: str, parent: str) -> list[str]:
+    return [sys.executable, sys.argv[0], "worker", "--models", model, "--parent", parent]
+
+
+def _told(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+def end_with_parent(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when the process that started this one as an offshoot is gone."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        stop()
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
