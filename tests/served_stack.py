@@ -32,6 +32,7 @@ models:
     slots: 4
     threads: 1
     chat_template_kwargs: {{enable_thinking: false}}
+    price: {{input: 2, cached: 1, output: 10}}
   scripted:
     engine: scripted
     slots: 4
@@ -53,6 +54,8 @@ MORE_MODELS = """
     sampling: {{temperature: 0, presence_penalty: 2}}
     fim_tokens: ["Before: ", " After: ", " Between: "]
     lora_adapters: {{one: {adapters}/one.gguf, two: {adapters}/two.gguf}}
+    projects: [default]
+    aliases: [own-story]
 """
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
+
+from tests.served_stack import ServedStack
 
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
@@ -19,6 +22,17 @@ def told(client: openai.OpenAI, lora: Any = None, model: str = "tuned") -> str:
         extra_body={"lora": lora, "temperature": 0, "presence_penalty": 0},
     )
     return completion.choices[0].message.content or ""
+
+
+def long_story(client: openai.OpenAI, lora: Any) -> tuple[str, str]:
+    """The id and the text of an answer that takes a while."""
+    completion = client.chat.completions.create(
+        model="tuned",
+        messages=STORY,
+        max_tokens=400,
+        extra_body={"lora": lora, "temperature": 0, "ignore_eos": True},
+    )
+    return completion.id, completion.choices[0].message.content or ""
 
 
 def scaled(name: str, scale: float) -> dict[str, Any]:
@@ -42,11 +56,25 @@ def test_scale_says_how_much_of_it_is_applied(client: openai.OpenAI) -> None:
     assert told(client, [scaled("one", 1.0), scaled("two", 0.0)]) == whole
 
 
-def test_requests_with_different_adapters_run_at_once(client: openai.OpenAI) -> None:
-    wanted: list[Any] = [None, "one", "two", [scaled("one", 0.5)]] * 2
-    alone = [told(client, lora) for lora in wanted[:4]] * 2
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda lora: told(client, lora), wanted)) == alone
+def test_requests_with_different_adapters_run_at_once(
+    client: openai.OpenAI, stack: ServedStack
+) -> None:
+    """Each says what it says alone, while the others are running."""
+    kinds: list[Any] = [None, "one", "two", [scaled("one", 0.5)]]
+    alone = [long_story(client, lora)[1] for lora in kinds]
+    assert len(set(alone)) == len(kinds)
+    gate = threading.Barrier(len(kinds))
+
+    def among_others(lora: Any) -> tuple[str, str]:
+        gate.wait(10)
+        return long_story(client, lora)
+
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        told_at_once = list(pool.map(among_others, kinds))
+    assert [text for _id, text in told_at_once] == alone
+    rows = [stack.row(public_id) for public_id, _text in told_at_once]
+    assert max(row["claimed_at"] for row in rows) < min(row["finished_at"] for row in rows)
+    assert len({row["worker"] for row in rows}) == 1
 
 
 def test_completions_have_adapters_too(client: openai.OpenAI) -> None:

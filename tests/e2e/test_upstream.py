@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ import pytest
 from tests.e2e.test_tools import OSLO, WEATHER
 from tests.served_stack import ServedStack, served_stack, wait_until
 from tests.upstream_server import Talk, UpstreamServer, chunks, llama_server, streamed, text
+from worker.catalog import DEMO_FILE
 
 MODELS = """
   remote:
@@ -21,6 +23,13 @@ MODELS = """
     flavor: llama_cpp
     slots: 2
     context_length: 512
+  old:
+    engine: ctransformers
+    file: {file}
+    slots: 1
+    threads: 1
+    context_length: 512
+    chat_template_kwargs: {{enable_thinking: false}}
   odd:
     engine: openai_upstream
     base_url: {odd}
@@ -43,7 +52,7 @@ def odd() -> Iterator[UpstreamServer]:
 def upstream_stack(odd: UpstreamServer) -> Iterator[ServedStack]:
     """The product in front of both servers."""
     with llama_server(slots=2, context_length=512) as llama:
-        models = MODELS.format(llama=llama, odd=odd.url)
+        models = MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
         with served_stack(models, ODD_KEY="sk-of-the-operator") as running:
             yield running
 
@@ -82,6 +91,28 @@ def test_chat_is_streamed_and_counted(remote: openai.OpenAI, upstream_stack: Ser
     assert row["output_tokens"] == used.completion_tokens > 0
     local = remote.chat.completions.create(model="demo", messages=HELLO, temperature=0)
     assert local.choices[0].message.content == answer
+
+
+@pytest.mark.parametrize("question", ["Hello", "Tell me a story.", "Count from 1 to 20."])
+def test_one_model_says_the_same_on_llama_cpp_on_ctransformers_and_behind_a_server(
+    remote: openai.OpenAI, question: str
+) -> None:
+    create = partial(
+        remote.chat.completions.create,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=60,
+    )
+    told = {}
+    for model in ("demo", "old", "remote"):
+        whole = create(model=model)
+        [choice], usage = whole.choices, whole.usage
+        pieces = [c.choices[0].delta.content or "" for c in create(model=model, stream=True)]
+        assert choice.message.content == "".join(pieces)
+        assert len(pieces) > 2
+        assert usage is not None
+        told[model] = (choice.message.content, choice.finish_reason, usage.prompt_tokens)
+    assert told["demo"] == told["old"] == told["remote"]
 
 
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])
