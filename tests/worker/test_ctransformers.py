@@ -85,6 +85,21 @@ def test_gguf_file_is_continued(engine: Engine) -> None:
     assert sink.usage.prefill_ms > 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Hello", " Hello", "<|im_start|>user\nHi<|im_end|>\n", "\n\nA\nb", "naïve 🦊", "   ", ""],
+)
+def test_prompts_are_the_tokens_that_llama_cpp_makes_of_them(engine: Engine, text: str) -> None:
+    """The library would put a space before them, which this file says it does not want."""
+    request = GenerationRequest("m", operation="tokenize", prompts=(text,))
+    made, other = RecordingSink(), RecordingSink()
+    engine.tokenize(request, made)
+    reference = load_engine(replace(SPEC, engine="llama_cpp"))
+    reference.tokenize(request, other)
+    reference.close()
+    assert made.deltas == other.deltas
+
+
 def test_ggml_file_of_2023_is_continued_and_held_to_a_grammar(gpt2: Engine) -> None:
     assert complete(gpt2, FRANCE).finishes == ["length"]
     bound = Constraint("regex", "[0-9]{3}", "grammar")

@@ -20,7 +20,7 @@ from worker.engines.base import (
     ModelSpec,
 )
 from worker.engines.ctransformers.contexts import Context, Contexts
-from worker.engines.ctransformers.model_file import chat_vocabulary, has_chat, own_texts
+from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, has_chat, own_texts
 from worker.engines.ctransformers.run import ChoiceRun, Counts
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
@@ -87,7 +87,10 @@ class CtransformersEngine(Engine):
 
     def __init__(self, spec: ModelSpec, llms: list[Any]) -> None:
         self._spec = spec
-        self._vocabulary = Vocabulary(llms[0], own_texts(spec.file) if spec.file else {})
+        assert spec.file is not None
+        self._vocabulary = Vocabulary(
+            llms[0], own_texts(spec.file), adds_space=adds_space(spec.file)
+        )
         self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
         # The library may know that the model cannot read as far as it was told.
         self._context_length = min(spec.context_length, int(llms[0].context_length))

@@ -39,6 +39,11 @@ def own_texts(path: Path) -> dict[int, bytes]:
     return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
 
 
+def adds_space(path: Path) -> bool:
+    """Whether the model was trained on texts with a space before them, as the library assumes."""
+    return bool(_fields(path)("tokenizer.ggml.add_space_prefix", True))
+
+
 def has_chat(spec: ModelSpec) -> bool:
     """Whether the model has a chat template, by its entry or its file."""
     if "chat_template" in spec.options:

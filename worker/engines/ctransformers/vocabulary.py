@@ -11,12 +11,14 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from worker.engines.base import InvalidRequest
 
+_APART = b"\x01"
+
 
 class Vocabulary:
     """The tokens of one model. The library's own calls are not used where they can overrun."""
 
-    def __init__(self, llm: Any, own_texts: Mapping[int, bytes]) -> None:
-        self._llm, self._own_texts = llm, own_texts
+    def __init__(self, llm: Any, own_texts: Mapping[int, bytes], *, adds_space: bool) -> None:
+        self._llm, self._own_texts, self._adds_space = llm, own_texts, adds_space
         self.size: int = llm.vocab_size
         self.eos: int = llm.eos_token_id
         self.bos: int = llm.bos_token_id
@@ -27,6 +29,20 @@ class Vocabulary:
         encoded = text.encode()
         if b"\0" in encoded:
             raise InvalidRequest("A prompt cannot hold a NUL.", "prompt")
+        return (None if self._adds_space else self._without_space(encoded)) or self._found(encoded)
+
+    def _without_space(self, encoded: bytes) -> list[int] | None:
+        """Return the tokens without the space that the library always puts before a text.
+
+        A control character between the two keeps it apart; None where a token spans that.
+        """
+        start = 1 if self._adds_bos else 0
+        found = self._found(_APART + encoded)
+        if [self.bytes_of(token) for token in found[start : start + 2]] != [b" ", _APART]:
+            return None
+        return found[:start] + found[start + 2 :]
+
+    def _found(self, encoded: bytes) -> list[int]:
         # The library allots one token a character; a character may be as many tokens as bytes.
         found = (c_int * (len(encoded) + 2))()
         count = self._llm.ctransformers_llm_tokenize(encoded, self._adds_bos, found)
