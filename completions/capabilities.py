@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference_site.http.errors import InvalidRequestError
 from worker.engines.base import ModelSpec
-from worker.engines.registry import model_capabilities
+from worker.fleet import capabilities_of
 
 _ENDPOINTS = {
     "chat": "chat completions",
@@ -17,7 +17,7 @@ _ENDPOINTS = {
 
 def require(capability: str, param: str, spec: ModelSpec) -> None:
     """Raise InvalidRequestError naming the parameter that the model has no use for."""
-    if capability not in model_capabilities(spec):
+    if capability not in capabilities_of(spec):
         raise InvalidRequestError(
             f"Unsupported parameter: '{param}' is not supported with the model `{spec.id}`.",
             param=param,
@@ -27,7 +27,7 @@ def require(capability: str, param: str, spec: ModelSpec) -> None:
 
 def require_endpoint(capability: str, spec: ModelSpec) -> None:
     """Raise InvalidRequestError for a model that is not for this endpoint at all."""
-    if capability not in model_capabilities(spec):
+    if capability not in capabilities_of(spec):
         raise InvalidRequestError(
             f"The model `{spec.id}` does not support {_ENDPOINTS[capability]}.",
             param="model",

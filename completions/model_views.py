@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.wire.models import Model, ModelList
+from completions.model_events import model_events
+from completions.wire.models import (
+    Model,
+    ModelCommand,
+    ModelCommanded,
+    ModelEvent,
+    ModelList,
+)
+from inference_site.accounts.models import Scope
 from inference_site.http.authentication import caller_of
-from inference_site.http.errors import NotFoundError
+from inference_site.http.enqueue import may_use
+from inference_site.http.errors import ConflictError, NotFoundError
+from inference_site.http.feed import hand_feed
+from inference_site.http.payload import parse
 from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
+from worker import fleet
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
-from worker.engines.registry import model_capabilities
 from worker.leases import live_view
 
 
@@ -22,8 +36,9 @@ class ModelsView(ApiView):
     @documented(answer=ModelList)
     def get(self, request: Request) -> Response:
         """List the models."""
-        project = caller_of(request).project_name
-        models = [_wire_model(spec) for spec in catalog().listed(project)]
+        caller = caller_of(request)
+        listed = catalog().listed(caller.project_name)
+        models = [_wire_model(spec) for spec in listed if may_use(caller, spec)]
         return Response(ModelList(data=models).model_dump())
 
 
@@ -33,24 +48,84 @@ class ModelView(ApiView):
     @documented(answer=Model)
     def get(self, request: Request, model_id: str) -> Response:
         """Get a model; its id may contain slashes."""
-        spec = catalog().find(model_id, caller_of(request).project_name)
-        if spec is None:
-            raise NotFoundError(
-                f"The model '{model_id}' does not exist", param="model", code="model_not_found"
-            )
+        caller = caller_of(request)
+        spec = catalog().find(model_id, caller.project_name)
+        if spec is None or not may_use(caller, spec):
+            raise _unknown(model_id)
         return Response(_wire_model(spec).model_dump())
 
 
+class ModelLoadView(ApiView):
+    """``POST /v1/models/load``: has a worker load a model, for the whole site."""
+
+    scope = Scope.MODELS
+
+    @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
+    def post(self, request: Request) -> Response:
+        """Have a worker load a model."""
+        return _commanded(request, lambda worker, model: [fleet.load(worker, model)])
+
+
+class ModelUnloadView(ApiView):
+    """``POST /v1/models/unload``: has workers drop a model; what runs on it may end."""
+
+    scope = Scope.MODELS
+
+    @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
+    def post(self, request: Request) -> Response:
+        """Have workers drop a model."""
+        return _commanded(request, fleet.unload)
+
+
+class ModelEventsView(ApiView):
+    """``GET /v1/models/{id}/events``: a stream of how the model is, on each worker.
+
+    It ends, with ``[DONE]``, when nothing is under way.
+    """
+
+    scope = Scope.MODELS
+
+    @documented(answer=ModelEvent, event=ModelEvent)
+    def get(self, request: Request, model_id: str) -> HttpResponse:
+        """Follow the loads and unloads of a model."""
+        spec = catalog().find(model_id)
+        if spec is None:
+            raise _unknown(model_id)
+        return hand_feed(request._request, model_events(spec.id))
+
+
+def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
+    body = parse(ModelCommand, request.data)
+    spec = catalog().find(body.model)
+    if spec is None:
+        raise _unknown(body.model)
+    try:
+        told = command(body.worker, spec.id)
+    except fleet.UnknownWorker as exc:
+        raise NotFoundError(str(exc), param="worker", code="worker_not_found") from exc
+    except fleet.FleetError as exc:
+        raise ConflictError(str(exc), param="model") from exc
+    response = Response(ModelCommanded(model=spec.id, workers=told).model_dump())
+    if body.ignored_params:
+        response["x-unsupported-params"] = ",".join(body.ignored_params)
+    return response
+
+
+def _unknown(model: str) -> NotFoundError:
+    return NotFoundError(
+        f"The model '{model[:100]}' does not exist", param="model", code="model_not_found"
+    )
+
+
 def _wire_model(spec: ModelSpec) -> Model:
-    workers = len(live_view.serving(spec.id))
     created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
     return Model(
         id=spec.id,
         created=created,
         owned_by="inference-site",
-        status="loaded" if workers else "unloaded",
+        status=fleet.status_of(spec.id).value,
         context_length=spec.context_length,
-        workers=workers,
-        capabilities=sorted(model_capabilities(spec)),
+        workers=len(live_view.serving(spec.id)),
+        capabilities=sorted(fleet.capabilities_of(spec)),
         lora_adapters=sorted(spec.lora_adapters),
     )

@@ -2,7 +2,13 @@
 
 from django.urls import path
 
-from completions.model_views import ModelsView, ModelView
+from completions.model_views import (
+    ModelEventsView,
+    ModelLoadView,
+    ModelsView,
+    ModelUnloadView,
+    ModelView,
+)
 from completions.stored_views import StoredCompletionView, StoredMessagesView
 from completions.token_views import DetokenizeView, EmbeddingsView, RenderView, TokenizeView
 from completions.views import ChatCompletionsView, CompletionsView
@@ -16,6 +22,9 @@ urlpatterns = [
     path("detokenize", DetokenizeView.as_view()),
     path("embeddings", EmbeddingsView.as_view()),
     path("models", ModelsView.as_view()),
+    path("models/load", ModelLoadView.as_view()),
+    path("models/unload", ModelUnloadView.as_view()),
+    path("models/<path:model_id>/events", ModelEventsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
     path("tokenize", TokenizeView.as_view()),
 ]

@@ -11,7 +11,7 @@ from responses_api.items import IdentifiedItem, ItemData, new_item
 from responses_api.objects import wire_usage
 from responses_api.sealing import seal
 from worker.engines.base import ModelSpec
-from worker.engines.registry import model_capabilities
+from worker.fleet import capabilities_of
 from worker.generation import Delta, GenerationRequest, Message, TextDelta, Usage
 
 COMPACTION = "response.compaction"
@@ -30,7 +30,7 @@ def to_summary_request(
 ) -> GenerationRequest:
     """Return what the engine is asked."""
     transcript = "\n".join(filter(None, (_line(item.data) for item in items)))
-    may_think = "chat_template" in model_capabilities(spec)
+    may_think = "chat_template" in capabilities_of(spec)
     return GenerationRequest(
         model=spec.id,
         messages=(

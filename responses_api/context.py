@@ -33,6 +33,14 @@ class Context:
         """Whether some of it lives in the memory of a connection only."""
         return self.previous_response_id is not None and self.previous is None
 
+    @property
+    def continues(self) -> str:
+        """The response before, whose worker may still have all of this in memory."""
+        if self.conversation is None:
+            return self.previous_response_id or ""
+        last = self.conversation.responses.order_by("-id").values_list("public_id", flat=True)
+        return last.first() or ""
+
     def placed(self) -> list[PlacedItem]:
         """Return all of them, each with the field it came from."""
         field_ = "conversation" if self.conversation else "previous_response_id"

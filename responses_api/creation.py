@@ -40,7 +40,7 @@ def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) 
     """Return what is to be enqueued. Raise ApiError for what cannot be done."""
     _refuse_contradictions(body)
     project_id = caller.project_id
-    spec = usable_model(caller, body.model)
+    spec = usable_model(caller, body.model, background=bool(body.background))
     context = resolve(
         project_id, body.input, body.previous_response_id, body.conversation_id, memory
     )
@@ -74,6 +74,7 @@ def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) 
         frames=accepted(response) if document.assembly["emits"] else (),
         record=partial(accept, project_id, response, body, context) if response["store"] else None,
         background=is_background,
+        continues=context.continues,
     )
     return Creation(response, context, job)
 

@@ -6,7 +6,8 @@
     ├── ShuttingDown     the worker was stopped before the end
     ├── WorkerLost       the worker died
     ├── QueueFull        too many wait for this model already
-    └── QueueTimeout     waited too long for a slot
+    ├── QueueTimeout     waited too long for a slot
+    └── ModelLoading     waited too long for its model to be loaded
 
 A class's docstring is its message.
 
@@ -49,3 +50,7 @@ class QueueFull(_Documented):
 
 class QueueTimeout(_Documented):
     """The request waited too long for a free slot. Please try again later."""
+
+
+class ModelLoading(_Documented):
+    """The model is still being loaded. Please try again later."""

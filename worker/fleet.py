@@ -68,9 +68,15 @@ def workers() -> list[LiveWorker]:
 
 def status_of(model: str) -> ModelStatus:
     """Return how this model of the catalogue is served, as of at most a second ago."""
-    if live_view.serving(model):
+    return status_among(live_view.workers(), model)
+
+
+def status_among(live: Iterable[LiveWorker], model: str) -> ModelStatus:
+    """Return how this model is served by these workers."""
+    having = [worker for worker in live if worker.model(model) is not None]
+    if any(worker.serves(model) for worker in having):
         return ModelStatus.LOADED
-    states = {served.state for served in live_view.having(model)}
+    states = {served.state for worker in having if (served := worker.model(model)) is not None}
     if ModelState.LOADING in states or asked_worker(model) is not None:
         return ModelStatus.LOADING
     return ModelStatus.FAILED if ModelState.FAILED in states else ModelStatus.UNLOADED
@@ -197,6 +203,7 @@ __all__ = [
     "drain",
     "load",
     "resume",
+    "status_among",
     "status_of",
     "unload",
     "workers",

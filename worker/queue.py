@@ -25,6 +25,8 @@ from worker.assembly import Document
 from worker.bells import own_queue, own_queue_keys, queue_name
 from worker.documents import drop_document, save_document
 from worker.errors import QueueFull
+from worker.leases import live_view
+from worker.load_waits import wait_for_load
 from worker.log_context import note
 from worker.models import Generation, ServiceClass, Status
 from worker.redis_clients import broker_client
@@ -106,6 +108,8 @@ def _enqueue(
         with contextlib.suppress(redis.exceptions.RedisError):
             drop_document(order.generation_id)
         raise
+    if settings.LOAD_WAIT_S and not order.background and not live_view.serving(order.model):
+        wait_for_load(order.generation_id, settings.LOAD_WAIT_S)
     if unheard < ENOUGH_BELLS:
         _ring_preferred(order.model, preferred)
 
@@ -154,7 +158,7 @@ def ring(model: str, worker: str = "") -> None:
     queue = own_queue(worker) if worker else queue_name(model)
     try:
         current_app.send_task(
-            GENERATE_TASK, args=(model,), queue=queue_name(model), ignore_result=True, retry=False
+            GENERATE_TASK, args=(model,), queue=queue, ignore_result=True, retry=False
         )
     except kombu.exceptions.OperationalError as exc:
         logger.warning("queue: could not ring for %s: %s", model, exc)

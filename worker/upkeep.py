@@ -2,6 +2,7 @@
 
 abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
+unloaded    waiting for a model that takes too long to load: failed
 unheard     waiting with no bell: rung for again
 gone        workers without a lease: dropped from the index
 
@@ -21,8 +22,9 @@ from django.db.models import Count, Min
 from django.utils import timezone
 
 from worker.endings import end_in_place
-from worker.errors import QueueTimeout, WorkerLost
-from worker.leases import is_alive, prune
+from worker.errors import ModelLoading, QueueTimeout, WorkerLost
+from worker.leases import is_alive, live_view, prune
+from worker.load_waits import forget_waits, overdue
 from worker.models import (
     MAX_ATTEMPTS,
     TERMINAL,
@@ -49,6 +51,7 @@ def tend() -> None:
     """Do all of it once."""
     give_up_abandoned()
     expire_waiting()
+    expire_unloaded()
     ring_unheard()
     drop_gone()
 
@@ -97,6 +100,18 @@ def expire_waiting() -> None:
     for generation in waiting:
         expire = partial(Generation.objects.expire_queued, generation.public_id, "queue_timeout")
         end_in_place(generation, Status.FAILED, expire, QueueTimeout())
+
+
+def expire_unloaded() -> None:
+    """Fail what was accepted while its model was loading, and has waited ``LOAD_WAIT_S`` for it."""
+    late = overdue()
+    for generation in Generation.objects.filter(public_id__in=late, status=Status.QUEUED):
+        if live_view.serving(generation.model):
+            continue  # It waits for a slot now, as others do.
+        expire = partial(Generation.objects.expire_queued, generation.public_id, "model_loading")
+        end_in_place(generation, Status.FAILED, expire, ModelLoading())
+    if late:
+        forget_waits(late)
 
 
 def ring_unheard() -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from inference_site.http.payload import WireObject
+from pydantic import Field
+
+from inference_site.http.payload import WireObject, WireRequest
+
+Status = Literal["loaded", "loading", "unloaded", "failed"]
 
 
 class Model(WireObject):
     """One served model. What follows ``owned_by`` is an extension.
 
-    ``context_length`` is tokens for one sequence; ``workers`` is how many live workers serve it;
-    ``capabilities`` is what requests may ask of it; ``lora_adapters`` names what ``lora`` may name.
+    ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
+    ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
+    ``lora_adapters`` names what ``lora`` may name.
     """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    status: Literal["loaded", "unloaded"]
+    status: Status
     context_length: int
     workers: int
     capabilities: list[str]
@@ -30,3 +35,46 @@ class ModelList(WireObject):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class ModelCommand(WireRequest):
+    """The body of ``POST /v1/models/load`` and ``/unload``.
+
+    ``worker`` is the id of the worker that is meant. Without it, a load goes to the one with the
+    most free memory, and an unload to all.
+    """
+
+    model: str = Field(max_length=200)
+    worker: str | None = Field(None, max_length=128)
+
+
+class ModelCommanded(WireObject):
+    """What was told to which workers; the events of the model say what came of it."""
+
+    object: Literal["model.command"] = "model.command"
+    model: str
+    workers: list[str]
+
+
+class ModelWorker(WireObject):
+    """A model in one worker.
+
+    ``progress`` of a load is from 0 to 1, null when it is not known; ``reason`` says why it failed.
+    """
+
+    id: str
+    host: str
+    state: Literal["loading", "ready", "draining", "failed"]
+    progress: float | None
+    reason: str | None
+    slots: int
+    busy: int
+
+
+class ModelEvent(WireObject):
+    """One event of ``GET /v1/models/{id}/events``: how the model is now."""
+
+    object: Literal["model.event"] = "model.event"
+    model: str
+    status: Status
+    workers: list[ModelWorker]

@@ -17,15 +17,14 @@ from inference_site.http.errors import (
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
-    UnavailableError,
 )
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import Follower, hub
+from inference_site.http.serving import require_served
 from worker.assembly import Document
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
-from worker.leases import live_view
 from worker.models import ServiceClass
 from worker.queue import Enqueue, enqueue
 
@@ -36,7 +35,7 @@ class Job:
 
     ``assembly`` is for the assembler of its kind, ``store`` for what keeps the result. ``frames``
     are what its stream begins with; ``record`` writes what is to be committed with it. In the
-    ``background`` it outlives its client.
+    ``background`` it outlives its client. ``continues`` is the generation whose prefix it has.
     """
 
     kind: str
@@ -51,14 +50,15 @@ class Job:
     frames: Sequence[bytes] = ()
     record: Callable[[], None] | None = None
     background: bool = False
+    continues: str = ""
 
 
-def served_model(caller: Caller, name: str | None) -> ModelSpec:
+def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:
     """Return the model of this name; without one, the site's default.
 
     Raise InvalidRequestError when there is none, NotFoundError for an unknown one, ForbiddenError
-    for one that the caller's key does not allow, and UnavailableError when no live worker serves
-    it.
+    for one that the caller's key does not allow, and UnavailableError when no worker serves it
+    (see ``require_served``).
     """
     name = name or settings.DEFAULT_MODEL
     if not name:
@@ -78,11 +78,7 @@ def served_model(caller: Caller, name: str | None) -> ModelSpec:
             param="model",
             code="model_not_allowed",
         )
-    if not live_view.serving(spec.id):
-        raise UnavailableError(
-            f"No worker serves the model `{spec.id}` now. Please try again later.",
-            code="no_worker",
-        )
+    require_served(spec, background=background)
     return spec
 
 
@@ -151,4 +147,5 @@ def _order(caller: Caller, request_id: str, job: Job) -> Enqueue:
         background=job.background,
         end_user=job.end_user,
         ignored_params=job.ignored_params,
+        continues=job.continues,
     )

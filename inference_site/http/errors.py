@@ -34,6 +34,7 @@ from rest_framework.response import Response
 
 from worker import errors as worker
 from worker.engines import base as engine
+from worker.load_waits import LOAD_RETRY_S
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,10 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     (
         (engine.RateLimited,),
         lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
+    ),
+    (
+        (worker.ModelLoading,),
+        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
     ),
     (
         (engine.EngineUnavailable,),

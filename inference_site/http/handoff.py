@@ -6,7 +6,7 @@ stream that will carry the answer. Django finishes; no thread and no request con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
@@ -39,16 +39,17 @@ class HandOff:
 
 
 class Place:
-    """Where a view leaves its hand-off for the relay; lies in the ASGI scope.
+    """Where a view leaves its hand-off, or its feed, for the relay; lies in the ASGI scope.
 
     ``retry_for_s`` is set by a view that must wait for something that takes less than a client's
     patience but more than a view's: the relay asks it again for as long, and then takes its answer.
     """
 
-    __slots__ = ("handoff", "retry_for_s")
+    __slots__ = ("feed", "handoff", "retry_for_s")
 
     def __init__(self) -> None:
         self.handoff: HandOff | None = None
+        self.feed: AsyncIterator[bytes] | None = None
         self.retry_for_s = 0.0
 
 
@@ -57,7 +58,7 @@ def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
 
     Raise RuntimeError when the request did not come through the relay.
     """
-    _place(request).handoff = handoff
+    place_of(request).handoff = handoff
     return HttpResponse(status=200)
 
 
@@ -66,10 +67,11 @@ def ask_again(request: HttpRequest, within_s: float) -> None:
 
     The view must not have changed anything that calling it again would change once more.
     """
-    _place(request).retry_for_s = within_s
+    place_of(request).retry_for_s = within_s
 
 
-def _place(request: HttpRequest) -> Place:
+def place_of(request: HttpRequest) -> Place:
+    """Return the place of a request. Raise RuntimeError when it did not come through the relay."""
     place = getattr(request, "scope", {}).get(SCOPE_KEY)
     if not isinstance(place, Place):
         raise RuntimeError("Streams need the ASGI application of inference_site.asgi.")

@@ -16,8 +16,10 @@ from rest_framework.response import Response
 from inference_site.http.payload import WireObject
 from inference_site.http.schema import ErrorEnvelope, documented
 from inference_site.http.views import OpenView
+from worker import fleet
 from worker.catalog import catalog
-from worker.leases import live_workers
+from worker.fleet import ModelStatus
+from worker.leases import LiveWorker, live_workers
 
 _TIMEOUT_S = 2.0
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
@@ -106,5 +108,22 @@ def _check_redis() -> str:
 
 def _check_workers() -> str:
     workers = live_workers()
-    missing = [id_ for id_ in catalog().models if not any(w.serves(id_) for w in workers)]
+    missing = [_told(id_, workers) for id_ in catalog().models if not _is_served(id_, workers)]
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
+
+
+def _is_served(model: str, workers: list[LiveWorker]) -> bool:
+    return any(worker.serves(model) for worker in workers)
+
+
+def _told(model: str, workers: list[LiveWorker]) -> str:
+    """Return the model with how it is, if any worker has it."""
+    status = fleet.status_among(workers, model)
+    return model if status == ModelStatus.UNLOADED else f"{model} ({_progress(model, workers)})"
+
+
+def _progress(model: str, workers: list[LiveWorker]) -> str:
+    having = [served for worker in workers if (served := worker.model(model)) is not None]
+    known = [served.progress for served in having if served.progress is not None]
+    status = fleet.status_among(workers, model).value
+    return f"{status}, {max(known):.0%}" if known else status

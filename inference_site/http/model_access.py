@@ -11,14 +11,14 @@ from worker.catalog import catalog
 from worker.engines.base import ModelSpec
 
 
-def usable_model(caller: Caller, name: str | None) -> ModelSpec:
+def usable_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:
     """Return the model of this name; without one, the site's default (see ``served_model``).
 
     Raise NotFoundError for one of other projects, whether or not a worker serves it.
     """
     wanted = name or settings.DEFAULT_MODEL
     if not wanted:
-        return served_model(caller, None)
+        return served_model(caller, None, background=background)
     spec = catalog().find(wanted, caller.project_name)
     if spec is None:
         raise NotFoundError(
@@ -26,4 +26,4 @@ def usable_model(caller: Caller, name: str | None) -> ModelSpec:
             param="model",
             code="model_not_found",
         )
-    return served_model(caller, spec.id)
+    return served_model(caller, spec.id, background=background)

@@ -18,6 +18,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.http.errors import ApiError, InternalError, PayloadTooLargeError
+from inference_site.http.feed import relay_feed
 from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.http.hub import hub
@@ -81,6 +82,10 @@ class Relay:
             return
         except ApiError as exc:
             await _send_response(self._handler.refuse(scope, exc, started), send)
+            return
+        if place.feed is not None:
+            headers = [*_own_headers(response), *_SSE_HEADERS]
+            await relay_feed(place.feed, headers, receive, send)
             return
         if place.handoff is None:
             await _send_response(response, send)

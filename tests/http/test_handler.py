@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from completions import model_views
 from inference_site.accounts.models import ApiKey
 from inference_site.http import enqueue as enqueue_module
+from inference_site.http import serving
 from inference_site.http import views as http_views
 from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff, Place
@@ -72,7 +73,7 @@ def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model, as far as its lease says."""
     name = new_id("host:")
     Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
-    monkeypatch.setattr(enqueue_module, "live_view", LiveView(ttl_s=0))
+    monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")
     prune()
@@ -265,7 +266,7 @@ def test_a_model_without_a_live_worker_is_unavailable(
 ) -> None:
     view = LiveView(ttl_s=0)
     monkeypatch.setattr(view, "workers", list)
-    monkeypatch.setattr(enqueue_module, "live_view", view)
+    monkeypatch.setattr(serving, "live_view", view)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, error_of(response)["code"]) == (503, "no_worker")
     assert not Generation.objects.exists()

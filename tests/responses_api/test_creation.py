@@ -10,7 +10,7 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Project
-from inference_site.http import enqueue
+from inference_site.http import serving
 from inference_site.http.errors import ApiError, InvalidRequestError
 from responses_api.creation import Creation, create
 from responses_api.events import decode
@@ -28,7 +28,7 @@ def _live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model."""
     name = new_id("host:")
     Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
-    monkeypatch.setattr(enqueue, "live_view", LiveView(ttl_s=0))
+    monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")
     prune()

@@ -10,6 +10,8 @@ last user message if it is a JSON list; any other message is echoed back word by
     {"finish": "length"}     end the choice        {"repeat": 3, "steps": […]}   nested steps
     {"tool_call": {"name": "f", "arguments": ["{", "}"]}}   a call, its arguments in pieces
 
+``options.load_ms`` is how long a load takes; ``options.load_fails`` has it fail, with this reason.
+
 A word counts as one token, in the prompt as in the answer; so does a piece of a call's arguments.
 Tools and whether one must be called are not looked at: the script is played as it is.
 """
@@ -26,6 +28,7 @@ from typing import Any
 from worker.engines.base import (
     ContextLengthExceeded,
     Engine,
+    EngineLoadError,
     GenerationFailed,
     InvalidRequest,
     ModelSpec,
@@ -44,7 +47,7 @@ from worker.generation import (
     Usage,
 )
 
-OPTIONS = frozenset({"script"})
+OPTIONS = frozenset({"load_fails", "load_ms", "script"})
 
 _CAPABILITIES = frozenset({"chat", "completions", "tools"})
 
@@ -61,7 +64,10 @@ def capabilities(spec: ModelSpec) -> frozenset[str]:
 
 
 def load(spec: ModelSpec) -> ScriptedEngine:
-    """Return the engine; there is nothing to load."""
+    """Return the engine. There is nothing to load, unless the options say how that goes."""
+    time.sleep(spec.options.get("load_ms", 0) / 1000)
+    if reason := spec.options.get("load_fails"):
+        raise EngineLoadError(f"Model '{spec.id}': {reason}")
     return ScriptedEngine(spec)
 
 
