@@ -9,6 +9,7 @@ from daphne.cli import CommandLineInterface
 from django.conf import settings
 
 from inference_site.http import metrics
+from inference_site.http.draining import DrainingServer
 from worker.tracing import start_tracing
 
 _APPLICATION = "inference_site.asgi:application"
@@ -45,7 +46,9 @@ def run_server(host: str, port: int) -> Any:
     http_protocol.WebRequest = BoundedRequest
     metrics.register()
     start_tracing("web")
-    return CommandLineInterface().run(
+    command = CommandLineInterface()
+    command.server_class = DrainingServer
+    return command.run(
         # -v 0: no access log of Daphne's; inference_site/http/access.py has one.
         ["-b", host, "-p", str(port), "-v", "0", "--no-server-name", _APPLICATION]
     )

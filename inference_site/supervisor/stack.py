@@ -103,7 +103,7 @@ class Stack:
         self._children = [
             self._child("web", [*manage, *web]),
             self._child("worker", [*manage, "worker"]),
-            self._child("beat", [*manage, "beat"]),
+            self._child("beat", [*manage, "beat"], METRICS_PORT=""),  # The worker has the port.
         ]
         for child in self._children:
             child.start()
@@ -158,9 +158,9 @@ class Stack:
         if self._lock is not None:
             self._lock.close()
 
-    def _child(self, name: str, command: list[str]) -> Child:
+    def _child(self, name: str, command: list[str], **env: str) -> Child:
         program = Program(name, command, self._logs / f"{name}.log")
-        return Child(program, self.env, self._say)
+        return Child(program, {**self.env, **env}, self._say)
 
     def _secret_key(self) -> str:
         path = self._data_dir / "secret_key"
