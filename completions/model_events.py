@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from completions.wire.models import ModelEvent, ModelWorker
 from worker import fleet
-from worker.fleet import LiveWorker, ModelState, ModelStatus, ServedModel
+from worker.fleet import LiveWorker, ModelState, ServedModel
 
 _LOOK_S = 0.5
 _DONE = b"data: [DONE]\n\n"
@@ -30,13 +30,13 @@ async def model_events(model: str) -> AsyncIterator[bytes]:
 
 def _look(model: str) -> tuple[bytes, bool]:
     """Return the event that says how the model is, and whether it will stay so by itself."""
+    is_settling = fleet.is_settling(model)  # Asked before the workers, which answer it.
     pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
     having = [(worker, served) for worker, served in pairs if served is not None]
     status = fleet.status_among([worker for worker, _ in having], model)
     event = ModelEvent(model=model, status=status.value, workers=[_wire(*one) for one in having])
-    is_under_way = any(served.state in _UNDER_WAY for _, served in having)
-    is_last = not is_under_way and status != ModelStatus.LOADING
-    return b"data: " + event.model_dump_json().encode() + b"\n\n", is_last
+    is_under_way = is_settling or any(served.state in _UNDER_WAY for _, served in having)
+    return b"data: " + event.model_dump_json().encode() + b"\n\n", not is_under_way
 
 
 def _wire(worker: LiveWorker, served: ServedModel) -> ModelWorker:

@@ -205,6 +205,14 @@ ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 # How long a turn waits for the worker that has its conversation in memory; 0: it does not.
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
+# The models that workers load when they start; empty: all of the catalogue; "none": none.
+START_MODELS = environment.items("START_MODELS")
+# Whether a request has its model loaded, and how long it waits for that.
+LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
+LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
+USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
+# How long a turn waits for the worker that has its conversation in memory; 0: it does not.
+AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # Whether a request has its model loaded, and how long it waits for that.
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)

@@ -6,7 +6,7 @@ product is the catalogue, and the files that lie in ``MODELS_DIR``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,22 @@ def catalog() -> Catalog:
     if path is not None:
         return Catalog(read_models_file(path))
     return Catalog([*demo_specs(), *discover(Path(settings.MODELS_DIR))])
+
+
+def start_specs(names: Sequence[str]) -> list[ModelSpec]:
+    """Return the models of these names; without any, all of the catalogue; for "none", none.
+
+    Raise ImproperlyConfigured for an unknown name.
+    """
+    known = catalog()
+    if list(names) == ["none"]:
+        return []
+    found = {name: known.find(name) for name in names}
+    if unknown := [name for name, spec in found.items() if spec is None]:
+        raise ImproperlyConfigured(
+            f"Unknown model {unknown[0]!r}; there are {', '.join(known.models)}."
+        )
+    return [spec for spec in found.values() if spec] or list(known.models.values())
 
 
 def demo_specs() -> list[ModelSpec]:

@@ -23,8 +23,10 @@ from worker.engines.registry import model_capabilities
 from worker.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
 from worker.redis_clients import site_client
 
-_ASKED_S = 20
+_ASKED_S = 30
 """For how long a load that was asked for counts, until a worker announces it."""
+_TOLD_S = 3
+"""For how long an unload may take to show in a lease."""
 
 
 class FleetError(Exception):
@@ -109,7 +111,8 @@ def unload(worker: str | None, model: str) -> list[str]:
     having = [found.id for found in _found(worker) if found.model(spec.id) is not None]
     if not having:
         raise NotLoaded(f"No worker has the model '{spec.id}'.")
-    site_client().delete(_asked_key(spec.id))
+    answered(spec.id)
+    site_client().set(_told_key(spec.id), 1, ex=_TOLD_S)
     for id_ in having:
         send(id_, Command("unload", spec.id))
     return having
@@ -134,6 +137,11 @@ def asked_worker(model: str) -> str | None:
     """Return which worker was told to load this model and has not announced it yet."""
     asked = site_client().get(_asked_key(model))
     return asked.decode() if isinstance(asked, bytes) else None
+
+
+def is_settling(model: str) -> bool:
+    """Whether workers may not have obeyed yet what they were told of this model."""
+    return bool(site_client().exists(_asked_key(model), _told_key(model)))
 
 
 def answered(model: str) -> None:
@@ -188,6 +196,10 @@ def _asked_key(model: str) -> str:
     return f"load:{model}"
 
 
+def _told_key(model: str) -> str:
+    return f"unload:{model}"
+
+
 __all__ = [
     "FleetError",
     "LiveWorker",
@@ -201,6 +213,7 @@ __all__ = [
     "asked_worker",
     "capabilities_of",
     "drain",
+    "is_settling",
     "load",
     "resume",
     "status_among",

@@ -50,12 +50,14 @@ class Offshoots:
             self._processes[model] = process
         threading.Thread(target=self._watch, args=(model, process), daemon=True).start()
 
-    def stop(self, timeout_s: float) -> None:
-        """Have all of them drain and end; kill those that take longer."""
-        processes = list(self._processes.values())
-        for process in processes:
+    def terminate(self) -> None:
+        """Have all of them drain and end."""
+        for process in list(self._processes.values()):
             process.terminate()
-        for process in processes:
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for their ends, which were asked for; kill those that take much longer."""
+        for process in list(self._processes.values()):
             try:
                 process.wait(timeout_s + _STOP_S)
             except subprocess.TimeoutExpired:
@@ -84,7 +86,7 @@ def end_with_parent(stop: Callable[[], None]) -> None:
     """Call ``stop`` when the process that started this one as an offshoot is gone."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # Not through sys.stdin, whose lock a thread must not hold at the exit.
         stop()
 
     threading.Thread(target=wait, name="parent", daemon=True).start()

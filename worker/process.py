@@ -17,6 +17,10 @@ from worker.runtime import Runtime
 from worker.tracing import start_tracing
 from worker.vitals import watch_worker
 
+_SPARE_THREADS = 4
+"""Slots are what bounds the generations. Were there no more threads than slots, Celery would look
+for the next bell only a while after the last of them has ended."""
+
 _runtime: Runtime | None = None
 
 
@@ -54,7 +58,7 @@ def run_worker(
     worker = app.Worker(
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
-        concurrency=max(1, sum(spec.slots for spec in specs)),
+        concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
         queues=[own_queue(runtime.id), *(queue_name(spec.id) for spec in specs)],
         loglevel=loglevel,
         without_gossip=True,

@@ -94,6 +94,7 @@ class Runtime:
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
         self._is_ending = True
+        self._offshoots.terminate()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
         timer.start()
@@ -102,7 +103,7 @@ class Runtime:
         """Send out what is left and give the lease back."""
         self._stopped.set()
         self._listener.stop()
-        self._offshoots.stop(settings.DRAIN_TIMEOUT_S)
+        self._offshoots.wait(settings.DRAIN_TIMEOUT_S)
         self._publisher.stop()
         self._lease.stop()
         for model in self._models.values():
@@ -204,7 +205,6 @@ class Runtime:
 
     def _load(self, model: HostedModel) -> None:
         spec = model.spec
-        fleet.answered(spec.id)
         if spec.file is not None:
             for model.progress in read_ahead(spec.file):
                 pass
@@ -214,6 +214,7 @@ class Runtime:
             model.load()
         finally:
             self._lease.renew(LEASE_S)
+        fleet.answered(spec.id)
         logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
 
     def _load_beside(self, model: str) -> None:
@@ -257,6 +258,7 @@ class Runtime:
             model = self._models[model_id] = HostedModel(spec)
             model.fail(reason)
             self._lease.renew()
+            fleet.answered(model_id)
 
     def _tell_parent(self, reason: str) -> None:
         if not self._parent:

@@ -17,7 +17,7 @@ from inference_site.http.payload import WireObject
 from inference_site.http.schema import ErrorEnvelope, documented
 from inference_site.http.views import OpenView
 from worker import fleet
-from worker.catalog import catalog
+from worker.catalog import catalog, start_specs
 from worker.fleet import ModelStatus
 from worker.leases import LiveWorker, live_workers
 
@@ -108,22 +108,24 @@ def _check_redis() -> str:
 
 def _check_workers() -> str:
     workers = live_workers()
-    missing = [_told(id_, workers) for id_ in catalog().models if not _is_served(id_, workers)]
+    missing = [told for model in catalog().models if (told := _missing(model, workers))]
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
 
 
-def _is_served(model: str, workers: list[LiveWorker]) -> bool:
-    return any(worker.serves(model) for worker in workers)
-
-
-def _told(model: str, workers: list[LiveWorker]) -> str:
-    """Return the model with how it is, if any worker has it."""
+def _missing(model: str, workers: list[LiveWorker]) -> str:
+    """Return the model and how it is; nothing when it is served, or need not be at all times."""
     status = fleet.status_among(workers, model)
-    return model if status == ModelStatus.UNLOADED else f"{model} ({_progress(model, workers)})"
-
-
-def _progress(model: str, workers: list[LiveWorker]) -> str:
+    if status == ModelStatus.LOADED or not _is_expected(model, status):
+        return ""
+    if status == ModelStatus.UNLOADED:
+        return model
     having = [served for worker in workers if (served := worker.model(model)) is not None]
     known = [served.progress for served in having if served.progress is not None]
-    status = fleet.status_among(workers, model).value
-    return f"{status}, {max(known):.0%}" if known else status
+    return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
+
+
+def _is_expected(model: str, status: ModelStatus) -> bool:
+    """Whether workers load this model when they start, and not only when somebody wants it."""
+    if settings.START_MODELS:
+        return model in {spec.id for spec in start_specs(settings.START_MODELS)}
+    return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

@@ -1,0 +1,214 @@
+"""Many models on two workers: loaded, unloaded, preferred and drained while requests come in."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
+
+MODELS = """
+  single: {engine: scripted, slots: 1}
+  slow: {engine: scripted, slots: 2, load_ms: 3000, aliases: [sluggish]}
+  broken: {engine: scripted, load_fails: its weights are torn}
+"""
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    """A stack whose worker starts with some of the models."""
+    environment = {"START_MODELS": "demo,scripted,single", "LOAD_ON_DEMAND": "true"}
+    with served_stack(MODELS, **environment) as running:
+        running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(stack: ServedStack) -> Iterator[httpx.Client]:
+    """A client whose key may load models."""
+    with stack.http() as plain:
+        yield plain
+
+
+def model(http: httpx.Client, name: str) -> dict[str, Any]:
+    """What the API says of a model."""
+    shown: dict[str, Any] = http.get(f"/v1/models/{name}").json()
+    return shown
+
+
+def events(http: httpx.Client, name: str) -> list[dict[str, Any]]:
+    """The events of a model until nothing is under way."""
+    with http.stream("GET", f"/v1/models/{name}/events") as stream:
+        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+        lines = [line for line in stream.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def script(*steps: dict[str, Any]) -> str:
+    return json.dumps(steps)
+
+
+LONG = script({"text": "x"}, {"sleep_ms": 60_000})
+
+
+def ask(stack: ServedStack, name: str, what: str = "hello", **fields: Any) -> Any:
+    return stack.client().responses.create(model=name, input=what, **fields)
+
+
+def worker_of(stack: ServedStack, response: Any) -> str:
+    worker: str = stack.row(response.id)["worker"]
+    return worker
+
+
+def test_a_model_that_is_wanted_is_loaded_and_can_be_dropped(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    assert http.get("/health/ready").json()["status"] == "ready"
+    assert model(http, "slow")["status"] == "unloaded"
+    with pytest.raises(openai.InternalServerError) as refused:
+        ask(stack, "sluggish")
+    assert (refused.value.status_code, refused.value.code) == (503, "model_loading")
+    assert refused.value.response.headers["retry-after"] == "10"
+    assert model(http, "slow")["status"] == "loading"
+    background = ask(stack, "slow", background=True)
+    assert background.status == "queued"
+
+    seen = events(http, "slow")
+    assert (seen[0]["status"], seen[-1]["status"]) == ("loading", "loaded")
+    assert "loading" in [worker["state"] for event in seen for worker in event["workers"]]
+    wait_until(lambda: model(http, "slow")["workers"] == 1, 5, "the view of the web process")
+    assert ask(stack, "slow").output_text == "hello"
+    client = stack.client()
+    wait_until(
+        lambda: client.responses.retrieve(background.id).status == "completed", 10, "its turn"
+    )
+
+    assert http.post("/v1/models/unload", json={"model": "slow"}).status_code == 200
+    assert events(http, "slow")[-1] == {
+        "object": "model.event",
+        "model": "slow",
+        "status": "unloaded",
+        "workers": [],
+    }
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_harms_nobody(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    assert http.post("/v1/models/load", json={"model": "broken"}).status_code == 200
+    last = events(http, "broken")[-1]
+    assert last["status"] == "failed"
+    assert "its weights are torn" in last["workers"][0]["reason"]
+    wait_until(lambda: model(http, "broken")["status"] == "failed", 5, "the web process")
+    with pytest.raises(openai.InternalServerError) as refused:
+        ask(stack, "broken")
+    assert refused.value.code == "no_worker"  # It is not tried again at once.
+    assert ask(stack, "scripted").output_text == "hello"
+    assert http.get("/health/ready").json()["status"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("load", {"model": "ghost"}, 404, "model_not_found"),
+        ("load", {"model": "slow", "worker": "ghost"}, 404, "worker_not_found"),
+        ("load", {"model": "demo"}, 409, "conflict"),
+        ("unload", {"model": "slow"}, 409, "conflict"),
+        ("load", {}, 400, "missing_required_parameter"),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
+    answer = http.post(f"/v1/models/{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@contextmanager
+def second_worker(stack: ServedStack) -> Iterator[subprocess.Popen[bytes]]:
+    """Another worker of the model ``single``, as another host would have it."""
+    environment = {**stack.env, **stack.services, "SECRET_KEY": "unused", "DRAIN_TIMEOUT_S": "1"}
+    command = [sys.executable, "manage.py", "worker", "--models", "single"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        with stack.http() as http:
+            wait_until(lambda: model(http, "single")["workers"] == 2, 60, "the second worker")
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def running(stack: ServedStack) -> int:
+    """How many generations run."""
+    count: int = stack.sql("SELECT count(*) FROM worker_generation WHERE status = 'running'")[0][0]
+    return count
+
+
+def test_two_workers_share_the_work_and_each_keeps_its_conversations(stack: ServedStack) -> None:
+    with second_worker(stack) as process, ThreadPoolExecutor(4) as pool:
+        # A bell that a busy worker cannot answer is heard by the other.
+        long = [ask(stack, "single", LONG, background=True) for _ in range(2)]
+        wait_until(lambda: running(stack) == 2, 5, "both run")
+        assert len({worker_of(stack, response) for response in long}) == 2
+        for response in long:
+            stack.client().responses.cancel(response.id)
+        wait_until(lambda: running(stack) == 0, 5, "both stopped")
+
+        first = turn = ask(stack, "single")
+        workers = set()
+        for _ in range(8):
+            turn = ask(stack, "single", previous_response_id=turn.id)
+            workers.add(worker_of(stack, turn))
+        assert workers == {worker_of(stack, first)}
+
+        # It waits for that worker no longer than a moment.
+        busy = ask(stack, "single", LONG, background=True, previous_response_id=first.id)
+        wait_until(lambda: running(stack) == 1, 5, "the busy worker")
+        assert worker_of(stack, busy) == worker_of(stack, first)
+        other = ask(stack, "single", previous_response_id=first.id)
+        assert worker_of(stack, other) != worker_of(stack, first)
+        assert stack.row(other.id)["preferred_worker"] == worker_of(stack, first)
+        stack.client().responses.cancel(busy.id)
+        wait_until(lambda: running(stack) == 0, 5, "it stopped")
+
+        # What runs in the background goes on elsewhere when its worker is stopped.
+        mine = f":{process.pid}:"
+        held = [ask(stack, "single", LONG, background=True) for _ in range(2)]
+        wait_until(lambda: running(stack) == 2, 5, "both run")
+        (moved,) = [response for response in held if mine in worker_of(stack, response)]
+        (stays,) = [response for response in held if response is not moved]
+        stopping = pool.submit(process.send_signal, signal.SIGTERM)
+        stopping.result()
+        wait_until(lambda: stack.row(moved.id)["status"] == "queued", 10, "given back")
+        stack.client().responses.cancel(stays.id)
+        wait_until(lambda: stack.row(moved.id)["status"] == "running", 10, "taken by the other")
+        assert stack.row(moved.id)["attempt"] == 2
+        stack.client().responses.cancel(moved.id)
+        wait_until(lambda: running(stack) == 0, 5, "it stopped")
+
+
+def test_only_a_key_with_the_scope_loads_models(stack: ServedStack, http: httpx.Client) -> None:
+    stack.sql("UPDATE accounts_apikey SET scopes = '{inference}'")
+    try:
+        wait_until(
+            lambda: http.post("/v1/models/load", json={"model": "slow"}).status_code == 403,
+            10,
+            "the scopes are remembered for some seconds",
+        )
+        refused = http.get("/v1/models/demo/events")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope")
+        assert http.get("/v1/models").status_code == 200
+    finally:
+        stack.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
