@@ -2,10 +2,12 @@
 
 ``python -m benchmarks.stored_responses --responses 1000000``. The rows are made by PostgreSQL
 itself, in chains of a hundred turns, five items a turn, for ten projects; a few chains are deeper.
+Every item has a word of its own, one of fifty subjects, the word "the", and "bygone" or "recent".
 Then the running platform is asked over HTTP, one request at a time.
 """
 
 import argparse
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +48,8 @@ SELECT 'msg_' || md5(n || '.' || k), (SELECT min(id) FROM accounts_project) + (n
            'role', CASE WHEN k = {items} - 1 THEN 'assistant' ELSE 'user' END,
            'content', jsonb_build_array(jsonb_build_object(
                'type', CASE WHEN k = {items} - 1 THEN 'output_text' ELSE 'input_text' END,
-               'text', repeat(md5(n || '.' || k) || ' ', 6),
+               'text', repeat(md5(n || '.' || k) || ' ', 5) || 'the subject' || n %% 50
+                       || CASE WHEN n < {total} * 0.3 THEN ' bygone' ELSE ' recent' END,
                'annotations', '[]'::jsonb, 'logprobs', '[]'::jsonb)))
 FROM generate_series({first}, {last}) n, generate_series(0, {items} - 1) k;
 ALTER TABLE responses_api_storedresponse ENABLE TRIGGER ALL;
@@ -73,7 +76,10 @@ class Timing:
 
 
 def fill(database: psycopg.Connection, total: int) -> None:
-    """Make the rows, with ids from 1."""
+    """Make the rows, with ids from 1; their words are indexed once they are all there."""
+    found = database.execute(b"SELECT pg_get_indexdef('item_words'::regclass)").fetchone()
+    assert found is not None
+    database.execute(b"DROP INDEX item_words")
     for first in range(0, total, _BATCH):
         last = min(total, first + _BATCH) - 1
         started = time.perf_counter()
@@ -90,18 +96,25 @@ def fill(database: psycopg.Connection, total: int) -> None:
             f"(SELECT max(id) FROM {name}))".encode()
         )
     database.commit()
+    started = time.perf_counter()
+    database.execute(b"SET maintenance_work_mem = '512MB'")
+    database.execute(str(found[0]).encode())
+    database.commit()
+    print(f"words are indexed ({time.perf_counter() - started:.0f} s)", flush=True)
     database.autocommit = True
     database.execute(b"VACUUM ANALYZE")
 
 
 def timed(name: str, ask: Callable[[int], object], times: int, note: str = "") -> Timing:
     """Ask so many times, one after the other."""
-    waits = []
+    waits, last = list[float](), None
     for number in range(times):
         started = time.perf_counter()
-        ask(number)
+        last = ask(number)
         waits.append((time.perf_counter() - started) * 1000)
     waits.sort()
+    if isinstance(last, str) and not note:
+        note = last
     return Timing(name, percentile(waits, 50), percentile(waits, 99), note)
 
 
@@ -121,6 +134,14 @@ class Asker:
         response = self._http.get(path, params=query)
         response.raise_for_status()
         return response
+
+    def find(self, words: str, **query: str) -> str:
+        """Search; return how that ended: with how many, or refused."""
+        response = self._http.get("/responses", params={"q": words, **query})
+        if response.status_code == 400:
+            return str(response.json()["error"]["code"])
+        response.raise_for_status()
+        return f"{len(response.json()['data'])} found"
 
     def create(self, **fields: object) -> str:
         """Create a response of one word; return its id."""
@@ -154,11 +175,36 @@ def measure(asker: Asker, database: psycopg.Connection) -> Iterator[Timing]:
         lambda n: asker.get("/responses", **{"metadata[topic]": f"t{n % 50}", "limit": "20"}),
         20,
     )
+    yield from _searches(asker, database)
     yield timed("chat completion", lambda _: asker.chat(), 200, "keeps nothing")
     yield timed("create a response", lambda _: asker.create(), 200, "stored")
     created = [asker.create() for _ in range(100)]
     yield timed("delete", lambda n: asker.delete(created[n]), 100)
     yield from _depths(asker, database)
+
+
+def _searches(asker: Asker, database: psycopg.Connection) -> Iterator[Timing]:
+    """Search for words of every frequency."""
+    own = [
+        hashlib.md5(b"%d.1" % (chain * 10 * CHAIN + 1)).hexdigest()  # noqa: S324  # A word, no secret.
+        for chain in range(1, 21)
+    ]
+    half = database.execute(
+        b"SELECT extract(epoch FROM created_at)::bigint FROM responses_api_storedresponse "
+        b"WHERE id = (SELECT max(id) / 4 FROM responses_api_storedresponse)"
+    ).fetchone()
+    assert half is not None
+    yield timed("search, no hit", lambda n: asker.find(f"nowhere{n}"), 20)
+    yield timed("search, one hit", lambda n: asker.find(own[n % len(own)]), 20)
+    yield timed("search, a word of 2 %", lambda n: asker.find(f"subject{n % 50}"), 20)
+    yield timed("search, a word of all", lambda _: asker.find("the"), 20)
+    yield timed("search, a word of what is old", lambda n: asker.find("bygone"), 5)
+    yield timed(
+        "the same, created before",
+        lambda _: asker.find("bygone", created_before=str(half[0])),
+        20,
+    )
+    yield timed("search, old words of few", lambda n: asker.find(f"bygone subject{n % 50}"), 20)
 
 
 def _depths(asker: Asker, database: psycopg.Connection) -> Iterator[Timing]:

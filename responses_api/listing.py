@@ -15,8 +15,10 @@ from inference_site.http.errors import InvalidRequestError
 from inference_site.http.paging import Page, list_object, parse_metadata, parse_page
 from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
-from responses_api.models import Item, ResponseStatus, StoredResponse
+from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
 from responses_api.recovery import shown_many
+from responses_api.search import SearchTooBroad, search_time
+from responses_api.wire.queries import MOST_SEARCHED
 from worker.models import Generation, Status
 
 
@@ -27,16 +29,43 @@ def list_responses(request: Request) -> Response:
     rows = StoredResponse.objects.filter(project_id=project_id, deleted_at=None)
     rows = _filtered(rows, query)
     if page.after is not None:
-        after = find_response(project_id, page.after).pk
-        rows = rows.filter(pk__gt=after) if page.order == "asc" else rows.filter(pk__lt=after)
-    ordered = rows.select_related("previous", "conversation").order_by(
-        "pk" if page.order == "asc" else "-pk"
-    )[: page.limit + 1]
-    entries = shown_many(list(ordered))
+        rows = _beyond(rows, find_response(project_id, page.after), page)
+    entries = shown_many(_page_of(rows, _words(query), project_id, page))
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
-def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[StoredResponse]:
+def _beyond(
+    rows: StoredResponseQuerySet, last: StoredResponse, page: Page
+) -> StoredResponseQuerySet:
+    """Return those that come after this one in the list."""
+    side = "gt" if page.order == "asc" else "lt"
+    later = Q(**{f"created_at__{side}": last.created_at})
+    same_time = Q(**{"created_at": last.created_at, f"pk__{side}": last.pk})
+    # The first condition says no more than the second; the index can begin with it.
+    return rows.filter(Q(**{f"created_at__{side}e": last.created_at}), later | same_time)
+
+
+def _page_of(
+    rows: StoredResponseQuerySet, text: str, project_id: int, page: Page
+) -> list[StoredResponse]:
+    """Return the responses of the page, and one more if there is one."""
+    order = ("created_at", "pk") if page.order == "asc" else ("-created_at", "-pk")
+    rows = rows.select_related("previous", "conversation").order_by(*order)
+    if not text:
+        return list(rows[: page.limit + 1])
+    try:
+        with search_time():
+            return list(rows.mentioning(text, project_id)[: page.limit + 1])
+    except SearchTooBroad:
+        raise InvalidRequestError(
+            "Too many responses would have to be searched for 'q'. Please narrow it: with more "
+            "words, or with 'created_after', 'created_before' or 'model'.",
+            param="q",
+            code="search_too_broad",
+        ) from None
+
+
+def _filtered(rows: StoredResponseQuerySet, query: QueryDict) -> StoredResponseQuerySet:
     if model := query.get("model"):
         rows = rows.filter(model=model)
     if status := query.get("status"):
@@ -61,7 +90,7 @@ def _filtered(rows: QuerySet[StoredResponse], query: QueryDict) -> QuerySet[Stor
     return rows
 
 
-def _in_status(rows: QuerySet[StoredResponse], status: str) -> QuerySet[StoredResponse]:
+def _in_status(rows: StoredResponseQuerySet, status: str) -> StoredResponseQuerySet:
     """Return those that are shown in this status (see ``ResponseStatus``)."""
     waits = Exists(Generation.objects.filter(public_id=OuterRef("public_id"), status=Status.QUEUED))
     match status:
@@ -72,6 +101,16 @@ def _in_status(rows: QuerySet[StoredResponse], status: str) -> QuerySet[StoredRe
             return rows.filter(Q(status=ResponseStatus.IN_PROGRESS) | runs)
         case _:
             return rows.filter(status=status)
+
+
+def _words(query: QueryDict) -> str:
+    """Return what is searched for; nothing when there is no search."""
+    given = query.get("q", "").replace("\0", " ").strip()
+    if len(given) > MOST_SEARCHED:
+        raise InvalidRequestError(
+            f"Invalid 'q': too long. Expected at most {MOST_SEARCHED} characters.", param="q"
+        )
+    return given
 
 
 def _moment(query: QueryDict, name: str) -> dt.datetime | None:

@@ -10,6 +10,7 @@ from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
+from responses_api.search import is_mentioned, item_words
 from worker.content import ContentField
 
 
@@ -56,6 +57,18 @@ class Conversation(models.Model):
         return self.public_id
 
 
+class StoredResponseQuerySet(models.QuerySet["StoredResponse"]):
+    """The way to look for responses."""
+
+    def mentioning(self, text: str, project_id: int | None = None) -> StoredResponseQuerySet:
+        """Return those of which an item has these words (see ``search.is_mentioned``).
+
+        The project is that of all of them, if they are of one. To be called and evaluated within
+        ``search.search_time``.
+        """
+        return self.filter(is_mentioned(text, project_id))
+
+
 class StoredResponse(models.Model):
     """One response; its input and output are items.
 
@@ -87,12 +100,16 @@ class StoredResponse(models.Model):
     # A deleted response stays, hidden, while others build on it.
     deleted_at = models.DateTimeField(null=True, blank=True)
 
+    objects = StoredResponseQuerySet.as_manager()
+
     class Meta:
         verbose_name = "response"
         indexes = [
-            models.Index(fields=["project", "id"], name="response_list"),
-            models.Index(fields=["project", "model", "id"], name="response_by_model"),
-            models.Index(fields=["project", "status", "id"], name="response_by_status"),
+            models.Index(fields=["project", "created_at", "id"], name="response_in_time"),
+            models.Index(fields=["project", "model", "created_at", "id"], name="response_of_model"),
+            models.Index(
+                fields=["project", "status", "created_at", "id"], name="response_in_status"
+            ),
             GinIndex(fields=["metadata"], name="response_metadata", opclasses=["jsonb_path_ops"]),
         ]
         constraints = [
@@ -141,6 +158,9 @@ class Item(models.Model):
     data = ContentField()
 
     class Meta:
+        indexes = [
+            GinIndex(item_words(), name="item_words", fastupdate=True, gin_pending_list_limit=512)
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["response", "position"],

@@ -10,6 +10,8 @@ from pydantic.json_schema import SkipJsonSchema
 from inference_site.http.paging import PageQuery
 
 _OptionalText = str | SkipJsonSchema[None]
+MOST_SEARCHED = 500
+"""Characters of a search."""
 _OptionalTime = Annotated[int, Field(ge=0, lt=10**11)] | SkipJsonSchema[None]
 
 
@@ -35,6 +37,14 @@ class ResponsesQuery(NewestFirst):
     ) = None
     previous_response_id: _OptionalText = None
     conversation: _OptionalText = None
+    q: _OptionalText = Field(
+        None,
+        max_length=MOST_SEARCHED,
+        description=(
+            "Words that one of its items has, all of them. Phrases in quotes, `or`, and a minus "
+            "before what it must not have."
+        ),
+    )
     created_after: _OptionalTime = Field(None, description="Unix seconds.")
     created_before: _OptionalTime = Field(None, description="Unix seconds.")
 

@@ -1,0 +1,106 @@
+"""Search: responses by the words of their items, in the time that a view has.
+
+Two ways, for neither serves all words. The index knows all items that have the words, in no order;
+that is right as long as there are not too many. Words that are more frequent than that are soon met
+by going through the list and looking into the items of each response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg.errors
+from django.db import OperationalError, connection, models, transaction
+from django.db.models.expressions import RawSQL
+
+_MOST_HITS = 20_000
+_HITS_MS, _LIST_MS = 800, 1200
+"""What the one and the other may take; with them a view comes back before it counts as stalled."""
+
+# The index is the way here: what the planner thinks of frequent words would have it read the table.
+_SETTINGS = """
+SELECT set_config('enable_seqscan', 'off', true), set_config('work_mem', '64MB', true),
+       set_config('jit', 'off', true), set_config('statement_timeout', %s, true)
+"""
+# The project is a word of its items: so the index finds no others.
+_HITS = """
+SELECT response_id FROM responses_api_item
+WHERE responses_api_item_words(project_id, data)
+      @@ (websearch_to_tsquery('simple', %(text)s) && %(project)s::tsquery)
+  AND numnode(websearch_to_tsquery('simple', %(text)s)) > 0 AND response_id IS NOT NULL
+LIMIT %(most)s
+"""
+# Without OFFSET the planner would look for the words in the index again, once for each response.
+_HAS_WORDS = """
+EXISTS (
+    SELECT FROM (
+        SELECT project_id, data FROM responses_api_item
+        WHERE response_id = responses_api_storedresponse.id OFFSET 0
+    ) item
+    WHERE responses_api_item_words(project_id, data) @@ websearch_to_tsquery('simple', %s)
+)
+"""
+
+
+class SearchTooBroad(Exception):
+    """Too much was to be searched for the time that there is."""
+
+
+def item_words() -> models.Func:
+    """Return what is indexed of an item: the words of its texts, and its project."""
+    return models.Func("project_id", "data", function="responses_api_item_words")
+
+
+def is_mentioned(text: str, project_id: int | None) -> models.Q:
+    """Return the condition for responses of which one item has these words.
+
+    The text may have phrases in quotes, ``or``, and a minus before what must not be there.
+    """
+    found = _hits(text, project_id)
+    if found is not None:
+        return models.Q(pk__in=found)
+    has_words = RawSQL(_HAS_WORDS, [text], output_field=models.BooleanField())  # noqa: S611  # Fixed; the text is a parameter.
+    return models.Q(has_words)
+
+
+@contextmanager
+def search_time() -> Iterator[None]:
+    """Run a search, and what lists its responses. Raise SearchTooBroad when that takes too long."""
+    try:
+        with transaction.atomic():
+            _limit(_LIST_MS)
+            yield
+    except OperationalError as exc:
+        raise _told(exc) from exc
+
+
+def _hits(text: str, project_id: int | None) -> set[int] | None:
+    """Return the responses that have the words; None if there are too many for this way."""
+    wanted: dict[str, str | int] = {
+        "text": text,
+        "project": "" if project_id is None else f"' {project_id}'",
+        "most": _MOST_HITS + 1,
+    }
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            _limit(_HITS_MS)
+            cursor.execute(_HITS, wanted)
+            found = [pk for (pk,) in cursor]
+            _limit(_LIST_MS)
+    except OperationalError as exc:
+        if not isinstance(_told(exc), SearchTooBroad):
+            raise
+        return None
+    return None if len(found) > _MOST_HITS else set(found)
+
+
+def _limit(timeout_ms: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_SETTINGS, [str(timeout_ms)])
+
+
+def _told(error: OperationalError) -> Exception:
+    if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+        return SearchTooBroad()
+    return error
