@@ -331,10 +331,11 @@ def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
     )
 
 
-def failure(error: Exception, partial: dict[str, Any] | None = None) -> Ending:
+def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: int = 0) -> Ending:
     """End a completion of either kind: a status before the first byte, an event after it.
 
-    ``partial`` is the object with what was answered until then.
+    ``partial`` is the object with what was answered until then. Events of completions have no
+    numbers, so that of the ``first`` is not told (see ``worker.assembly.Failure``).
     """
     told = api_error(error)
     envelope = told.envelope

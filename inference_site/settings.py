@@ -227,6 +227,8 @@ MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
+# For how long a stored response goes on when its client has left, unless somebody reads it again.
+DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for this long.
 

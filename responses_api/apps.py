@@ -10,8 +10,8 @@ class ResponsesApiConfig(AppConfig):
 
     def ready(self) -> None:
         """Tell the worker how the generations of this API are assembled, kept and recovered."""
-        from completions.assembler import failure
-        from responses_api.assembler import RESPONSE, ResponseAssembler
+        from completions import assembler as completions
+        from responses_api.assembler import RESPONSE, ResponseAssembler, failure
         from responses_api.compaction import COMPACTION, CompactionAssembler
         from responses_api.counting import INPUT_TOKENS, CountAssembler
         from responses_api.recovery import rebuild, recover
@@ -20,5 +20,5 @@ class ResponsesApiConfig(AppConfig):
 
         kind = Kind(ResponseAssembler.from_assembly, failure, settle, recover, rebuild)
         register(RESPONSE, kind)
-        register(COMPACTION, Kind(CompactionAssembler.from_assembly, failure))
-        register(INPUT_TOKENS, Kind(CountAssembler.from_assembly, failure))
+        register(COMPACTION, Kind(CompactionAssembler.from_assembly, completions.failure))
+        register(INPUT_TOKENS, Kind(CountAssembler.from_assembly, completions.failure))

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
+from django.conf import settings
 
 from inference_site.http.errors import ApiError, api_error
-from responses_api.events import DONE, Event, decode, encode, error_event, opening
+from responses_api.events import DONE, IN_PROGRESS, Event, encode, error_event, opening
 from responses_api.objects import wire_usage
 from responses_api.output import (
     AnyItem,
@@ -23,6 +24,7 @@ from responses_api.output import (
     delta_start,
     wire_logprobs,
 )
+from responses_api.transcript import Transcript
 from worker.assembly import Assembler, Ending
 from worker.generation import (
     Delta,
@@ -73,14 +75,16 @@ class ResponseAssembler(Assembler):
         """Go on after these frames, from the beginning of the answer.
 
         The item that an earlier attempt left open is ended, and none of its items is part of the
-        output; their places in it stay theirs.
+        output; their places in it stay theirs. Readers are told by one more ``in_progress``.
         """
         sent = Transcript(frames)
         self._number, self._next_index = len(frames), sent.next_index
         self._open = sent.open_item
         closing = self._closed("incomplete")
         self._output = []
-        return closing
+        if not sent.has_begun:
+            return closing
+        return [*closing, *self._encoded([(IN_PROGRESS, {"response": self.response})])]
 
     def recover(self, frames: Sequence[bytes]) -> None:
         """Go on after these frames, in order to end what the worker that sent them did not."""
@@ -226,50 +230,20 @@ class ResponseAssembler(Assembler):
         return orjson.dumps(envelope)
 
 
-class Transcript:
-    """What the frames of a response that has not ended say of its output."""
-
-    def __init__(self, frames: Sequence[bytes]) -> None:
-        self.next_index = 0
-        self.open_item: AnyItem | None = None
-        self.output: list[dict[str, Any]] = []
-        for frame in frames[2:]:
-            self._take(decode(frame))
-
-    def _take(self, event: dict[str, Any]) -> None:
-        match event.get("type", "").removeprefix("response."):
-            case "output_item.added":
-                if self.output and self.output[-1]["status"] == "incomplete":
-                    self.output = []  # Those before it are of an attempt that was begun anew.
-                self.next_index = event["output_index"] + 1
-                self.open_item = _revived(event["item"], event["output_index"])
-            case "output_item.done":
-                self.open_item = None
-                self.output.append(event["item"])
-            case str(type_) if type_.endswith(".delta") and self.open_item is not None:
-                self.open_item.pieces.append(event["delta"])
-                if isinstance(self.open_item, MessageItem):
-                    self.open_item.logprobs += event["logprobs"]
-
-    def shown_output(self) -> list[dict[str, Any]]:
-        """Return the output as it is so far."""
-        if self.open_item is None:
-            return self.output
-        return [*self.output, self.open_item.wire("in_progress")]
-
-
-def _revived(announced: dict[str, Any], index: int) -> AnyItem:
-    item: AnyItem
-    match announced["type"]:
-        case "message":
-            item = MessageItem(index)
-        case "reasoning":
-            item = ReasoningItem(index, None)
-        case type_:
-            is_custom = type_ == "custom_tool_call"
-            item = CallItem(index, announced["call_id"], announced["name"], is_custom)
-    item.id = announced["id"]
-    return item
+def failure(error: Exception, *, first: int = 0) -> Ending:
+    """End a response of which nothing else is known with the event of an error, of this number."""
+    told = _told(error)
+    envelope = told.envelope
+    type_, fields = error_event(envelope["error"])
+    done = [DONE] if settings.RESPONSES_SEND_DONE else []
+    return Ending(
+        [encode(type_, first, fields), *done],
+        told.status,
+        orjson.dumps(envelope),
+        error_code=told.code or told.type,
+        is_early=True,
+        retry_after_s=told.retry_after_s,
+    )
 
 
 def _tail(logprobs: list[dict[str, Any]]) -> bytes:

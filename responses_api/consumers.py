@@ -29,7 +29,8 @@ from inference_site.http.errors import (
     UnavailableError,
     api_error,
 )
-from inference_site.http.hub import Follower, hub
+from inference_site.http.follower import Follower
+from inference_site.http.hub import hub
 from inference_site.http.parsers import is_too_deep
 from inference_site.http.payload import parse
 from responses_api.creation import Creation, create

@@ -36,8 +36,13 @@ class Creation:
     job: Job
 
 
-def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) -> Creation:
-    """Return what is to be enqueued. Raise ApiError for what cannot be done."""
+def create(
+    caller: Caller, body: ResponseRequest, memory: Memory | None = None, *, grace_s: int = 0
+) -> Creation:
+    """Return what is to be enqueued. Raise ApiError for what cannot be done.
+
+    ``grace_s`` is by how much one that is stored may outlive its client.
+    """
     _refuse_contradictions(body)
     project_id = caller.project_id
     spec = usable_model(caller, body.model, background=bool(body.background))
@@ -75,6 +80,7 @@ def create(caller: Caller, body: ResponseRequest, memory: Memory | None = None) 
         record=partial(accept, project_id, response, body, context) if response["store"] else None,
         background=is_background,
         continues=context.continues,
+        grace_s=grace_s if response["store"] and not is_background else 0,
     )
     return Creation(response, context, job)
 

@@ -14,6 +14,8 @@ import orjson
 Event = tuple[str, dict[str, Any]]
 """Type of an event, and its fields without the counter."""
 DONE = b"data: [DONE]\n\n"
+IN_PROGRESS = "response.in_progress"
+"""An attempt begins: whatever the stream has before it is no part of the output."""
 _DATA = b"\ndata: "
 
 
@@ -56,13 +58,13 @@ def opening(response: dict[str, Any], first: int = 0) -> Sequence[bytes]:
     A response in the background is queued first; in the foreground it counts as in progress.
     """
     began = {**response, "status": "in_progress"}
-    events = [("response.created", began), ("response.in_progress", began)]
+    events = [("response.created", began), (IN_PROGRESS, began)]
     if response["background"]:
         queued = {**response, "status": "queued"}
         events = [
             ("response.created", queued),
             ("response.queued", queued),
-            ("response.in_progress", began),
+            (IN_PROGRESS, began),
         ]
     return [
         encode(type_, number, {"response": shown})

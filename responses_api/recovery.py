@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 
-from responses_api.assembler import ResponseAssembler, Transcript
+from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
 from responses_api.creation import to_document
 from responses_api.events import decode
@@ -16,6 +16,7 @@ from responses_api.history import history_of, items_before
 from responses_api.items import IdentifiedItem
 from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.objects import stored_object
+from responses_api.transcript import Transcript
 from responses_api.wire.request import ResponseRequest
 from worker.assembly import Document
 from worker.catalog import catalog
@@ -73,9 +74,11 @@ def shown_many(rows: Sequence[StoredResponse]) -> list[dict[str, Any]]:
 
 
 def _running(stored: StoredResponse) -> dict[str, Any]:
+    status = _status(stored)
+    if status == "queued":  # What an earlier attempt has said is no part of the output.
+        return stored_object(stored, [], status)
     frames = frames_of(read_log(stored.public_id))
-    output = Transcript(frames).shown_output()
-    return stored_object(stored, output, _status(stored))
+    return stored_object(stored, Transcript(frames).shown_output(), status)
 
 
 def _status(stored: StoredResponse) -> str:

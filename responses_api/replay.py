@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
+from django.utils import timezone
 
 from responses_api.events import DONE, Event, encode, error_event, opening
 from responses_api.models import StoredResponse
 from responses_api.recovery import shown
 from worker.assembly import Ending
-from worker.event_log import Batch, read_log
+from worker.event_log import Batch
+from worker.models import Generation
+
+_CLOSING_S = 5
+"""Within this time of its end the log of a response is closed, unless Redis is away."""
 
 _EVENTS = {
     "message": "response.output_text",
@@ -21,9 +27,14 @@ _EVENTS = {
 }
 
 
-def logged(stored: StoredResponse) -> list[Batch]:
-    """Return what the log has of the stream; nothing once it has expired."""
-    return read_log(stored.public_id)
+def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
+    """Whether the log of one that has ended will never say so: its worker died just before that,
+    or Redis was away."""
+    if logged[-1].ending is not None:
+        return False
+    patience = dt.timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _CLOSING_S)
+    ended = Generation.objects.filter(public_id=stored.public_id)
+    return ended.filter(finished_at__lt=timezone.now() - patience).exists()
 
 
 def compacted(stored: StoredResponse) -> list[Batch]:

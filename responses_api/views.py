@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.http.authentication import caller_of
-from inference_site.http.enqueue import submit, submit_unfollowed
+from inference_site.http.enqueue import disconnect_grace_s, submit, submit_unfollowed
 from inference_site.http.errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.http.handoff import HandOff, ask_again, hand_off
 from inference_site.http.hub import hub
@@ -22,13 +22,13 @@ from responses_api.history import before
 from responses_api.listing import list_responses, page_of_items
 from responses_api.models import ENDED, StoredResponse
 from responses_api.recovery import shown
-from responses_api.replay import compacted, logged
+from responses_api.replay import compacted, is_cut_off
 from responses_api.storage import ConversationLocked, delete
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
 from responses_api.wire.request import ResponseRequest
 from responses_api.wire.response import AnyItem, DeletedResponse, ResponseEvent, ResponseObject
 from worker.endings import cancel_one_waiting
-from worker.event_log import follow, request_cancel
+from worker.event_log import Batch, follow, read_log, request_cancel
 from worker.models import Generation, Status
 
 _CANCEL_WAIT_S = 10.0
@@ -47,7 +47,8 @@ class ResponsesView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a response."""
         body = parse(ResponseRequest, request.data)
-        creation = create(caller_of(request), body)
+        caller = caller_of(request)
+        creation = create(caller, body, grace_s=disconnect_grace_s(caller))
         try:
             if body.background and not body.stream:
                 queued = Response({**creation.response, "status": "queued"})
@@ -72,7 +73,9 @@ class ResponseView(ApiView):
         stored = find_response(caller_of(request).project_id, response_id)
         query = request._request.GET
         if query.get("stream", "false").lower() in ("true", "1"):
-            return _stream(request, stored, _starting_after(query))
+            has_client = stored.status not in ENDED and not stored.background
+            grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
+            return stream(request, stored, _starting_after(query), grace_s)
         return Response(shown(stored))
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
@@ -108,17 +111,14 @@ class ResponseInputItemsView(ApiView):
         return page_of_items(request, before(stored))
 
 
-def _stream(request: Request, stored: StoredResponse, after: int) -> HttpResponse:
-    """Hand the stream over from the event after this number on, live if it still runs."""
-    follower = hub.follow(stored.public_id, after)
-    is_compacted = False
+def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 0) -> HttpResponse:
+    """Hand the stream over from the event after this number on, live if it still runs.
+
+    With ``grace_s`` the reader counts as one whom the response goes on for.
+    """
+    follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known = logged(stored)
-        if stored.status not in ENDED:
-            follow(stored.public_id, hub.channel)
-            known = logged(stored)
-        if not known and stored.status in ENDED:
-            known, is_compacted = compacted(stored), True
+        known, is_compacted = _known(stored)
     except BaseException:
         hub.leave(follower)
         raise
@@ -128,6 +128,17 @@ def _stream(request: Request, stored: StoredResponse, after: int) -> HttpRespons
     if is_compacted:
         response["x-replay"] = "compacted"
     return response
+
+
+def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
+    """Return what there is of a stream, and whether it was made anew; have the rest sent here."""
+    known, has_ended = read_log(stored.public_id), stored.status in ENDED
+    if has_ended and (not known or is_cut_off(stored, known)):
+        return compacted(stored), True
+    if not (known and known[-1].ending):  # It may have ended, and its log be closed only soon.
+        follow(stored.public_id, hub.channel)
+        known = read_log(stored.public_id)
+    return known, False
 
 
 def _starting_after(query: QueryDict) -> int:

@@ -88,12 +88,19 @@ class Settle(Protocol):
         """
 
 
+class Failure(Protocol):
+    """Puts an error into words when there is no assembler to do it."""
+
+    def __call__(self, error: Exception, *, first: int = 0) -> Ending:
+        """Return the ending; ``first`` is the number of the first of its frames."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How generations of one kind are assembled, and kept.
 
     ``assembler`` takes the ``assembly`` of the request document. ``failure`` ends a generation that
-    has no assembler: its document is gone, or it never reached a worker.
+    has no assembler: its document is gone, it never reached a worker, or its frames were lost.
 
     Kinds whose results outlive their streams have the others too: ``settle``; ``recover``, which
     makes an assembler from the id and the frames sent so far (None when there is too little to go
@@ -102,7 +109,7 @@ class Kind:
     """
 
     assembler: Callable[[dict[str, Any]], Assembler]
-    failure: Callable[[Exception], Ending]
+    failure: Failure
     settle: Settle | None = None
     recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
     rebuild: Callable[[str], Document | None] | None = None

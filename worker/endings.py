@@ -74,10 +74,12 @@ def _ended(
     """Return the ending, what made it, and the number of its first frame, if they depend on it."""
     if kind.recover is not None:
         frames = frames_of(read_log(generation_id))
+        first = len(frames)
         assembler = kind.recover(generation_id, frames)
         if assembler is not None:
             ending = assembler.cancel() if error is None else assembler.fail(error)
-            return assembler, ending, len(frames)
+            return assembler, ending, first
+        return None, None if error is None else kind.failure(error, first=first), first
     return None, None if error is None else kind.failure(error), None
 
 

@@ -180,15 +180,16 @@ class Run:
         return document, found.is_cancelled, found.frames
 
     def _failure(self, error: Exception) -> Ending:
-        kind = kind_of(self._claim.kind)
+        kind, first = kind_of(self._claim.kind), 0
         if self._assembler is None and kind.recover is not None:
             frames = frames_of(read_log(self._claim.public_id))
             with lent_connection():
                 self._assembler = kind.recover(self._claim.public_id, frames)
-            self._stream.start_at(len(frames))
+            first = len(frames)
+            self._stream.start_at(first)
         if self._assembler is not None:
             return self._assembler.fail(error)
-        return kind.failure(error)
+        return kind.failure(error, first=first)
 
     def _log(self, error: Exception) -> None:
         """Log what is not the client's fault; the traceback only of what nobody foresaw."""

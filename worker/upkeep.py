@@ -3,6 +3,7 @@
 abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
+unattended  left by all its readers, for longer than its grace: cancelled
 unheard     waiting with no bell: rung for again
 gone        workers without a lease: dropped from the index
 
@@ -21,8 +22,10 @@ from django.conf import settings
 from django.db.models import Count, Min
 from django.utils import timezone
 
-from worker.endings import end_in_place
+from worker.attendance import forget, unattended
+from worker.endings import cancel_waiting, end_in_place
 from worker.errors import ModelLoading, QueueTimeout, WorkerLost
+from worker.event_log import request_cancel
 from worker.leases import is_alive, live_view, prune
 from worker.load_waits import forget_waits, overdue
 from worker.models import (
@@ -52,6 +55,7 @@ def tend() -> None:
     give_up_abandoned()
     expire_waiting()
     expire_unloaded()
+    stop_unattended()
     ring_unheard()
     drop_gone()
 
@@ -102,6 +106,18 @@ def expire_waiting() -> None:
         end_in_place(generation, Status.FAILED, expire, QueueTimeout())
 
 
+def stop_unattended() -> None:
+    """Stop what nobody has read for longer than its grace (see ``worker.attendance``)."""
+    left = unattended()
+    if not left:
+        return
+    going_on = Generation.objects.filter(public_id__in=left).exclude(status__in=TERMINAL)
+    for public_id in going_on.values_list("public_id", flat=True):
+        request_cancel(public_id)
+    cancel_waiting(left)
+    forget(left)
+
+
 def expire_unloaded() -> None:
     """Fail what was accepted while its model was loading, and has waited ``LOAD_WAIT_S`` for it."""
     late = overdue()
@@ -124,6 +140,12 @@ def ring_unheard() -> None:
                 ring(row["model"])
 
 
+def drop_gone() -> None:
+    """Drop the workers without a lease from the index, and the bells that were rung for them."""
+    for worker in prune():
+        drop_bells_of(worker)
+
+
 def _is_dead(worker: str) -> bool:
     """Whether the lease is missing now and was missing ``_CONFIRM_S`` ago."""
     client, key = site_client(), f"suspect:{worker}"
@@ -140,9 +162,3 @@ def _is_dead(worker: str) -> bool:
 def _redis_time(client: Any) -> tuple[int, int]:
     time: tuple[int, int] = client.time()
     return time
-def drop_gone() -> None:
-    """Drop the workers without a lease from the index, and the bells that were rung for them."""
-    for worker in prune():
-        drop_bells_of(worker)
-
-

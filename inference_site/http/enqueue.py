@@ -18,10 +18,12 @@ from inference_site.http.errors import (
     InvalidRequestError,
     NotFoundError,
 )
+from inference_site.http.follower import Follower
 from inference_site.http.handoff import HandOff, hand_off
-from inference_site.http.hub import Follower, hub
+from inference_site.http.hub import hub
 from inference_site.http.serving import require_served
 from worker.assembly import Document
+from worker.attendance import attend
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
@@ -35,7 +37,8 @@ class Job:
 
     ``assembly`` is for the assembler of its kind, ``store`` for what keeps the result. ``frames``
     are what its stream begins with; ``record`` writes what is to be committed with it. In the
-    ``background`` it outlives its client. ``continues`` is the generation whose prefix it has.
+    ``background`` it outlives its client; otherwise by ``grace_s``, in which it can be read again.
+    ``continues`` is the generation whose prefix it has.
     """
 
     kind: str
@@ -50,7 +53,14 @@ class Job:
     frames: Sequence[bytes] = ()
     record: Callable[[], None] | None = None
     background: bool = False
+    grace_s: int = 0
     continues: str = ""
+
+
+def disconnect_grace_s(caller: Caller) -> int:
+    """Return by how many seconds a response that this caller stores outlives its client."""
+    grace_s: int = settings.DISCONNECT_GRACE_S
+    return grace_s
 
 
 def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:
@@ -106,8 +116,10 @@ def start(caller: Caller, request_id: str, job: Job) -> Follower:
     Return who follows its stream, after the frames that it begins with.
     """
     # Before the worker can send anything.
-    follower = hub.follow(job.generation_id, after=len(job.frames) - 1)
+    follower = hub.follow(job.generation_id, len(job.frames) - 1, job.grace_s)
     try:
+        if job.grace_s:
+            attend(job.generation_id, job.grace_s)
         _enqueue(_order(caller, request_id, job), job, hub.channel)
     except BaseException:
         hub.leave(follower)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 
-from inference_site.http.hub import Follower
+from inference_site.http.follower import Follower
 from worker.event_log import Batch
 
 SCOPE_KEY = "inference_site.handoff"
@@ -23,7 +23,8 @@ class HandOff:
 
     ``opening`` are frames before those that are followed; they tell nothing yet, and are held back
     for what may fail at once. ``known`` is what was read of the log already. ``cancels``: whoever
-    follows is the one it is made for, and when that client leaves the generation is stopped.
+    follows is the one it is made for, and when that client leaves the generation is stopped, unless
+    the follower has a grace.
     """
 
     follower: Follower

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import redis.exceptions
@@ -22,9 +23,11 @@ from django.db import DatabaseError
 from prometheus_client import Counter
 
 from inference_site.http.errors import UnavailableError
-from worker.assembly import Ending
+from inference_site.http.follower import Follower
+from worker.assembly import kind_of
+from worker.attendance import tell_attended
 from worker.endings import cancel_waiting
-from worker.event_log import AsyncEventLog, Batch, trim
+from worker.event_log import AsyncEventLog, Batch
 from worker.models import TERMINAL, Generation, lent_connection
 from worker.redis_clients import new_async_clients, shard_of
 
@@ -42,68 +45,6 @@ _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 
 
-class Follower:
-    """One reader's place in one stream."""
-
-    __slots__ = (
-        "_batches",
-        "_ended",
-        "_waiter",
-        "checked_at",
-        "generation_id",
-        "heard_at",
-        "next_number",
-    )
-
-    def __init__(self, generation_id: str, after: int = -1) -> None:
-        self.generation_id = generation_id
-        self.next_number = after + 1
-        self.heard_at = self.checked_at = time.monotonic()
-        self._batches: list[Batch] = []
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def offer(self, batch: Batch) -> bool:
-        """Take a batch; False when frames before it are missing.
-
-        What is known already is cut; after the ending nothing is taken any more.
-        """
-        if self._ended:
-            return True
-        if batch.first > self.next_number:
-            return False
-        self.heard_at = time.monotonic()
-        for rest in trim([batch], self.next_number):
-            self.next_number = rest.next
-            self._ended = rest.ending is not None
-            self._batches.append(rest)
-            self.wake()
-        return True
-
-    def wake(self) -> None:
-        """End the current ``wait``."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def take(self) -> list[Batch]:
-        """Return what has come, in order, and forget it."""
-        batches, self._batches = self._batches, []
-        return batches
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return when something has come, when woken, or after the timeout."""
-        if self._batches:
-            return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, self.wake)  # Half the cost of asyncio.wait_for.
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-
 class Hub:
     """This process's channel and followers. ``follow`` and ``leave`` are for any thread."""
 
@@ -118,10 +59,11 @@ class Hub:
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
         self._unqueue_wanted = asyncio.Event()
+        self._attended: dict[str, int] = {}
 
-    def follow(self, generation_id: str, after: int = -1) -> Follower:
+    def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
-        follower = Follower(generation_id, after)
+        follower = Follower(generation_id, after, grace_s)
         with self._lock:
             self._followers.setdefault(generation_id, []).append(follower)
         return follower
@@ -151,10 +93,13 @@ class Hub:
     def ensure_running(self) -> None:
         """Start listening, if this loop does not already."""
         if not self._tasks:
-            self._logs = [AsyncEventLog(client) for client in new_async_clients()]
+            clients = new_async_clients()
+            self._logs = [AsyncEventLog(client) for client in clients]
+            self._site_client = clients[0]
             self._tasks = [
                 asyncio.create_task(self._listen()),
                 asyncio.create_task(self._watch()),
+                asyncio.create_task(self._attend()),
                 asyncio.create_task(self._cancel_all()),
                 asyncio.create_task(self._unqueue_all()),
             ]
@@ -250,6 +195,22 @@ class Hub:
             except Exception:
                 logger.exception("hub: cannot catch up")
 
+    async def _attend(self) -> None:
+        """Say which of the generations with a grace are read here, and which are not any more."""
+        while True:
+            await asyncio.sleep(_ATTEND_S)
+            read = {f.generation_id: f.grace_s for f in self._all_readers() if f.grace_s}
+            left = {id_: grace for id_, grace in self._attended.items() if id_ not in read}
+            self._attended |= read
+            if not self._attended:
+                continue
+            try:
+                await tell_attended(self._site_client, read, left)
+            except redis.exceptions.RedisError as exc:
+                logger.warning("hub: cannot tell who is read: %s", exc)
+            else:
+                self._attended = read
+
     async def _catch_up(self, followers: Sequence[Follower]) -> None:
         """Read the log for these followers, in one round trip for each server."""
         now = time.monotonic()
@@ -272,14 +233,10 @@ class Hub:
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
-        ids = {follower.generation_id for follower in followers}
-        if not ids:
-            return
-        over = await sync_to_async(_terminal_ids, thread_sensitive=False)(ids)
-        lost = [f for f in followers if f.generation_id in over]
-        await self._catch_up(lost)  # The end may have come between the two looks.
-        for follower in lost:
-            follower.offer(_vanished(follower.next_number))
+        kinds = await _kinds_of(followers, status__in=TERMINAL)
+        over = [follower for follower in followers if follower.generation_id in kinds]
+        await self._catch_up(over)  # The end may have come between the two looks.
+        _end_lost(over, kinds)
 
 
 async def _persist(act: Callable[[], Awaitable[None]]) -> None:
@@ -310,12 +267,21 @@ async def _kinds_of(followers: Sequence[Follower], **states: object) -> dict[str
     return await sync_to_async(_kinds, thread_sensitive=False)(ids, states)
 
 
-def _vanished(number: int) -> Batch:
-    """Return the end of a stream whose frames are lost."""
-    error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
-    frames = (b"data: " + error.body + b"\n\n", b"data: [DONE]\n\n")
-    ending = Ending((), error.status, error.body, error_code="stream_lost", retry_after_s=1)
-    return Batch(number, frames, ending)
+def _kinds(ids: set[str], states: dict[str, object]) -> dict[str, str]:
+    with lent_connection():
+        found = Generation.objects.filter(public_id__in=ids, **states)
+        return dict(found.values_list("public_id", "kind"))
+
+
+def _end_lost(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:
+    """End the readers of streams whose frames are lost, in the words of their kind."""
+    for follower in followers:
+        error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
+        kind, first = kinds.get(follower.generation_id), follower.next_number
+        if kind is None:
+            continue
+        ending = kind_of(kind).failure(error, first=first)
+        follower.offer(Batch(first, ending.frames, replace(ending, frames=(), is_early=False)))
 
 
 hub = Hub()

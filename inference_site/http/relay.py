@@ -112,21 +112,23 @@ class _Answer:
         self._follower = handoff.follower
         for batch in handoff.known:
             self._follower.offer(batch)
+        # With a grace it goes on for a while, and upkeep stops it if no reader comes.
+        self._stops = handoff.cancels and not self._follower.grace_s
         self._opening = list(handoff.opening)
         self._begun = False
         self._gone = False
 
     async def relay(self, receive: Receive) -> None:
-        """Send everything; when the client leaves first, have the generation stopped."""
+        """Send everything; when its client leaves first, have the generation stopped."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._relay_stream() if self._handoff.stream else self._relay_json())
         except ClientGone:
-            if self._handoff.cancels:
+            if self._stops:
                 hub.cancel(self._handoff.generation_id)
         except BaseException:
             # The server stops, or sending failed: wait until the worker's side of it is stored.
-            if self._handoff.cancels:
+            if self._stops:
                 stored = hub.cancel(self._handoff.generation_id)
                 await asyncio.wait({stored}, timeout=_SHUTDOWN_S)
             raise

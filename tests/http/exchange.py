@@ -11,9 +11,10 @@ import pytest
 from django.http import HttpResponse
 
 from inference_site.http import relay as relay_module
+from inference_site.http.follower import Follower
 from inference_site.http.handler import ApiHandler
 from inference_site.http.handoff import SCOPE_KEY, HandOff
-from inference_site.http.hub import Follower, Hub
+from inference_site.http.hub import Hub
 from inference_site.http.relay import Relay
 from tests.http.asgi import FakeClient, scope
 

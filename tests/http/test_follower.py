@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.http.hub import Follower
+from inference_site.http.follower import Follower
 from worker.assembly import Ending
 from worker.event_log import Batch
 

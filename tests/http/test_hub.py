@@ -14,8 +14,11 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.http import hub as hub_module
-from inference_site.http.hub import Follower, Hub
+from inference_site.http.follower import Follower
+from inference_site.http.hub import Hub
+from responses_api.events import DONE, decode
 from tests.generations import chat_document, create_generation
+from tests.responses_api.validation import check
 from worker.assembly import Ending
 from worker.documents import Loaded, load_document, save_document
 from worker.event_log import AsyncEventLog, Batch
@@ -199,6 +202,48 @@ def test_a_stream_that_is_over_and_whose_log_is_gone_ends_with_an_error(
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.django_db(transaction=True)
+def test_a_stream_of_a_response_that_is_lost_ends_with_the_event_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    over = {"status": Status.COMPLETED, "finished_at": timezone.now()}
+    row = create_generation(api_key[0], kind="response", **over)
+
+    async def scenario(site: Site) -> None:
+        (last,) = await site.next(site.hub.follow(row.public_id, after=6))
+        event = decode(last.frames[0])
+        check("error", event)
+        assert (event["type"], event["sequence_number"]) == ("error", 7)
+        assert event["code"] == event["error"]["code"] == "stream_lost"
+        assert list(last.frames[1:]) == [DONE]
+        assert last.ending is not None
+        assert last.ending.status == 503
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("kind", "beginning"), [("chat.completion", b"data: {"), ("response", b"event: error\n")]
+)
+def test_a_log_that_has_lost_frames_ends_its_readers(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, kind: str, beginning: bytes
+) -> None:
+    row = create_generation(api_key[0], kind=kind, status=Status.RUNNING)
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id)
+        await site.write(row.public_id, Batch(5, [b"5"]))
+        await site.hint((row.public_id, b""))
+        (last,) = await site.next(follower)
+        assert last.frames[0].startswith(beginning)
+        assert last.ending is not None
+        assert last.ending.error_code == "stream_lost"
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
 def test_a_stream_that_is_not_over_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, api_key: Key
 ) -> None:
@@ -221,15 +266,15 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
-        terminal_ids = hub_module._terminal_ids
+        kinds = hub_module._kinds
 
-        def written_meanwhile(ids: set[str]) -> set[str]:
+        def written_meanwhile(*arguments: Any) -> dict[str, str]:
             client: Any = client_for(row.public_id)
             end = Batch(0, [b"0", b"done"], END)
             client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
-            return terminal_ids(ids)
+            return kinds(*arguments)
 
-        monkeypatch.setattr(hub_module, "_terminal_ids", written_meanwhile)
+        monkeypatch.setattr(hub_module, "_kinds", written_meanwhile)
         batches = await site.next(follower)
         assert frames(batches) == [b"0", b"done"]
         assert batches[-1].ending == END

@@ -12,10 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
-from responses_api.assembler import Transcript
 from responses_api.events import DONE, accepted, decode
 from responses_api.recovery import recover
 from responses_api.sealing import unseal
+from responses_api.transcript import Transcript
 from tests.responses_api.deltas import (
     RESPONSE_ID,
     begun,
@@ -230,8 +230,11 @@ def test_second_attempt_goes_on_after_the_first(length: int) -> None:
     frames = [*first, *closing, *begun(second, [TextDelta("again"), STOP])]
     frames += second.complete().frames
     assert texts(final(frames)) == ["again"]
+    *ends, begins = [decode(frame) for frame in closing]
+    assert begins["type"] == "response.in_progress"
+    assert begins["response"]["output"] == []
     if length:
-        assert decode(closing[-1])["item"]["status"] == "incomplete"
+        assert ends[-1]["item"]["status"] == "incomplete"
 
 
 def test_second_attempt_of_what_was_only_accepted_opens_the_stream() -> None:
@@ -242,11 +245,16 @@ def test_second_attempt_of_what_was_only_accepted_opens_the_stream() -> None:
     assert [decode(frame)["type"] for frame in second.begin()] == ["response.in_progress"]
 
 
-def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second() -> None:
+@pytest.mark.parametrize("deltas", [LIVELY, [ToolCallDelta(0, "{}", "call_1", "f")]])
+def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
+    deltas: list[Delta],
+) -> None:
     response = new_response(background=True)
-    first = begun(new_assembler(response), LIVELY)
+    first = begun(new_assembler(response), deltas)
     second = new_assembler(response)
-    frames = [*first, *second.restart(first), *begun(second, [TextDelta("again")])]
+    frames = [*first, *second.restart(first)]
+    assert Transcript(frames).shown_output() == []
+    frames += begun(second, [TextDelta("again")])
     assert texts({"output": Transcript(frames).shown_output()}) == ["again"]
     recovered = recover(RESPONSE_ID, frames)
     assert recovered is not None

@@ -1,0 +1,187 @@
+"""A stored response in the foreground waits for its client to come back, if it has a grace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.scripts import events, frames, slow
+from tests.served_stack import ServedStack, served_stack, wait_until
+
+GRACE_S = 2
+SLACK_S = 5
+"""What is added when nobody could say that the client left."""
+LATE_S = 15
+"""How long upkeep and the worker may take, on a busy machine."""
+LONG = int((GRACE_S + SLACK_S + 2) / 0.05)
+"""Words of a response that goes on only as long as it is read."""
+ENDLESS = slow(6000)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    """A stack whose responses have a grace."""
+    with served_stack(DISCONNECT_GRACE_S=str(GRACE_S)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(stack: ServedStack) -> openai.OpenAI:
+    return stack.client()
+
+
+def begun(client: openai.OpenAI, given: str, **fields: Any) -> tuple[str, Any]:
+    """Create a response and read what it begins with; return its id and its stream."""
+    stream: Any = client.responses.create(model="scripted", input=given, stream=True, **fields)
+    seen = [next(stream) for _ in range(6)]
+    return str(seen[0].response.id), stream
+
+
+def status(stack: ServedStack, response_id: str) -> str:
+    return str(stack.row(response_id)["status"])
+
+
+def test_client_that_comes_back_finds_it_going_on(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    """It is read for longer than any time limit, so that being read is what keeps it going."""
+    response_id, stream = begun(client, slow(LONG, 50))
+    stream.close()
+    time.sleep(GRACE_S / 2)
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=5))
+    assert [event.sequence_number for event in rest] == list(range(6, 6 + len(rest)))
+    assert rest[-1].type == "response.completed"
+    assert rest[-1].response.output_text == "x " * LONG
+    assert status(stack, response_id) == "completed"
+
+
+def test_response_to_which_nobody_comes_back_is_stopped(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    response_id, stream = begun(client, ENDLESS)
+    stream.close()
+    waited = wait_until(
+        lambda: status(stack, response_id) == "cancelled", GRACE_S + LATE_S, "cancelled"
+    )
+    assert waited > GRACE_S - 0.5
+    stored = client.responses.retrieve(response_id)
+    assert stored.status == "cancelled"
+    assert stored.output_text.startswith("x x ")
+    with stack.redis() as redis:
+        wait_until(lambda: redis.zscore("attended", response_id) is None, LATE_S, "forgotten")
+
+
+def test_reader_that_came_back_and_left_is_waited_for_too(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    response_id, stream = begun(client, ENDLESS)
+    stream.close()
+    time.sleep(GRACE_S / 2)
+    again: Any = client.responses.retrieve(response_id, stream=True)
+    next(again)
+    time.sleep(GRACE_S)
+    assert status(stack, response_id) == "running"
+    again.close()
+    wait_until(lambda: status(stack, response_id) == "cancelled", GRACE_S + LATE_S, "cancelled")
+
+
+def test_reader_that_leaves_takes_nothing_from_the_client(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    response_id, stream = begun(client, slow(LONG, 50))
+    other: Any = client.responses.retrieve(response_id, stream=True)
+    next(other)
+    other.close()
+    assert [event.type for event in stream][-1] == "response.completed"
+
+
+def test_client_that_did_not_stream_may_come_back_to_the_stream(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    body = json.dumps({"model": "scripted", "input": slow(60, 50)})
+    request = (
+        f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {stack.key}\r\n"
+        f"Content-Type: application/json\r\nX-Request-Id: leaver\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+    def rows() -> list[Any]:
+        return stack.sql("SELECT public_id FROM worker_generation WHERE request_id = 'leaver'")
+
+    with socket.create_connection(("127.0.0.1", stack.port)) as connection:
+        connection.sendall(request.encode())
+        wait_until(rows, 3, "accepted")
+    [(response_id,)] = rows()
+    last = list(client.responses.retrieve(response_id, stream=True))[-1]
+    assert last.type == "response.completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_that_is_not_stored_is_stopped_at_once(stack: ServedStack, stream: bool) -> None:
+    body = {"model": "scripted", "input": ENDLESS, "store": False, "stream": stream}
+    mark = {"x-request-id": f"unstored-{stream}"}
+
+    def found() -> list[Any]:
+        statement = "SELECT status FROM worker_generation WHERE request_id = %s"
+        return [row[0] for row in stack.sql(statement, mark["x-request-id"])]
+
+    with stack.http() as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/responses", json=body, headers=mark, timeout=0.5)
+    wait_until(lambda: found() == ["cancelled"], LATE_S, "cancelled")
+    assert stack.redis().zcard("attended") == 0
+
+
+def test_one_that_waits_in_the_queue_is_stopped_too(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    holders = [
+        client.responses.create(model="scripted", input=ENDLESS, background=True) for _ in range(4)
+    ]
+    for holder in holders:
+        wait_until(lambda id_=holder.id: status(stack, id_) == "running", 5, "all slots")
+    stream: Any = client.responses.create(model="scripted", input="late", stream=True)
+    response_id = next(stream).response.id
+    stream.close()
+    wait_until(lambda: status(stack, response_id) == "cancelled", GRACE_S + LATE_S, "cancelled")
+    assert stack.row(response_id)["claimed_at"] is None
+    for holder in holders:
+        client.responses.cancel(holder.id)
+
+
+def test_it_holds_when_the_web_process_dies(stack: ServedStack) -> None:
+    """One response is read again when there is a web process again, the other by nobody."""
+    returned, stream = begun(stack.client(), slow(LONG, 50))
+    forsaken, other = begun(stack.client(), ENDLESS)
+    os.kill(stack.pid_of("web"), signal.SIGKILL)
+    for cut in (stream, other):
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(cut)
+
+    def read_again() -> list[str]:
+        query = {"stream": "true"}
+        with (
+            stack.http() as http,
+            http.stream("GET", f"/v1/responses/{returned}", params=query) as response,
+        ):
+            return frames(response)
+
+    raw: list[str] = []
+    deadline = time.monotonic() + GRACE_S + SLACK_S
+    while not raw and time.monotonic() < deadline:
+        try:
+            raw = read_again()
+        except httpx.ConnectError:
+            time.sleep(0.1)
+    assert events(raw)[-1]["type"] == "response.completed"
+    wait_until(
+        lambda: status(stack, forsaken) == "cancelled", GRACE_S + SLACK_S + LATE_S, "cancelled"
+    )
