@@ -27,7 +27,7 @@ from worker.catalog import catalog
 from worker.generation import GenerationRequest, TextPart
 from worker.models import Generation, Status
 
-_CHARACTERS_PER_TOKEN = 4
+_BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
 _GENERATES = ("chat", "complete")
 _LOCKS = {"key": 0x1F5A_0001, "project": 0x1F5A_0002}
 """The advisory locks, with the owner's id, under which the runs of an owner are counted."""
@@ -103,8 +103,9 @@ def retried(admission: Admission, accept: Callable[[], None]) -> None:
 def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
     """Return what a request may come to use; nothing where nobody counts it.
 
-    The web process has no tokenizer: four characters count as a token. An answer without a bound
-    counts as ``RESERVED_OUTPUT_TOKENS``.
+    The web process has no tokenizer: three bytes count as a token, and a message as ten more, which
+    is rather too much than too little. An answer without a bound counts as
+    ``RESERVED_OUTPUT_TOKENS``.
     """
     if not caller.has_budget and not rate_limits.has_token_limit(caller):
         return Estimate(0, Decimal(0))
@@ -115,15 +116,19 @@ def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
 
 
 def _input_tokens(request: GenerationRequest) -> int:
-    characters = sum(
-        len(part.text)
-        for message in request.messages
-        for part in message.parts
-        if isinstance(part, TextPart)
-    )
-    characters += sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
     ready = sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str))
-    return ready + -(-characters // _CHARACTERS_PER_TOKEN)
+    size = sum(len(text.encode()) for text in _texts(request))
+    return ready + len(request.messages) * _TOKENS_PER_MESSAGE + -(-size // _BYTES_PER_TOKEN)
+
+
+def _texts(request: GenerationRequest) -> Iterator[str]:
+    for message in request.messages:
+        yield message.text or ""
+        yield message.reasoning or ""
+        yield from (part.text for part in message.parts if isinstance(part, TextPart))
+        yield from (repr(call.arguments) for call in message.tool_calls)
+    yield from (prompt for prompt in request.prompts if isinstance(prompt, str))
+    yield from (repr(tool) for tool in request.tools)
 
 
 def _output_tokens(request: GenerationRequest) -> int:

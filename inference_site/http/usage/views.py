@@ -100,7 +100,7 @@ def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool
     """Return what one page shows, and whether there are buckets after it."""
     period = _PERIODS[query.bucket_width]
     now = timezone.now()
-    start = now - dt.timedelta(days=7) if query.start_time is None else _moment(query.start_time)
+    start = now - dt.timedelta(days=6) if query.start_time is None else _moment(query.start_time)
     end = now if query.end_time is None else _moment(query.end_time)
     if end <= start:
         raise InvalidRequestError(

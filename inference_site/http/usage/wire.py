@@ -64,7 +64,7 @@ class UsageQuery(BaseModel):
     """The query of a project's own usage. Names of lists may end in ``[]``."""
 
     start_time: _Time | SkipJsonSchema[None] = Field(
-        None, description="Unix seconds; seven days ago if left out."
+        None, description="Unix seconds; left out: six days ago, so that today is the seventh."
     )
     end_time: _Time | SkipJsonSchema[None] = Field(None, description="Unix seconds; now.")
     bucket_width: BucketWidth = "1d"

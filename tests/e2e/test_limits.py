@@ -1,0 +1,188 @@
+"""Limits and budgets of keys, over HTTP: what is over them is refused, and says so."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.keys import MadeKey, make_budget, make_key
+from tests.e2e.scripts import slow
+from tests.served_stack import ServedStack, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(max_tokens: int = 5, model: str = "demo", text: str = "Hi", **fields: Any) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "max_tokens": max_tokens, **fields}
+
+
+def headers_of(response: httpx.Response) -> dict[str, str]:
+    prefix = "x-ratelimit-"
+    return {k.removeprefix(prefix): v for k, v in response.headers.items() if k.startswith(prefix)}
+
+
+def test_requests_a_minute_are_limited_and_told(stack: ServedStack) -> None:
+    key = make_key(stack, requests_per_minute=2, project_requests_per_minute=100)
+    with key.http(stack) as http:
+        first, second, third = (http.post(CHAT, json=ask()) for _ in range(3))
+    assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
+    told = headers_of(first)
+    assert (told["limit-requests"], told["remaining-requests"]) == ("2", "1")
+    assert headers_of(second)["remaining-requests"] == "0"
+    assert third.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "2 requests a minute of this key" in third.json()["error"]["message"]
+    assert 1 <= int(third.headers["retry-after"]) <= 60
+    assert headers_of(third)["remaining-requests"] == "0"
+
+
+def test_without_limits_there_are_no_headers(http: httpx.Client) -> None:
+    assert headers_of(http.post(CHAT, json=ask())) == {}
+
+
+def test_streams_tell_the_limits_too(stack: ServedStack) -> None:
+    key = make_key(stack, requests_per_minute=5, tokens_per_minute=1000)
+    with key.http(stack) as http, http.stream("POST", CHAT, json=ask(stream=True)) as response:
+        response.read()
+    told = headers_of(response)
+    assert told["remaining-requests"] == "4"
+    assert 900 < int(told["remaining-tokens"]) < 1000
+
+
+def test_the_official_client_raises_its_rate_limit_error(stack: ServedStack) -> None:
+    key = make_key(stack, requests_per_minute=1)
+    client = stack.client(key.secret)
+    client.responses.create(model="demo", input="Hi", max_output_tokens=5)
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.responses.create(model="demo", input="Hi", max_output_tokens=5)
+    assert caught.value.code == "rate_limit_exceeded"
+
+
+def test_tokens_a_minute_are_corrected_by_what_was_used(stack: ServedStack) -> None:
+    """What was estimated for an answer that turned out short is there again."""
+    key = make_key(stack, tokens_per_minute=1000)
+    with key.http(stack) as http:
+        assert http.post(CHAT, json=ask(900, stop=["e", "a", "o"])).status_code == 200
+        wait_until(lambda: http.post(CHAT, json=ask(800)).status_code == 200, 10, "the correction")
+
+
+def test_a_request_that_is_refused_for_another_reason_counts_nothing(stack: ServedStack) -> None:
+    key = make_key(stack, requests_per_minute=1)
+    with key.http(stack) as http:
+        assert http.post(CHAT, json=ask(model="no-such")).status_code == 404
+        assert http.post(CHAT, json=ask(temperature=9)).status_code == 400
+        assert http.post(CHAT, json=ask()).status_code == 200
+
+
+def statuses(stack: ServedStack, key: MadeKey, count: int, **fields: Any) -> list[httpx.Response]:
+    with key.http(stack) as http, ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda _: http.post(CHAT, json=ask(**fields)), range(count)))
+
+
+def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
+    key = make_key(stack, concurrent_runs=2)
+    answers = statuses(stack, key, 12, model="scripted", text=slow(20), max_tokens=100)
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes.count(200) == 2
+    assert codes.count(429) == 10
+    [told] = {a.json()["error"]["message"] for a in answers if a.status_code == 429}
+    assert "2 runs at one time of this key" in told
+    with key.http(stack) as http:
+        assert http.post(CHAT, json=ask()).status_code == 200, "they have ended"
+
+
+def test_a_budget_is_not_exceeded_by_more_than_what_is_in_flight(stack: ServedStack) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 10)
+    answers = statuses(stack, key, 200, max_tokens=20)
+    done = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    used = [answer.json()["usage"]["total_tokens"] for answer in done]
+    assert done, "the first fits"
+    # Each was let in when nothing else was in flight, and something of the budget was left.
+    assert sum(used) - used[-1] < 10
+    assert {answer.status_code for answer in refused} == {429}
+    assert {answer.json()["error"]["code"] for answer in refused} == {"insufficient_quota"}
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+    wait_until(lambda: spend(stack, key) == (sum(used), 0), 10, "the settlement")
+    assert "add up" in stack.manage("usage", "--check")
+
+
+def test_many_small_requests_use_a_budget_up_and_no_more(stack: ServedStack) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 600)
+    text = "Tell me a story about a dog and a cat."
+    answers = statuses(stack, key, 60, max_tokens=10, ignore_eos=True, text=text)
+    used = [a.json()["usage"]["total_tokens"] for a in answers if a.status_code == 200]
+    # The estimate of one of them is a token short.
+    assert 300 < sum(used) <= 600 + len(used)
+    wait_until(lambda: spend(stack, key) == (sum(used), 0), 10, "the settlement")
+
+
+def spend(stack: ServedStack, key: MadeKey) -> tuple[int, int]:
+    [(spent, reserved)] = stack.sql(
+        """SELECT spent, reserved FROM accounts_budgetspend spend JOIN accounts_budget budget
+        ON budget.id = budget_id WHERE project_id = %s""",
+        key.project_id,
+    )
+    return int(spent), int(reserved)
+
+
+def test_one_after_the_other_each_request_finds_what_the_last_one_left(stack: ServedStack) -> None:
+    """A budget that is nearly used up does not wait for the next step of accounting."""
+    key = make_key(stack)
+    make_budget(stack, key, 150)
+    used = 0
+    with key.http(stack) as http:
+        while used + 40 <= 150:
+            answer = http.post(CHAT, json=ask(20))
+            assert answer.status_code == 200, answer.text
+            used += answer.json()["usage"]["total_tokens"]
+
+
+def test_a_background_response_is_refused_over_the_budget_too(stack: ServedStack) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 0)
+    with key.http(stack) as http:
+        answer = http.post(
+            "/v1/responses", json={"model": "demo", "input": "Hi", "background": True}
+        )
+        assert answer.status_code == 429
+        assert http.get("/v1/responses").json()["data"] == [], "nothing of it is stored"
+
+
+def test_a_key_for_some_models_gets_no_others(stack: ServedStack) -> None:
+    key = make_key(stack, allowed_models=["demo"])
+    client = stack.client(key.secret)
+    with pytest.raises(openai.PermissionDeniedError) as caught:
+        client.chat.completions.create(**ask(model="scripted"))
+    assert caught.value.code == "model_not_allowed"
+    assert [model.id for model in client.models.list()] == ["demo"]
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("scripted")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("POST", CHAT, "inference"),
+        ("GET", "/v1/responses", "inference"),
+        ("POST", "/v1/chat/render", "debug"),
+        ("GET", "/v1/usage", "usage:read"),
+        ("GET", "/v1/organization/usage/completions", "admin"),
+    ],
+)
+def test_a_key_without_the_scope_is_refused(
+    stack: ServedStack, method: str, path: str, scope: str
+) -> None:
+    key = make_key(stack, *({"inference", "debug", "usage:read", "admin"} - {scope}))
+    with key.http(stack) as http:
+        answer = http.request(method, path, json=ask() if method == "POST" else None)
+    assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("insufficient_scope", "permission_error")
+    assert f"'{scope}'" in error["message"]
