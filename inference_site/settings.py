@@ -152,6 +152,7 @@ REDIS_URL = environment.text("REDIS_URL", _services.get("REDIS_URL", "redis://12
 BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
 CHANNEL_LAYER_URLS = environment.items("CHANNEL_LAYER_URLS", REDIS_URL)
 EVENT_LOG_URLS = environment.items("EVENT_LOG_URLS", REDIS_URL)
+RATE_LIMIT_URL = environment.text("RATE_LIMIT_URL", REDIS_URL)
 
 CHANNEL_LAYERS = {
     "default": {
@@ -181,6 +182,8 @@ CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "upkeep": {"task": "worker.upkeep", "schedule": 1.0, "options": {"expires": 5}},
+    "accounting": {"task": "accounts.account", "schedule": 1.0, "options": {"expires": 5}},
+    "pruning": {"task": "accounts.prune", "schedule": 3600.0, "options": {"expires": 600}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
 
@@ -194,15 +197,12 @@ STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
 MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
+# Whether limits are passed over while the Redis that counts is away; else requests get a 503.
+RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
+# What budgets hold back for an answer that may be of any length.
+RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
 QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
-RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
-EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
-EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
-# Dotted paths of functions that see, change or drop what models yield: worker/hooks.py.
-ON_CHUNK = environment.text("ON_CHUNK")
-ON_DONE = environment.text("ON_DONE")
-# What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 # How long a turn waits for the worker that has its conversation in memory; 0: it does not.
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # The models that workers load when they start; empty: all of the catalogue; "none": none.
@@ -211,12 +211,13 @@ START_MODELS = environment.items("START_MODELS")
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
-# How long a turn waits for the worker that has its conversation in memory; 0: it does not.
-AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
-# Whether a request has its model loaded, and how long it waits for that.
-LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
-LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
-USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
+RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
+EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
+EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
+# Dotted paths of functions that see, change or drop what models yield: worker/hooks.py.
+ON_CHUNK = environment.text("ON_CHUNK")
+ON_DONE = environment.text("ON_DONE")
+# What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 SAMPLING = environment.mapping("SAMPLING")
 # What images of requests may take, and where they are fetched from: worker/media/.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)

@@ -15,9 +15,10 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 from django.utils import timezone
 
 from worker.assembly import Assembler, Document, Ending, kind_of
+from worker.catalog import catalog
 from worker.custom_tools import CustomCalls
 from worker.documents import load_document
-from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest
+from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest, Price
 from worker.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
 from worker.event_log import frames_of, read_log
 from worker.generation import Delta, Finish, GenerationRequest, Usage
@@ -251,13 +252,18 @@ class Run:
         return held
 
     def _result(self, ending: Ending) -> dict[str, Any]:
-        usage = self._usage
+        usage, spec = self._usage, catalog().models.get(self._claim.model)
+        price = Price() if spec is None else spec.price
+        cached_tokens = min(usage.cached_tokens, usage.input_tokens)
         return {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,
-            "cached_tokens": min(usage.cached_tokens, usage.input_tokens),
+            "cached_tokens": cached_tokens,
             "output_tokens": usage.output_tokens,
             "reasoning_tokens": min(usage.reasoning_tokens, usage.output_tokens),
+            "prefill_ms": usage.prefill_ms,
+            "decode_ms": usage.decode_ms,
+            "cost": price.cost(usage.input_tokens, cached_tokens, usage.output_tokens),
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
+from inference_site.http.admission import Admission, accepting, admitted, retried
 from inference_site.http.authentication import caller_of
 from inference_site.http.errors import (
     ForbiddenError,
@@ -98,38 +99,53 @@ def may_use(caller: Caller, spec: ModelSpec) -> bool:
 
 
 def submit(request: Request, job: Job) -> HttpResponse:
-    """Commit the generation, ring its model's bell, and leave the rest to the relay."""
-    follower = start(caller_of(request), _request_id(request), job)
+    """Admit and commit the generation, ring its model's bell, and leave the rest to the relay."""
+    with admitted(caller_of(request), job.request) as admission:
+        follower = _follow(admission, _request_id(request), job)
     handoff = HandOff(follower, job.stream, job.frames, cancels=not job.background)
-    return _naming_ignored(hand_off(request._request, handoff), job)
+    return _with_headers(hand_off(request._request, handoff), job, admission)
 
 
 def submit_unfollowed(request: Request, job: Job, answer: Response) -> Response:
-    """Commit the generation and ring its model's bell; the client does not wait for it."""
-    _enqueue(_order(caller_of(request), _request_id(request), job), job, None)
-    return _naming_ignored(answer, job)
+    """Admit and commit the generation, and ring its bell; the client does not wait for it."""
+    admission = start_unfollowed(caller_of(request), _request_id(request), job)
+    return _with_headers(answer, job, admission)
+
+
+def start_unfollowed(caller: Caller, request_id: str, job: Job) -> Admission:
+    """Admit and commit the generation, and ring its model's bell; nobody waits for it."""
+    with admitted(caller, job.request) as admission:
+        _enqueue(admission, request_id, job, None)
+    return admission
 
 
 def start(caller: Caller, request_id: str, job: Job) -> Follower:
-    """Commit the generation and ring its model's bell.
+    """Admit and commit the generation, and ring its model's bell.
 
     Return who follows its stream, after the frames that it begins with.
     """
+    with admitted(caller, job.request) as admission:
+        return _follow(admission, request_id, job)
+
+
+def _follow(admission: Admission, request_id: str, job: Job) -> Follower:
     # Before the worker can send anything.
     follower = hub.follow(job.generation_id, len(job.frames) - 1, job.grace_s)
     try:
         if job.grace_s:
             attend(job.generation_id, job.grace_s)
-        _enqueue(_order(caller, request_id, job), job, hub.channel)
+        _enqueue(admission, request_id, job, hub.channel)
     except BaseException:
         hub.leave(follower)
         raise
     return follower
 
 
-def _enqueue(order: Enqueue, job: Job, channel: str | None) -> None:
+def _enqueue(admission: Admission, request_id: str, job: Job, channel: str | None) -> None:
+    order = _order(admission, request_id, job)
     document = Document(job.request, job.assembly, job.store)
-    enqueue(order, document, channel, job.frames, job.record)
+    record = accepting(admission, job.record)
+    retried(admission, lambda: enqueue(order, document, channel, job.frames, record))
 
 
 def _request_id(request: Request) -> str:
@@ -140,13 +156,16 @@ def _request_id(request: Request) -> str:
 _AnswerT = TypeVar("_AnswerT", bound=HttpResponse)
 
 
-def _naming_ignored(response: _AnswerT, job: Job) -> _AnswerT:
+def _with_headers(response: _AnswerT, job: Job, admission: Admission) -> _AnswerT:
+    for name, value in admission.headers.items():
+        response[name] = value
     if job.ignored_params:
         response["x-unsupported-params"] = ",".join(job.ignored_params)
     return response
 
 
-def _order(caller: Caller, request_id: str, job: Job) -> Enqueue:
+def _order(admission: Admission, request_id: str, job: Job) -> Enqueue:
+    caller = admission.caller
     return Enqueue(
         kind=job.kind,
         generation_id=job.generation_id,
@@ -159,5 +178,7 @@ def _order(caller: Caller, request_id: str, job: Job) -> Enqueue:
         background=job.background,
         end_user=job.end_user,
         ignored_params=job.ignored_params,
+        reserved_tokens=admission.estimate.tokens,
+        reserved_cost=admission.estimate.cost,
         continues=job.continues,
     )

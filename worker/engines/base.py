@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ class Price:
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
+
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
+        """Return what these cost, to the billionth; cached ⊂ input."""
+        millionths = (
+            Decimal(str(self.input)) * (input_tokens - cached_tokens)
+            + Decimal(str(self.cached)) * cached_tokens
+            + Decimal(str(self.output)) * output_tokens
+        )
+        return (millionths / 1_000_000).quantize(Decimal("1e-9"))
 
 
 @dataclass(frozen=True, slots=True)
