@@ -23,8 +23,14 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def text(name: str, default: str = "") -> str:
-    """Return the variable; an empty one counts as absent."""
-    value: str = _env.str(name, default="")
+    """Return the variable; an empty one counts as absent.
+
+    Raise ImproperlyConfigured when its file cannot be read.
+    """
+    try:
+        value: str = _env.str(name, default="")
+    except OSError as exc:
+        raise ImproperlyConfigured(f"{name}_FILE: {exc.strerror}: {exc.filename}.") from exc
     return value.strip() or default
 
 

@@ -86,8 +86,7 @@ class Stream:
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
         self._pending.extend(frames)
-        if self.waiting_since is None:
-            self.waiting_since = time.monotonic()
+        self._note_waiting()
         if not self._started:
             self._started = True
             self._lane.wake()
@@ -95,7 +94,12 @@ class Stream:
     def close(self, ending: Ending) -> None:
         """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
         self._ending = ending
+        self._note_waiting()
         self._lane.wake()
+
+    def _note_waiting(self) -> None:
+        if self.waiting_since is None:
+            self.waiting_since = time.monotonic()
 
     def take(self) -> Batch | None:
         """Return what must go out next, the same again until ``acknowledge``; None for nothing."""

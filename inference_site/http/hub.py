@@ -40,6 +40,8 @@ _LOG_READS = Counter(
     "Looks of a reader into the event log, because frames were missing or nothing came.",
     ["reason"],
 )
+for _reason in ("gap", "silence"):
+    _LOG_READS.labels(_reason)  # Nought is told, too.
 _ATTEND_S = 0.5
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
