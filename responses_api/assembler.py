@@ -13,7 +13,7 @@ import orjson
 from django.conf import settings
 
 from inference_site.http.errors import ApiError, api_error
-from responses_api.events import DONE, IN_PROGRESS, Event, encode, error_event, opening
+from responses_api.events import ACCEPTED, DONE, IN_PROGRESS, Event, encode, error_event, opening
 from responses_api.objects import wire_usage
 from responses_api.output import (
     AnyItem,
@@ -82,7 +82,7 @@ class ResponseAssembler(Assembler):
         self._open = sent.open_item
         closing = self._closed("incomplete")
         self._output = []
-        if not sent.has_begun:
+        if self._number <= ACCEPTED:  # No attempt has sent anything yet.
             return closing
         return [*closing, *self._encoded([(IN_PROGRESS, {"response": self.response})])]
 

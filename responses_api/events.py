@@ -14,6 +14,8 @@ import orjson
 Event = tuple[str, dict[str, Any]]
 """Type of an event, and its fields without the counter."""
 DONE = b"data: [DONE]\n\n"
+ACCEPTED = 2
+"""So many events of the opening are true once a response is accepted."""
 IN_PROGRESS = "response.in_progress"
 """An attempt begins: whatever the stream has before it is no part of the output."""
 _DATA = b"\ndata: "
@@ -75,4 +77,4 @@ def opening(response: dict[str, Any], first: int = 0) -> Sequence[bytes]:
 
 def accepted(response: dict[str, Any]) -> Sequence[bytes]:
     """Return those of the opening that are true once a response is accepted."""
-    return opening(response)[:2]
+    return opening(response)[:ACCEPTED]

@@ -14,7 +14,6 @@ class Transcript:
 
     def __init__(self, frames: Sequence[bytes]) -> None:
         self.next_index = 0
-        self.has_begun = False
         self.open_item: AnyItem | None = None
         self.output: list[dict[str, Any]] = []
         for frame in frames:
@@ -23,7 +22,6 @@ class Transcript:
     def _take(self, event: dict[str, Any]) -> None:
         match event.get("type", "").removeprefix("response."):
             case "in_progress":
-                self.has_begun = True
                 self.output = []  # What was made before is of an attempt that was begun anew.
             case "output_item.added":
                 self.next_index = event["output_index"] + 1

@@ -237,12 +237,15 @@ def test_second_attempt_goes_on_after_the_first(length: int) -> None:
         assert ends[-1]["item"]["status"] == "incomplete"
 
 
-def test_second_attempt_of_what_was_only_accepted_opens_the_stream() -> None:
-    response = new_response(background=True)
+@pytest.mark.parametrize(("background", "opening"), [(True, ["response.in_progress"]), (False, [])])
+def test_attempt_of_what_was_only_accepted_opens_the_stream(
+    background: bool, opening: list[str]
+) -> None:
+    response = new_response(background=background)
     first = list(accepted(response))
     second = new_assembler(response)
     assert list(second.restart(first)) == []
-    assert [decode(frame)["type"] for frame in second.begin()] == ["response.in_progress"]
+    assert [decode(frame)["type"] for frame in second.begin()] == opening
 
 
 @pytest.mark.parametrize("deltas", [LIVELY, [ToolCallDelta(0, "{}", "call_1", "f")]])
