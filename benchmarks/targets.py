@@ -80,12 +80,14 @@ def platform(served: ServedFile) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def platform_with(models: Mapping[str, Mapping[str, object]]) -> Iterator[Endpoint]:
-    """Run the product with a fresh data folder and these entries of its models file."""
+def platform_with(
+    models: Mapping[str, Mapping[str, object]], settings: Mapping[str, str] | None = None
+) -> Iterator[Endpoint]:
+    """Run the product with a fresh data folder, these entries of its models file, and settings."""
     port, data = free_port(), Path(tempfile.mkdtemp(prefix="bench-"))
     models_file = data / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": dict(models)}))
-    environment = {"DATA_DIR": str(data), "MODELS_FILE": str(models_file)}
+    environment = {"DATA_DIR": str(data), "MODELS_FILE": str(models_file), **(settings or {})}
     command = [sys.executable, "manage.py", "serve", "--host", "127.0.0.1", "--port", str(port)]
     try:
         with running("platform", command, environment, mark=str(data)) as process:
