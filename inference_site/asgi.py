@@ -1,4 +1,4 @@
-"""The ASGI application: the relay for /v1, WebSockets there, Django for everything else."""
+"""The ASGI application: the relay for /v1 and the console's streams, WebSockets, Django for pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         raise ValueError(f"Unsupported protocol: {scope['type']}")
     path: str = scope["path"]
-    is_api = path == "/v1" or path.startswith(("/v1/", "/health", "/metrics"))
+    is_api = path == "/v1" or path.startswith(("/v1/", "/health", "/metrics", "/console/"))
     await (_relay if is_api else _django)(scope, receive, send)
 
 

@@ -16,6 +16,7 @@ urlpatterns = [
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
     path("metrics", metrics),
+    path("", include("inference_site.console.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),

@@ -104,6 +104,7 @@ class StoredResponse(models.Model):
 
     class Meta:
         verbose_name = "response"
+        permissions = [("view_content", "Can see prompts and answers")]
         indexes = [
             models.Index(fields=["project", "created_at", "id"], name="response_in_time"),
             models.Index(fields=["project", "model", "created_at", "id"], name="response_of_model"),

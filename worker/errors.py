@@ -11,6 +11,7 @@
 
 A class's docstring is its message.
 
+    StoppedByOperator    an operator stopped it before it ran
     HookFailed           a function of the operator failed; an error of the site, not of the engine
 """
 
@@ -22,6 +23,10 @@ from worker.engines.base import EngineUnavailable
 class _Documented(EngineUnavailable):
     def __init__(self) -> None:
         super().__init__(self.__doc__)
+
+
+class StoppedByOperator(Exception):
+    """The request was stopped by an operator of the site."""
 
 
 class HookFailed(Exception):

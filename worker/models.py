@@ -33,6 +33,7 @@ MAX_ATTEMPTS = 3
 class ServiceClass(models.IntegerChoices):
     """Who goes first in the queue; the lower number does."""
 
+    URGENT = -10, "urgent"  # An operator has moved it up.
     FOREGROUND = 0, "foreground"  # Somebody waits on the connection.
     BACKGROUND = 10, "background"  # Nobody waits.
 

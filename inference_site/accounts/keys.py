@@ -103,7 +103,7 @@ def find_caller(secret: str) -> Caller | None:
     cached = _cache.get(digest)
     if cached is not None and cached[0] > now:
         return cached[1]
-    found = _read(digest)
+    found = _read(_has_secret(digest, timezone.now()))
     if found is None:
         _cache.pop(digest, None)
         return None
@@ -113,15 +113,20 @@ def find_caller(secret: str) -> Caller | None:
     return found
 
 
-def _read(digest: str) -> Caller | None:
+def caller_of_key(pk: int) -> Caller | None:
+    """Return whom this key stands for, for what an operator does in its name; None if it is not
+    accepted."""
+    return _read(Q(pk=pk))
+
+
+def _read(which: Q) -> Caller | None:
     now = timezone.now()
     record = (
         ApiKey.objects.select_related("project")
         .annotate(has_budget=Exists(Budget.objects.filter(project=OuterRef("project"))))
         .filter(
-            Q(secrets__expires_at=None) | Q(secrets__expires_at__gt=now),
+            which,
             Q(expires_at=None) | Q(expires_at__gt=now),
-            secrets__digest=digest,
             revoked_at=None,
             project__is_active=True,
         )
@@ -131,6 +136,11 @@ def _read(digest: str) -> Caller | None:
         return None
     _note_use(record, now)
     return _caller(record)
+
+
+def _has_secret(digest: str, now: dt.datetime) -> Q:
+    is_good = Q(secrets__expires_at=None) | Q(secrets__expires_at__gt=now)
+    return is_good & Q(secrets__digest=digest)
 
 
 def _caller(record: Any) -> Caller:

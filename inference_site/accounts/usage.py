@@ -91,7 +91,8 @@ def usage_by(span: Span, *group_by: str) -> dict[tuple[dt.datetime, GroupKey], U
 
 def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
     """Return the usage of each group over the whole span."""
-    rows = _rows(UsageRollup, span).values(*group_by).order_by(*group_by)
+    # Without a group, values() would mean every column; the period is the same in all rows.
+    rows = _rows(UsageRollup, span).values("period", *group_by).order_by(*group_by)
     summed = rows.annotate(**{f"sum_{field.name}": Sum(field.name) for field in fields(Usage)})
     return {
         tuple(row[name] for name in group_by): Usage(

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
+
+from inference_site.console.fleet import fleet_context, tell
+from inference_site.console.home import home_context
+from inference_site.console.queue import act, queue_context
 
 
 class ConsoleSite(UnfoldAdminSite):
     """Where operators look."""
 
     index_title = "Usage"
+    index_template = "console/home.html"
 
-    def each_context(self, request: HttpRequest) -> dict[str, Any]:
-        """Return what every page of the admin is rendered with."""
-        context: dict[str, Any] = super().each_context(request)
-        return context
+    def extra_urls(self) -> list[URLPattern]:
+        """Return the pages that belong to no model."""
+        own = self.admin_view
+        return [
+            path("queue/", own(self._page("Queue", queue_context, "queue")), name="queue"),
+            path("queue/<int:pk>/", own(require_POST(act)), name="queue-act"),
+            path(
+                "fleet/",
+                own(self._page("Models and workers", fleet_context, "fleet")),
+                name="fleet",
+            ),
+            path("fleet/tell/", own(require_POST(tell)), name="fleet-tell"),
+        ]
+
+    def index(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> TemplateResponse:
+        """Show usage, and what waits and runs now."""
+        context = {**home_context(request), **(extra_context or {})}
+        found: TemplateResponse = super().index(request, context)
+        return found
+
+    def _page(
+        self, title: str, context: Callable[[HttpRequest], dict[str, Any]], name: str
+    ) -> Callable[[HttpRequest], HttpResponse]:
+        """Return the view of one page."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            request.current_app = self.name
+            shown = {**self.each_context(request), "title": title, **context(request)}
+            return TemplateResponse(request, f"console/{name}.html", shown)
+
+        return view

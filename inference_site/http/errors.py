@@ -219,16 +219,21 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         (worker.DocumentLost, worker.StreamLost, worker.ShuttingDown),
         lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
     ),
+    (
+        # Not of a kind that clients try again.
+        (worker.StoppedByOperator,),
+        lambda e: InvalidRequestError(str(e.__doc__), code="stopped_by_operator"),
+    ),
     ((worker.HookFailed,), lambda _: InternalError(code="hook_failed")),
     ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
+    (
+        (worker.ModelLoading,),
+        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
+    ),
     ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
     (
         (engine.RateLimited,),
         lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
-    ),
-    (
-        (worker.ModelLoading,),
-        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
     ),
     (
         (engine.EngineUnavailable,),

@@ -198,11 +198,14 @@ class KeyFilter(admin.SimpleListFilter):
     """The keys of the project that is chosen; those of all projects would be too many."""
 
     title, parameter_name = "API key", "api_key"
+    keys_of: type[Model] | None = None
+    """The model that has the key, unless it is the one that is listed."""
     _MOST = 100
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         project, chosen = request.GET.get("project__id__exact", ""), self.value() or ""
-        keys = model_admin.model._meta.get_field("api_key").related_model._default_manager
+        field: Any = (self.keys_of or model_admin.model)._meta.get_field("api_key")
+        keys = field.related_model._default_manager
         if project.isdecimal():
             keys = keys.filter(project=project)
         else:

@@ -1,0 +1,121 @@
+"""Models and workers as operators see them, and what they tell them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis.exceptions
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+
+from inference_site.console.audit import note
+from worker import fleet
+from worker.catalog import catalog
+from worker.leases import LiveWorker, ServedModel
+from worker.models import Generation, Status
+
+VIEW, CHANGE = "worker.view_generation", "worker.change_generation"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model of the catalogue on the whole site."""
+
+    id: str
+    engine: str
+    status: str
+    workers: int
+    busy: int
+    slots: int
+    waiting: int
+    may_load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A live worker. Memory is in gibibytes."""
+
+    worker: LiveWorker
+    started_at: dt.datetime
+    memory: list[str]
+
+
+def fleet_context(request: HttpRequest) -> dict[str, Any]:
+    """Return what the page shows. Raise PermissionDenied."""
+    if not request.user.has_perm(VIEW):
+        raise PermissionDenied
+    context: dict[str, Any] = {"may_change": request.user.has_perm(CHANGE)}
+    try:
+        live = fleet.workers()
+        context["models"] = _models(live)
+    except redis.exceptions.RedisError:
+        return {**context, "is_unreachable": True}
+    context["workers"] = [_worker(worker) for worker in live]
+    return context
+
+
+def _models(live: list[LiveWorker]) -> list[ModelRow]:
+    queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
+    waiting = dict(queued.annotate(Count("pk")).order_by())
+    return [
+        _model(spec.id, spec.engine, live, waiting.get(spec.id, 0))
+        for spec in catalog().models.values()
+    ]
+
+
+def _model(id_: str, engine: str, live: list[LiveWorker], waiting: int) -> ModelRow:
+    having: list[ServedModel] = [m for worker in live if (m := worker.model(id_)) is not None]
+    return ModelRow(
+        id=id_,
+        engine=engine,
+        status=fleet.status_of(id_).value,
+        workers=len(having),
+        busy=sum(model.busy for model in having),
+        slots=sum(model.slots for model in having),
+        waiting=waiting,
+        may_load=any(
+            id_ in worker.loadable and not worker.is_draining and worker.model(id_) is None
+            for worker in live
+        ),
+    )
+
+
+def _worker(worker: LiveWorker) -> WorkerRow:
+    memory = [
+        f"{device.name}: {device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
+        for device in worker.devices
+    ]
+    return WorkerRow(worker, dt.datetime.fromtimestamp(worker.started_at, dt.UTC), memory)
+
+
+def tell(request: HttpRequest) -> HttpResponse:
+    """Do what the form says, note it, and go back to the page."""
+    if not request.user.has_perm(CHANGE):
+        raise PermissionDenied
+    act, what = request.POST.get("act", ""), request.POST.get("what", "")
+    try:
+        _ACTS[act](what)
+    except KeyError:
+        messages.error(request, "There is no such action.")
+    except fleet.FleetError as exc:
+        messages.error(request, str(exc))
+    except redis.exceptions.RedisError:
+        messages.error(request, "Redis is not reachable.")
+    else:
+        note(request, what, f"{act.capitalize()}.")
+        messages.success(request, f"Told: {act} {what}.")
+    return HttpResponseRedirect(reverse("admin:fleet"))
+
+
+_ACTS: dict[str, Callable[[str], object]] = {
+    "load": lambda model: fleet.load(None, model),
+    "unload": lambda model: fleet.unload(None, model),
+    "drain": fleet.drain,
+    "resume": fleet.resume,
+}

@@ -1,0 +1,252 @@
+"""The home page: usage from the roll-ups, and what waits and runs now."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.exceptions
+from django.http import HttpRequest, QueryDict
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey, LatencyRollup, Period, Project
+from inference_site.accounts.usage import (
+    LENGTH,
+    Span,
+    Usage,
+    floor,
+    percentiles,
+    total_by,
+    total_percentiles,
+    usage_by,
+)
+from inference_site.console.charts import Chart, Series, chart
+from worker.catalog import catalog
+from worker.leases import live_workers
+from worker.models import Generation, Status
+
+PERMISSION = "accounts.view_usagerollup"
+_MOST_KEYS = 200
+_MOST_GROUPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A choice of time: how far back, in buckets of which period, and how they are labelled."""
+
+    id: str
+    label: str
+    span: dt.timedelta
+    period: Period
+    format: str
+
+
+RANGES = (
+    Range("1h", "1 hour", dt.timedelta(hours=1), Period.MINUTE, "%H:%M"),
+    Range("24h", "24 hours", dt.timedelta(days=1), Period.HOUR, "%H:%M"),
+    Range("7d", "7 days", dt.timedelta(days=7), Period.HOUR, "%a %H:%M"),
+    Range("30d", "30 days", dt.timedelta(days=30), Period.DAY, "%d %b"),
+)
+GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the page is asked to show."""
+
+    range: Range
+    group: str
+    project: int | None
+    api_key: int | None
+    model: str | None
+
+    def span(self, now: dt.datetime) -> Span:
+        """Return the buckets to read: the running one is the last."""
+        period = self.range.period
+        end = floor(now, period) + LENGTH[period]
+        return Span(
+            period,
+            end - self.range.span,
+            end,
+            projects=None if self.project is None else [self.project],
+            api_keys=None if self.api_key is None else [self.api_key],
+            models=None if self.model is None else [self.model],
+        )
+
+
+def chosen(query: QueryDict) -> Choice:
+    """Return the choice that a query makes; what it leaves out, or gets wrong, is the default."""
+    group = str(query.get("by", ""))
+    return Choice(
+        range=next((one for one in RANGES if one.id == query.get("range")), RANGES[1]),
+        group=group if group in GROUPS else "model",
+        project=_number(query, "project"),
+        api_key=_number(query, "key"),
+        model=query.get("model") or None,
+    )
+
+
+def _number(query: QueryDict, name: str) -> int | None:
+    given = query.get(name, "")
+    return int(given) if given.isdecimal() and len(given) <= 18 else None
+
+
+def home_context(request: HttpRequest) -> dict[str, Any]:
+    """Return what the home page shows."""
+    if not request.user.has_perm(PERMISSION):
+        return {"may_see_usage": False}
+    choice = chosen(request.GET)
+    span = choice.span(timezone.now())
+    total = total_by(span).get((), Usage())
+    keys = ApiKey.objects.none()
+    if choice.project is not None:
+        keys = ApiKey.objects.filter(project=choice.project)[:_MOST_KEYS]
+    return {
+        "may_see_usage": True,
+        "choice": choice,
+        "ranges": RANGES,
+        "groups": GROUPS.items(),
+        "projects": Project.objects.values_list("pk", "name"),
+        "keys": keys,
+        "models": list(catalog().models),
+        "tiles": [*_tiles(span, total), *_now()],
+        "charts": _charts(span, choice.range),
+        "table": _table(span, choice.group),
+        "group_label": GROUPS[choice.group],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A number with its name, and a smaller line below."""
+
+    name: str
+    value: str
+    note: str = ""
+    is_bad: bool = False
+
+
+def short(value: float) -> str:
+    """Return a number in a few characters."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            divided = value / (1e3 if unit == "k" else size)
+            return f"{divided:.3g} {unit}"
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.0f} ms"
+
+
+def _tiles(span: Span, total: Usage) -> list[Tile]:
+    failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
+    cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
+    return [
+        Tile("Requests", short(total.requests), f"{short(total.cancelled)} cancelled"),
+        Tile("Errors", short(total.failed), failed, is_bad=total.failed > 0),
+        Tile("Input tokens", short(total.input_tokens), f"{cached:.0f} % cached"),
+        Tile(
+            "Output tokens",
+            short(total.output_tokens),
+            f"{short(total.reasoning_tokens)} reasoning",
+        ),
+        _pair("First token", span, LatencyRollup.Measure.TTFT, _ms),
+        _pair("Tokens/s", span, LatencyRollup.Measure.SPEED, short),
+        _pair("Queue wait", span, LatencyRollup.Measure.QUEUE, _ms),
+        Tile("Cost", f"{total.cost:,.2f}"),
+    ]
+
+
+def _pair(
+    name: str, span: Span, measure: LatencyRollup.Measure, text: Callable[[float], str]
+) -> Tile:
+    found = total_percentiles(span, measure, (0.5, 0.95))
+    if not found:
+        return Tile(name, "—")
+    return Tile(name, text(found[0]), f"p95 {text(found[1])}")
+
+
+def _now() -> list[Tile]:
+    """Return what waits and what is there now; the queue is bounded, so it may be counted."""
+    waiting = Generation.objects.filter(status=Status.QUEUED).count()
+    queue = Tile("Waiting now", short(waiting))
+    try:
+        workers = live_workers()
+    except redis.exceptions.RedisError:
+        return [queue, Tile("Workers", "—", "Redis is not reachable", is_bad=True)]
+    slots = sum(model.slots for worker in workers for model in worker.models)
+    busy = sum(model.busy for worker in workers for model in worker.models)
+    return [
+        queue,
+        Tile("Workers", str(len(workers)), f"{busy} of {slots} slots busy", is_bad=not workers),
+    ]
+
+
+def _charts(span: Span, range_: Range) -> list[Chart]:
+    starts = list(span.starts())
+    labels = [start.strftime(range_.format) for start in starts]
+    usage = usage_by(span)
+    buckets = [usage.get((start, ()), Usage()) for start in starts]
+
+    def counted(name: str, *fields: str) -> Series:
+        first, *less = fields
+        values = [getattr(b, first) - sum(getattr(b, field) for field in less) for b in buckets]
+        return Series(name, values)
+
+    requests = [
+        counted("completed", "completed"),
+        counted("cancelled", "cancelled"),
+        counted("failed", "failed"),
+    ]
+    tokens = [
+        counted("input", "input_tokens", "cached_tokens"),
+        counted("cached input", "cached_tokens"),
+        counted("output", "output_tokens"),
+    ]
+    ttft = _percentile_series(span, LatencyRollup.Measure.TTFT, starts)
+    speed = _percentile_series(span, LatencyRollup.Measure.SPEED, starts)
+    return [
+        chart("requests", "Requests", labels, requests, "bars", short),
+        chart("tokens", "Tokens", labels, tokens, "bars", short),
+        chart("ttft", "Time to first token", labels, ttft, "lines", _ms),
+        chart("speed", "Tokens per second of one answer", labels, speed, "lines", short),
+    ]
+
+
+def _percentile_series(
+    span: Span, measure: LatencyRollup.Measure, starts: Sequence[dt.datetime]
+) -> list[Series]:
+    found = percentiles(span, measure, (0.5, 0.95))
+    return [
+        Series(name, [found[start][place] if start in found else None for start in starts])
+        for place, name in enumerate(("p50", "p95"))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: a model, a project or a key, and what it used."""
+
+    name: str
+    usage: Usage
+
+
+def _table(span: Span, group: str) -> list[Row]:
+    """Return the groups that used the most tokens."""
+    totals = total_by(span, group)
+    names = _names(group, [key for (key,) in totals])
+    rows = [Row(names.get(key, str(key)), usage) for (key,), usage in totals.items()]
+    rows.sort(key=lambda row: row.usage.input_tokens + row.usage.output_tokens, reverse=True)
+    return rows[:_MOST_GROUPS]
+
+
+def _names(group: str, keys: Sequence[Any]) -> dict[Any, str]:
+    if group == "project_id":
+        return dict(Project.objects.filter(pk__in=keys).values_list("pk", "name"))
+    if group == "api_key_id":
+        found = ApiKey.objects.filter(pk__in=keys).select_related("project")
+        return {key.pk: f"{key.project.name}: {key.name}" for key in found}
+    return {}

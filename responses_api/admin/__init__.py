@@ -1,0 +1,6 @@
+"""Admin of responses and conversations."""
+
+from responses_api.admin.conversations import ConversationAdmin
+from responses_api.admin.responses import StoredResponseAdmin
+
+__all__ = ["ConversationAdmin", "StoredResponseAdmin"]

@@ -1,0 +1,50 @@
+"""Admin of conversations: their items as bubbles, newest page first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+
+from responses_api.admin.turns import MOST_ITEMS, Tools
+from responses_api.models import Conversation, Item
+from worker.admin.bubbles import may_see_content
+from worker.admin.keyset import KeysetAdmin, SinceFilter
+
+
+@admin.register(Conversation)
+class ConversationAdmin(KeysetAdmin):
+    """Conversations, also those that are deleted and that responses build on."""
+
+    list_display = ("public_id", "created_at", "project", "metadata", "next_position")
+    list_filter = (SinceFilter, "project")
+    list_select_related = ("project",)
+    change_form_template = "responses_api/admin/conversation.html"
+    fields = ("public_id", "project", "metadata", "created_at", "deleted_at")
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the items that begin below the position ``before``, the newest without one."""
+        before = request.GET.get("before", "")
+        rows = Item.objects.filter(conversation__pk=object_id) if object_id.isdecimal() else None
+        found: list[Item] = []
+        if rows is not None and may_see_content(request):
+            if before.isdecimal():
+                rows = rows.filter(conversation_position__lt=before)
+            found = list(reversed(rows.order_by("-conversation_position")[:MOST_ITEMS]))
+        first = found[0].conversation_position if found else 0
+        context = {
+            "may_see": may_see_content(request),
+            "bubbles": Tools(found).bubbles(found),
+            "earlier": first or None,
+            "is_newest": not before,
+        }
+        return super().change_view(
+            request, object_id, form_url, {**(extra_context or {}), **context}
+        )

@@ -1,0 +1,53 @@
+"""Responses as JSON lines: each with what it was sent, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from asgiref.sync import sync_to_async
+from django.db.models import Prefetch, QuerySet
+from django.http import StreamingHttpResponse
+
+from responses_api.models import Item, StoredResponse
+from responses_api.recovery import shown_many
+from worker.admin.keyset import look_down
+from worker.models import lent_connection
+
+_AT_ONCE = 100
+
+
+def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:
+    """Return the responses as a download, newest first; no more than a few are in memory."""
+    answer = StreamingHttpResponse(_lines(rows), content_type="application/x-ndjson")
+    answer["Content-Disposition"] = 'attachment; filename="responses.jsonl"'
+    return answer
+
+
+async def _lines(rows: QuerySet[StoredResponse]) -> AsyncIterator[bytes]:
+    before: int | None = None
+    read = sync_to_async(_some, thread_sensitive=False)
+    while True:
+        lines, before = await read(rows, before)
+        yield lines
+        if before is None:
+            return
+
+
+def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, int | None]:
+    """Return the next lines, and where those after them begin."""
+    given = Prefetch(
+        "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="given"
+    )
+    rows = rows.select_related("previous", "conversation").prefetch_related(given)
+    with lent_connection():
+        found = look_down(rows, before, _AT_ONCE)
+        objects = shown_many(found.rows)
+    lines = [_line(row, shown) for row, shown in zip(found.rows, objects, strict=True)]
+    return b"".join(lines), found.reached
+
+
+def _line(row: Any, shown: dict[str, Any]) -> bytes:
+    given = [{"id": item.public_id, **item.data} for item in row.given]
+    return orjson.dumps({**shown, "input": given}, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,227 @@
+"""Admin of responses: find them, read them, watch, stop and repeat them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis.exceptions
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from inference_site.http.errors import ApiError
+from responses_api.admin.export import export
+from responses_api.admin.requests import curl, run_again
+from responses_api.admin.tree import tree
+from responses_api.admin.turns import MOST_TURNS, turns
+from responses_api.models import ENDED, StoredResponse
+from responses_api.search import SearchTooBroad, search_time
+from worker.admin.bubbles import may_see_content, pretty
+from worker.admin.generations import ModelFilter, status_label
+from worker.admin.keyset import KeyFilter, KeysetAdmin, SinceFilter
+from worker.interventions import stop
+from worker.models import Generation
+from worker.queue import new_id
+
+
+class KeyOfResponseFilter(KeyFilter):
+    """The keys of the chosen project; which one a response was asked with, its generation knows."""
+
+    keys_of = Generation
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value() or ""
+        if not value.isdecimal():
+            return queryset
+        asked = Generation.objects.filter(api_key=int(value))
+        return queryset.filter(public_id__in=asked.values("public_id"))
+
+
+@admin.register(StoredResponse)
+class StoredResponseAdmin(KeysetAdmin):
+    """Responses, also those that are deleted and that others build on."""
+
+    list_display = (
+        "short_id",
+        "time",
+        "project",
+        "model",
+        "shown_status",
+        "tokens",
+        "builds_on",
+        "shown_metadata",
+    )
+    list_filter = ("status", ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
+    list_select_related = ("project", "previous", "conversation")
+    search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
+    search_help_text = "An id, key=value of the metadata, or words"
+    change_form_template = "responses_api/admin/response.html"
+    change_list_template = "responses_api/admin/responses.html"
+    fields = ("public_id",)
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Return the page; a search of words takes the time that a page has, and no more."""
+        if not request.GET.get("q"):
+            return super().get_changelist_instance(request)
+        try:
+            with search_time():
+                return super().get_changelist_instance(request)
+        except SearchTooBroad:
+            text = "Too much would have to be searched: choose a project, or give more words."
+            messages.warning(request, text)
+            request.GET = QueryDict("q=resp_none")  # Finds nothing.
+            return super().get_changelist_instance(request)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Look for an id, for metadata, or, with the permission, for words of the items."""
+        term = search_term.strip().replace("\0", "")
+        if not term:
+            return queryset, False
+        if term.startswith("resp_"):
+            return queryset.filter(public_id=term), False
+        if term.startswith("conv_"):
+            return queryset.filter(conversation__public_id=term), False
+        name, is_pair, value = term.partition("=")
+        if is_pair and name and " " not in name:
+            return queryset.filter(metadata__contains={name: value}), False
+        if not may_see_content(request):
+            messages.warning(request, "Your user may not search the words of prompts and answers.")
+            return queryset.none(), False
+        project = request.GET.get("project__id__exact", "")
+        return queryset.mentioning(term, int(project) if project.isdecimal() else None), False
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add what is done with responses."""
+        wrap, name = self.admin_site.admin_view, "responses_api_storedresponse_"
+        own = [
+            path("export/", wrap(self.export_view), name=f"{name}export"),
+            path("<int:pk>/stop/", wrap(require_POST(self.stop_view)), name=f"{name}stop"),
+            path("<int:pk>/again/", wrap(require_POST(self.again_view)), name=f"{name}again"),
+        ]
+        return own + list(super().get_urls())
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the response in its conversation."""
+        context = dict(extra_context or {})
+        stored = self.get_object(request, object_id)
+        if stored is not None:
+            context |= self._context(request, stored)
+        return super().change_view(request, object_id, form_url, context)
+
+    def _context(self, request: HttpRequest, stored: StoredResponse) -> dict[str, Any]:
+        generation = (
+            Generation.objects.select_related("project", "api_key")
+            .filter(public_id=stored.public_id)
+            .first()
+        )
+        context: dict[str, Any] = {
+            "stored": stored,
+            "generation": generation,
+            "status": status_label(stored.status),
+            "tree": tree(stored),
+            "has_ended": stored.status in ENDED,
+            "may_see": may_see_content(request),
+            "may_change": self._may_act(request),
+        }
+        if context["may_see"]:
+            found = turns(stored)
+            context |= {
+                "turns": found,
+                "earlier": found[0].response.previous_id if found[0].response else None,
+                "most_turns": MOST_TURNS,
+                "curl": curl(stored, f"{request.scheme}://{request.get_host()}"),
+                "request_json": pretty(stored.request),
+                "error_json": pretty(stored.error) if stored.error else "",
+            }
+        return context
+
+    def _may_act(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("responses_api.change_storedresponse"))
+
+    def stop_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Have a response stopped."""
+        stored = self._acted_on(request, pk)
+        generation = get_object_or_404(Generation, public_id=stored.public_id)
+        try:
+            stopped = stop(generation)
+        except redis.exceptions.RedisError:
+            messages.error(request, "It could not be stopped: Redis is not reachable.")
+        else:
+            if stopped:
+                self.log_change(request, stored, "Stopped.")
+                messages.success(request, "It is being stopped.")
+            else:
+                messages.info(request, "It had ended already.")
+        return self._back(pk)
+
+    def again_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Have the same asked again, in the background."""
+        stored = self._acted_on(request, pk)
+        try:
+            new = run_again(stored, new_id("req_"))
+        except ApiError as exc:
+            messages.error(request, f"It could not be run again: {exc.message}")
+            return self._back(pk)
+        self.log_change(request, stored, f"Run again as {new}.")
+        return self._back(StoredResponse.objects.get(public_id=new).pk)
+
+    def export_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Download what the list shows, all pages of it."""
+        if not (self.has_view_permission(request) and may_see_content(request)):
+            raise PermissionDenied
+        return export(self.get_changelist_instance(request).queryset)
+
+    def _acted_on(self, request: HttpRequest, pk: int) -> StoredResponse:
+        if not self._may_act(request):
+            raise PermissionDenied
+        rows = StoredResponse.objects.select_related("previous", "conversation")
+        return get_object_or_404(rows, pk=pk)
+
+    def _back(self, pk: int) -> HttpResponse:
+        return HttpResponseRedirect(
+            reverse("admin:responses_api_storedresponse_change", args=(pk,))
+        )
+
+    @admin.display(description="id")
+    def short_id(self, stored: StoredResponse) -> str:
+        return f"{stored.public_id[:13]}…"
+
+    @admin.display(description="time (UTC)")
+    def time(self, stored: StoredResponse) -> SafeString:
+        return format_html(
+            '<span class="nowrap">{}</span>', f"{stored.created_at:%Y-%m-%d %H:%M:%S}"
+        )
+
+    @admin.display(description="status")
+    def shown_status(self, stored: StoredResponse) -> SafeString:
+        return status_label(stored.status)
+
+    @admin.display(description="tokens in / out")
+    def tokens(self, stored: StoredResponse) -> str:
+        usage = stored.usage
+        return f"{usage['input_tokens']:,} / {usage['output_tokens']:,}" if usage else "—"
+
+    @admin.display(description="builds on")
+    def builds_on(self, stored: StoredResponse) -> str:
+        if stored.previous is not None:
+            return f"{stored.previous.public_id[:13]}…"
+        return f"{stored.conversation.public_id[:13]}…" if stored.conversation else "—"
+
+    @admin.display(description="metadata")
+    def shown_metadata(self, stored: StoredResponse) -> str:
+        return ", ".join(f"{name}={value}" for name, value in stored.metadata.items())[:80] or "—"
