@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import redis.exceptions
 from django.conf import settings
+from django.db.models import QuerySet
 from limits import RateLimitItemPerMinute
 from limits.storage import RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
@@ -129,8 +131,10 @@ def correct(accounted: list[Accounted], now_s: float) -> None:
 
 
 def _limited(kind: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, int]:
-    rows = kind._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
-    return dict(rows.values_list("pk", "tokens_per_minute")) if ids else {}
+    if not ids:
+        return {}
+    rows: QuerySet[Any] = kind._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
+    return dict(rows.values_list("pk", "tokens_per_minute"))
 
 
 def _shift(owner: str, id_: int, unit: str, amount: int, more: int) -> None:

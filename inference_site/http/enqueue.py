@@ -60,8 +60,8 @@ class Job:
 
 def disconnect_grace_s(caller: Caller) -> int:
     """Return by how many seconds a response that this caller stores outlives its client."""
-    grace_s: int = settings.DISCONNECT_GRACE_S
-    return grace_s
+    own: int | None = caller.disconnect_grace_s
+    return settings.DISCONNECT_GRACE_S if own is None else own
 
 
 def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:

@@ -87,8 +87,8 @@ def test_what_runs_or_waits_is_not_accounted(api_key: Key) -> None:
 
 def test_latencies_are_counted_in_their_buckets(api_key: Key) -> None:
     ended(api_key[0])  # 1 s in the queue, 2 s to the first token, then 10 tokens in 1 s.
-    never_claimed = {"claimed_at": None, "first_token_at": None, "output_tokens": 0}
-    ended(api_key[0], status=Status.CANCELLED, **never_claimed)
+    never_claimed: dict[str, Any] = {"claimed_at": None, "first_token_at": None}
+    ended(api_key[0], status=Status.CANCELLED, output_tokens=0, **never_claimed)
     account()
     rows = LatencyRollup.objects.filter(period=Period.MINUTE).values_list("measure", "bucket")
     assert dict(rows) == {
@@ -128,9 +128,9 @@ def test_however_many_account_at_once_all_is_counted_once() -> None:
     assert not Generation.objects.filter(is_accounted=False).exists()
 
 
-def spend(budget: Budget) -> tuple[Decimal, Decimal]:
+def spend(budget: Budget) -> tuple[float, float]:
     row = BudgetSpend.objects.get(budget=budget)
-    return row.spent, row.reserved
+    return float(row.spent), float(row.reserved)
 
 
 def test_a_budget_gets_what_was_used_for_what_was_held_back(api_key: Key) -> None:
@@ -148,7 +148,7 @@ def test_a_budget_gets_what_was_used_for_what_was_held_back(api_key: Key) -> Non
     ended(key, reserved_tokens=40, reserved_cost=Decimal("0.4"), cost=Decimal("0.01"))
     account()
     assert spend(tokens) == (21, 10)
-    assert spend(money) == (Decimal("0.01"), Decimal("0.1"))
+    assert spend(money) == (0.01, 0.1)
 
 
 def test_other_keys_and_projects_draw_on_no_budget_of_this_key(

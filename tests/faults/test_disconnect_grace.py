@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.e2e.scripts import events, frames, slow
 from tests.served_stack import ServedStack, served_stack, wait_until
 
@@ -138,6 +139,17 @@ def test_response_that_is_not_stored_is_stopped_at_once(stack: ServedStack, stre
         http.post("/v1/responses", json=body, headers=mark, timeout=0.5)
     wait_until(lambda: found() == ["cancelled"], LATE_S, "cancelled")
     assert stack.redis().zcard("attended") == 0
+
+
+@pytest.mark.parametrize(("own_s", "goes_on"), [(0, False), (60, True)])
+def test_a_project_has_a_grace_of_its_own(stack: ServedStack, own_s: int, goes_on: bool) -> None:
+    client = stack.client(make_key(stack, project_disconnect_grace_s=own_s).secret)
+    response_id, stream = begun(client, ENDLESS)
+    stream.close()
+    time.sleep(GRACE_S)
+    assert (status(stack, response_id) == "running") is goes_on
+    if goes_on:
+        client.responses.delete(response_id)
 
 
 def test_one_that_waits_in_the_queue_is_stopped_too(
