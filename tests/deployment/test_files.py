@@ -1,0 +1,122 @@
+"""The Dockerfile and docker-compose.yml, as their own tools and each other see them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deployment.compose import ROOT, compose_file, images, service
+
+OURS = ("migrate", "web", "worker", "worker-gpu", "beat")
+
+
+def tool(name: str) -> str:
+    """A program on PATH or beside this Python; without it the test is skipped, and says so."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip(f"{name} is not installed here")
+    return found
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_docker_compose_takes_the_file() -> None:
+    config = yaml.safe_load(run(tool("docker-compose"), "-f", "docker-compose.yml", "config"))
+    assert config["services"].keys() >= {"postgres", "redis", "caddy", *OURS} - {"worker-gpu"}
+
+
+def test_the_dockerfile_lints() -> None:
+    assert run(tool("hadolint"), "Dockerfile") == ""
+
+
+def test_caddy_takes_its_file() -> None:
+    run(tool("caddy"), "validate", "--config", "deploy/Caddyfile", "--adapter", "caddyfile")
+    assert run(tool("caddy"), "fmt", "--diff", "deploy/Caddyfile").count("\n+") == 0
+
+
+def test_prometheus_takes_its_files(tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    run(promtool, "check", "rules", "deploy/prometheus/alerts.yml")
+    run(promtool, "check", "config", "--syntax-only", "deploy/prometheus/prometheus.yml")
+
+
+def test_images_run_as_nobody_special_and_say_how_they_are() -> None:
+    for name in ("web", "worker-cpu", "worker-cuda"):
+        image = images()[name]
+        assert image.user == "10001:10001"
+        assert image.entrypoint == ["python", "manage.py"]
+        assert image.health[0] == "python"
+
+
+def test_the_images_hold_every_package_of_the_site() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    copied = re.findall(r"(?m)^COPY (\w+) \1$", text)
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (packages,) = re.findall(r"(?m)^root_packages = (\[.*\])$", pyproject)
+    assert sorted(copied) == sorted(json.loads(packages))
+    ignored = (ROOT / ".dockerignore").read_text()
+    assert all(f"!{package}\n" in ignored for package in copied)
+
+
+def test_the_images_install_what_is_locked() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    installs = re.findall(
+        r"pip install (?!--no-cache-dir --require-hashes)(.*?)(?: \\|$)", text, re.M
+    )
+    for install in installs:
+        assert "--require-hashes -r requirements-otel.lock" in install or "cuda.txt" in install
+
+
+@pytest.mark.parametrize("name", ["web", "worker", "worker-gpu"])
+def test_docker_waits_for_the_drain(name: str) -> None:
+    spec = service(name)
+    assert spec.stop_grace_s >= float(spec.env["DRAIN_TIMEOUT_S"]) + 10
+
+
+def test_services_restart_have_bounds_and_hold_no_secret() -> None:
+    for name, raw in compose_file()["services"].items():
+        if name != "migrate":
+            assert raw["restart"] == "unless-stopped", name
+            assert raw["deploy"]["resources"]["limits"]["memory"], name
+        for variable in raw.get("environment", {}):
+            assert not re.search(r"(PASSWORD|TOKEN|SECRET_KEY|_URL)$", variable), (name, variable)
+    for name in OURS:
+        raw = compose_file()["services"][name]
+        assert raw["read_only"], name
+        assert raw["cap_drop"] == ["ALL"], name
+
+
+def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    run("sh", "deploy/make_secrets.sh", str(secrets))
+    made = {path.name: path.read_text() for path in secrets.iterdir()}
+    assert made.keys() == compose_file()["secrets"].keys()
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert made["postgres_password"] in made["database_url"]
+    assert made["redis_password"] in made["redis_url"]
+    assert run("sh", "deploy/make_secrets.sh", str(secrets)) == ""
+    assert made == {path.name: path.read_text() for path in secrets.iterdir()}
+
+
+def test_the_example_environment_names_what_the_compose_file_reads() -> None:
+    read = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    offered = set(re.findall(r"(?m)^#?([A-Z_]+)=", (ROOT / ".env.example").read_text()))
+    assert read - offered <= {"IMAGE", "TAG"}
+    assert offered - read <= {"COMPOSE_PROFILES"}
+
+
+def test_the_gpu_profile_reserves_devices() -> None:
+    raw = compose_file()["services"]["worker-gpu"]
+    (device,) = raw["deploy"]["resources"]["reservations"]["devices"]
+    assert (raw["profiles"], device["capabilities"]) == (["gpu"], ["gpu"])
