@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_int
+from ctypes import addressof, c_float, c_int
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,12 @@ class Context:
     """One copy of the model, and the tokens it has read."""
 
     def __init__(self, llm: Any, threads: int) -> None:
-        self._llm, self._threads = llm, threads
+        self._llm, self._threads = llm, threads  # It frees the model when nobody holds it.
         self.tokens: list[int] = []
-        size = llm.ctransformers_llm_vocab_size()
-        self._size = int(size)
+        # Looked up once: the library makes these anew whenever they are asked for.
+        self._eval = llm.ctransformers_llm_batch_eval
+        self._logits_data = llm.ctransformers_llm_logits_data
+        self._logits_type: Any = c_float * int(llm.ctransformers_llm_vocab_size())
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keep what is read already of these tokens, all but the last; return how many."""
@@ -39,18 +41,15 @@ class Context:
     def read(self, tokens: Sequence[int]) -> None:
         """Read on. Raise GenerationFailed."""
         given = (c_int * len(tokens))(*tokens)
-        if not self._llm.ctransformers_llm_batch_eval(
-            given, len(tokens), len(self.tokens), PREFILL_BATCH, self._threads
-        ):
+        if not self._eval(given, len(tokens), len(self.tokens), PREFILL_BATCH, self._threads):
             self.tokens.clear()
             raise GenerationFailed("ctransformers could not evaluate the tokens.")
         self.tokens += tokens
 
     def logits(self) -> Floats:
         """Return the scores of all tokens for the next place, as a copy."""
-        data = self._llm.ctransformers_llm_logits_data()
-        scores: Floats = np.ctypeslib.as_array(data, shape=(self._size,)).astype(np.float32)
-        return scores
+        data = self._logits_type.from_address(addressof(self._logits_data().contents))
+        return np.frombuffer(data, np.float32).copy()
 
 
 class Contexts:

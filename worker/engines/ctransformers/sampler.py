@@ -7,7 +7,7 @@ Sources: "The Curious Case of Neural Text Degeneration" (top-p), "Locally Typica
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Sampler:
         self._breakers = breakers
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
         self._bias = dict(sampling.logit_bias)
+        self._temperature = float(_or(sampling.temperature, _TEMPERATURE))
+        self._cuts = [cut for cut, is_on in self._all_cuts() if is_on]
 
     def choose(self, logits: Floats, history: Sequence[int], output: Sequence[int]) -> int:
         """Return the next token.
@@ -44,12 +46,9 @@ class Sampler:
             return int(np.argmax(logits))
         candidates = self._candidates(logits)
         scores = logits[candidates] / self._temperature
-        weights = np.exp(scores - scores.max())
-        return int(self._random.choice(candidates, p=weights / weights.sum()))
-
-    @property
-    def _temperature(self) -> float:
-        return float(_or(self._settings.temperature, _TEMPERATURE))
+        heights = np.cumsum(np.exp(scores - scores.max()), dtype=np.float64)
+        chosen = int(heights.searchsorted(self._random.random() * heights[-1], side="right"))
+        return int(candidates[min(chosen, len(candidates) - 1)])
 
     def _penalise(self, logits: Floats, history: Sequence[int], output: Sequence[int]) -> None:
         settings = self._settings
@@ -57,30 +56,35 @@ class Sampler:
             if token < len(logits):
                 logits[token] += bias
         if (factor := _or(settings.repetition_penalty, 1.0)) != 1.0 and history:
-            seen = np.unique(np.asarray(history[-_PENALISED:]))
+            seen = list(set(history[-_PENALISED:]))
             scores = logits[seen]
             logits[seen] = np.where(scores > 0, scores / factor, scores * factor)
         presence = _or(settings.presence_penalty, 0.0)
         frequency = _or(settings.frequency_penalty, 0.0)
         if output and (presence or frequency):
-            seen, counts = np.unique(np.asarray(output), return_counts=True)
-            logits[seen] -= presence + frequency * counts
+            tokens, counts = np.unique(np.asarray(output), return_counts=True)
+            logits[tokens] -= presence + frequency * counts
         for token, penalty in dry_penalties(settings, history, self._breakers).items():
             logits[token] -= penalty
 
     def _candidates(self, logits: Floats) -> npt.NDArray[np.int64]:
         """Return the tokens to choose from, the likeliest first."""
-        settings = self._settings
-        tokens = _top_k(logits, _or(settings.top_k, _TOP_K))
-        for cut in (self._typical, self._top_p, self._min_p, self._xtc):
+        tokens = _top_k(logits, _or(self._settings.top_k, _TOP_K))
+        for cut in self._cuts:
             if len(tokens) > 1:
                 tokens = cut(tokens, _softmax(logits[tokens]))
         return tokens
 
+    def _all_cuts(self) -> Iterator[tuple[Callable[[Any, Floats], Any], bool]]:
+        """Yield the cuts in their order, and whether each cuts anything with these settings."""
+        settings = self._settings
+        yield self._typical, _or(settings.typical_p, 1.0) < 1
+        yield self._top_p, _or(settings.top_p, _TOP_P) < 1
+        yield self._min_p, _or(settings.min_p, _MIN_P) > 0
+        yield self._xtc, _or(settings.xtc_probability, 0.0) > 0
+
     def _typical(self, tokens: Any, probabilities: Floats) -> Any:
         mass = _or(self._settings.typical_p, 1.0)
-        if mass >= 1:
-            return tokens
         surprise = -np.log(probabilities + 1e-10)
         expected = float((probabilities * surprise).sum())
         order = np.argsort(np.abs(surprise - expected), kind="stable")
@@ -89,7 +93,7 @@ class Sampler:
 
     def _top_p(self, tokens: Any, probabilities: Floats) -> Any:
         mass = _or(self._settings.top_p, _TOP_P)
-        return tokens if mass >= 1 else tokens[: _reaching(probabilities, mass)]
+        return tokens[: _reaching(probabilities, mass)]
 
     def _min_p(self, tokens: Any, probabilities: Floats) -> Any:
         least = _or(self._settings.min_p, _MIN_P) * probabilities[0]
@@ -97,8 +101,7 @@ class Sampler:
 
     def _xtc(self, tokens: Any, probabilities: Floats) -> Any:
         """Exclude top choices: now and then, all that are likely but the least likely of them."""
-        probability = _or(self._settings.xtc_probability, 0.0)
-        if probability <= 0 or self._random.random() >= probability:
+        if self._random.random() >= _or(self._settings.xtc_probability, 0.0):
             return tokens
         likely = int((probabilities >= _or(self._settings.xtc_threshold, 0.1)).sum())
         return tokens[max(0, likely - 1) :]
@@ -117,11 +120,10 @@ def _or(value: Any, default: Any) -> Any:
 
 def _top_k(logits: Floats, k: int) -> npt.NDArray[np.int64]:
     """Return the k likeliest tokens, best first; all that are allowed for k ≤ 0."""
-    tokens = np.arange(len(logits))
-    if 0 < k < len(logits):
-        tokens = np.argpartition(-logits, k - 1)[:k]
-    tokens = tokens[np.isfinite(logits[tokens])]
-    return tokens[np.argsort(-logits[tokens], kind="stable")]
+    tokens = logits.argpartition(-k)[-k:] if 0 < k < len(logits) else np.arange(len(logits))
+    scores = logits[tokens]
+    order = np.argsort(-scores, kind="stable")
+    return tokens[order[: np.isfinite(scores).sum()]]
 
 
 def _softmax(scores: Floats) -> Floats:

@@ -15,7 +15,10 @@ _APART = b"\x01"
 
 
 class Vocabulary:
-    """The tokens of one model. The library's own calls are not used where they can overrun."""
+    """The tokens of one model. The library's own calls are not used where they can overrun.
+
+    What it says of a token is remembered: each question goes through several calls of Python.
+    """
 
     def __init__(self, llm: Any, own_texts: Mapping[int, bytes], *, adds_space: bool) -> None:
         self._llm, self._own_texts, self._adds_space = llm, own_texts, adds_space
@@ -23,6 +26,8 @@ class Vocabulary:
         self.eos: int = llm.eos_token_id
         self.bos: int = llm.bos_token_id
         self._adds_bos = llm.model_type == "llama"
+        self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt, after the one it begins with, if the model has one."""
@@ -50,12 +55,16 @@ class Vocabulary:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the token's part of the text; nothing for tokens that only steer the model."""
-        piece: bytes = self._llm.ctransformers_llm_detokenize(token)
-        return piece or self._own_texts.get(token, b"")
+        if (piece := self._pieces.get(token)) is None:
+            piece = self._llm.ctransformers_llm_detokenize(token) or self._own_texts.get(token, b"")
+            self._pieces[token] = piece
+        return piece
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a sequence."""
-        return bool(self._llm.is_eos_token(token))
+        if (ends := self._ends.get(token)) is None:
+            ends = self._ends[token] = bool(self._llm.is_eos_token(token))
+        return ends
 
     def checked(self, tokens: tuple[int, ...], param: str) -> list[int]:
         """Return these tokens. Raise InvalidRequest for one that there is not."""

@@ -1,0 +1,103 @@
+"""What the platform makes of ctransformers: against a bare ``llm.generate()`` loop, in one run.
+
+``python -m benchmarks.ctransformers``. Both have the same file, threads and samplers, answer one
+request after another with as many tokens, and are loaded in turn, several times, because the
+machine is never quite the same for long. The platform is asked over HTTP, and streams.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.load import LoadPlan, run_load
+from benchmarks.processes import CACHE, end_on_sigterm
+from benchmarks.targets import Endpoint, platform_with
+from benchmarks.weights import random_weights
+from worker.catalog import DEMO_FILE
+
+MUST = 0.90
+CONTEXT_LENGTH = 2048
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1}
+"""Those that ``generate`` takes when it is told nothing."""
+
+
+class Bare:
+    """The library alone: nothing but the loop that its documentation shows."""
+
+    def __init__(self, file: Path, threads: int) -> None:
+        from ctransformers.llm import LLM, Config
+
+        config = Config(context_length=CONTEXT_LENGTH, threads=threads)
+        self._llm: Any = LLM(str(file), config=config)
+        self._llm.is_eos_token = lambda _token: False  # As with `ignore_eos`.
+
+    def tokens_per_s(self, prompts: Iterator[str], max_tokens: int) -> float:
+        """Answer the prompts; the time to read them counts."""
+        tokens, started = 0, time.perf_counter()
+        for prompt in prompts:
+            for number, _token in enumerate(self._llm.generate(self._llm.tokenize(prompt)), 1):
+                if number == max_tokens:
+                    break
+            tokens += max_tokens
+        return tokens / (time.perf_counter() - started)
+
+
+def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> float:
+    """Load both in turn; print what came of it and return the platform's share."""
+    plan = LoadPlan(
+        endpoint.url,
+        endpoint.key,
+        endpoint.model,
+        streams=1,
+        rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        body=SAMPLING,
+    )
+    alone, through, errors = [], [], 0
+    for repetition in range(options.repetitions + 1):
+        first = repetition * options.rounds
+        prompts = (f"{first + n} Tell me a story about a fox." for n in range(options.rounds))
+        alone.append(bare.tokens_per_s(prompts, options.max_tokens))
+        loaded = asyncio.run(run_load(replace(plan, first_prompt=first)))
+        through.append(loaded.tokens_per_s)
+        errors += loaded.errors
+    share = median(through[1:]) / median(alone[1:])  # The first warms both up.
+    print(f"{'bare loop':12} {median(alone[1:]):8,.0f} tokens/s")
+    print(f"{'platform':12} {median(through[1:]):8,.0f} tokens/s   {errors} errors")
+    print(f"{'share':12} {share:8.2f}            must {MUST:.2f}")
+    return share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=("demo", "130m"), default="demo")
+    parser.add_argument("--rounds", type=int, default=10, help="requests of each repetition")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    end_on_sigterm()
+    file = DEMO_FILE
+    if options.model == "130m":
+        file = random_weights(CACHE / "random-130m-q8_0.gguf", DEMO_FILE)
+    entry = {
+        "engine": "ctransformers",
+        "file": str(file),
+        "slots": 1,
+        "threads": options.threads,
+        "context_length": CONTEXT_LENGTH,
+    }
+    bare = Bare(file, options.threads)
+    with platform_with({options.model: entry}) as endpoint:
+        share = measure(endpoint, bare, options)
+    sys.exit(share < MUST)
+
+
+if __name__ == "__main__":
+    main()
