@@ -105,7 +105,7 @@ def _in_status(rows: StoredResponseQuerySet, status: str) -> StoredResponseQuery
 
 def _words(query: QueryDict) -> str:
     """Return what is searched for; nothing when there is no search."""
-    given = query.get("q", "").replace("\0", " ").strip()
+    given = query.get("q", "").strip()
     if len(given) > MOST_SEARCHED:
         raise InvalidRequestError(
             f"Invalid 'q': too long. Expected at most {MOST_SEARCHED} characters.", param="q"
