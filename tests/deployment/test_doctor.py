@@ -1,0 +1,103 @@
+"""``manage.py doctor`` on a site that is well, and on broken ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from inference_site.supervisor.services import free_port
+from tests.deployment.conftest import Site
+
+pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+
+
+Findings = dict[str, list[tuple[str, str]]]
+
+
+def examined(site: Site, **env: str) -> tuple[int, Findings, str]:
+    """The exit status, for each thing that was looked at its levels and what was found, and all
+    that was said."""
+    done = site.local.run("migrate", "doctor", **env)
+    assert "Traceback" not in done.stderr, done.stderr
+    findings: Findings = {}
+    for line in done.stdout.splitlines():
+        if found := re.fullmatch(r"(ok|warn|fail) +(.+?)  +(.*)", line):
+            findings.setdefault(found[2], []).append((found[1], found[3]))
+    return done.returncode, findings, done.stdout
+
+
+def level(findings: Findings, what: str) -> str:
+    return max(level for level, _ in findings[what]) if what in findings else "absent"
+
+
+def test_a_site_that_is_well_has_nothing_that_fails(site: Site) -> None:
+    status, findings, _ = examined(site)
+    failed = {what: found for what, found in findings.items() if level(findings, what) == "fail"}
+    assert failed == {}
+    assert status == 0
+    assert findings["workers"] == [("ok", f"{len(site.workers)} live")]
+    assert level(findings, "model demo") == level(findings, "model scripted") == "ok"
+    assert level(findings, "migrations") == level(findings, "channel layer") == "ok"
+    assert level(findings, "clock of PostgreSQL") == "ok"
+    assert level(findings, "upkeep") == "ok"
+    releases = [found for what, found in findings.items() if what.startswith("worker ")]
+    assert all(found[0][1].startswith("release 0.") for found in releases)
+
+
+def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
+    nowhere = free_port()
+    env = {
+        "DATABASE_URL": f"postgresql://site:secret@127.0.0.1:{nowhere}/site",
+        "DATABASE_URL_FILE": "",
+        "REDIS_URL": f"redis://:secret@127.0.0.1:{nowhere}/0",
+        "REDIS_URL_FILE": "",
+    }
+    status, findings, told = examined(site, **env)
+    assert status == 1
+    for what in ("PostgreSQL", "migrations", "Redis", "channel layer", "workers", "upkeep"):
+        assert level(findings, what) == "fail", what
+    assert "correct DATABASE_URL" in told
+    assert "correct REDIS_URL" in told
+    assert "secret" not in told
+
+
+def test_a_database_without_tables_lacks_migrations(site: Site) -> None:
+    with psycopg.connect(site.local.admin_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE empty OWNER site")
+    address = site.local.database_url.replace("/site?", "/empty?")
+    status, findings, told = examined(site, DATABASE_URL=address, DATABASE_URL_FILE="")
+    assert status == 1
+    assert level(findings, "PostgreSQL") == "ok"
+    assert level(findings, "migrations") == "fail"
+    assert "manage.py migrate" in told
+
+
+def test_models_without_files_and_without_workers_are_told(site: Site, tmp_path: Path) -> None:
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"no model")
+    (tmp_path / "models.yaml").write_text(
+        f"models:\n  absent: {{file: {tmp_path}/absent.gguf}}\n  junk: {{file: {junk}}}\n"
+        "  other: {engine: scripted}\n"
+    )
+    status, findings, _ = examined(site, MODELS_FILE=str(tmp_path / "models.yaml"))
+    assert status == 1
+    assert level(findings, "model absent") == level(findings, "model junk") == "warn"
+    assert {level for level, _ in findings["model absent"]} == {"fail", "warn"}
+    assert findings["model other"][-1][1] == "no live worker serves it"
+
+
+def test_a_bad_models_file_is_told_with_its_line(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("models:\n  a: {slots: many}\n")
+    status, findings, _ = examined(site, MODELS_FILE=str(tmp_path / "models.yaml"))
+    assert status == 1
+    assert "models.yaml:2" in findings["models"][0][1]
+    assert findings["models"][0][0] == "fail"
+
+
+def test_settings_that_are_forgotten_are_told(site: Site) -> None:
+    status, findings, _ = examined(site, SECRET_KEY="short", SECRET_KEY_FILE="", DEBUG="true")
+    assert status == 0
+    assert level(findings, "SECRET_KEY") == level(findings, "DEBUG") == "warn"
