@@ -29,6 +29,9 @@ format: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.run --write
 	$(BIN)/python -m benchmarks.open_streams
+	$(BIN)/python -m benchmarks.parser
+	$(BIN)/python -m benchmarks.upstream
+	$(BIN)/python -m benchmarks.ctransformers
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

@@ -67,6 +67,8 @@ def test_capabilities_are_those_of_the_flavor() -> None:
     assert "chat_template" not in model_capabilities(spec())
     assert {"chat_template", "tokens", "render"} <= model_capabilities(spec(flavor="vllm"))
     assert "choices" not in model_capabilities(spec(flavor="ollama"))
+    assert "mirostat" in model_capabilities(spec(flavor="llama_cpp"))
+    assert "mirostat" not in model_capabilities(spec(flavor="vllm"))
 
 
 def test_an_operator_declares_capabilities() -> None:

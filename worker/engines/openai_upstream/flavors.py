@@ -14,7 +14,7 @@ CAPABILITIES = frozenset(
     {
         *("audio", "cache_prompt", "chat", "chat_template", "choices", "completions"),
         *("dimensions", "embeddings", "grammar", "logprobs", "render", "response_prefix"),
-        *("stop_token_ids", "suffix", "tokens", "tools", "vision"),
+        *("mirostat", "stop_token_ids", "suffix", "tokens", "tools", "vision"),
     }
 )
 """What an operator may declare."""
@@ -114,7 +114,9 @@ FLAVORS = {
     ),
     "llama_cpp": Flavor(
         _LLAMA_CPP,
-        _BASE | {"cache_prompt", "chat_template", "choices", "render", "response_prefix", "tokens"},
+        _BASE
+        | {"cache_prompt", "chat_template", "choices", "mirostat", "render", "response_prefix"}
+        | {"tokens"},
         running_usage="timings_per_token",
         tokens="llama_cpp",
         float_embeddings=False,
