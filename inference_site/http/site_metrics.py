@@ -70,7 +70,7 @@ _Row = tuple[str, str, int, float]
 
 def _of_generations() -> list[Metric]:
     with own_connection() as connection:
-        connection.execute("SET statement_timeout = 1500")
+        connection.execute("SET LOCAL statement_timeout = 1500")
         rows: list[_Row] = connection.execute(_IN_FLIGHT).fetchall()
     waiting = _by_model("inference_queue_length", "Generations that wait for a slot.")
     oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
