@@ -10,7 +10,7 @@ import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, When
 
 from inference_site.accounts.models import Budget, BudgetSpend
 
@@ -57,33 +57,33 @@ def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.dateti
     estimate: else what is larger than the rest could never run.
     """
     drawn_on = Q(api_key=None) | Q(api_key=api_key_id)
-    budgets = Budget.objects.filter(drawn_on, project=project_id)
-    starts = {budget.pk: (budget, period_start(budget.every, now)) for budget in budgets}
-    if not starts:
+    budgets = list(Budget.objects.filter(drawn_on, project=project_id))
+    if not budgets:
         return
-    BudgetSpend.objects.bulk_create(
-        [BudgetSpend(budget_id=pk, start=start) for pk, (_, start) in starts.items()],
-        ignore_conflicts=True,
-    )
-    wanted = [Q(budget=pk, start=start) for pk, (_, start) in starts.items()]
-    spends = BudgetSpend.objects.filter(_any(wanted)).order_by("id").select_for_update()
-    for spend in spends:
-        budget, _ = starts[spend.budget_id]
-        if not _has_room(budget, spend, estimate):
+    starts = {budget.pk: period_start(budget.every, now) for budget in budgets}
+    spends = _locked(starts)
+    if len(spends) < len(budgets):
+        rows = [BudgetSpend(budget_id=pk, start=start) for pk, start in starts.items()]
+        BudgetSpend.objects.bulk_create(rows, ignore_conflicts=True)
+        spends = _locked(starts)
+    for budget in budgets:
+        if not _has_room(budget, spends[budget.pk], estimate):
             left = period_end(budget.every, now) - now
             raise BudgetExhausted(budget, max(1, round(left.total_seconds())))
-    for unit in Budget.Unit.values:
-        of_unit = [spend.pk for spend in spends if starts[spend.budget_id][0].unit == unit]
-        BudgetSpend.objects.filter(pk__in=of_unit).update(
-            reserved=F("reserved") + estimate.of(unit)
-        )
+    of_cost = Q(budget__in=[budget.pk for budget in budgets if budget.unit == Budget.Unit.COST])
+    BudgetSpend.objects.filter(pk__in=[spend.pk for spend in spends.values()]).update(
+        reserved=F("reserved")
+        + Case(When(of_cost, then=estimate.cost), default=Decimal(estimate.tokens))
+    )
 
 
-def _any(conditions: list[Q]) -> Q:
-    found = Q()
-    for condition in conditions:
-        found |= condition
-    return found
+def _locked(starts: dict[int, dt.date]) -> dict[int, BudgetSpend]:
+    """Return the counters of the budgets in these periods, locked; those that there are."""
+    wanted = Q()
+    for pk, start in starts.items():
+        wanted |= Q(budget=pk, start=start)
+    spends = BudgetSpend.objects.filter(wanted).order_by("id").select_for_update()
+    return {spend.budget_id: spend for spend in spends}
 
 
 def _has_room(budget: Budget, spend: BudgetSpend, estimate: Estimate) -> bool:

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
@@ -25,12 +24,18 @@ from inference_site.accounts.keys import Caller
 from inference_site.http.errors import QuotaError, RateLimitError
 from worker.catalog import catalog
 from worker.generation import GenerationRequest, TextPart
-from worker.models import Generation, Status
 
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
 _GENERATES = ("chat", "complete")
-_LOCKS = {"key": 0x1F5A_0001, "project": 0x1F5A_0002}
-"""The advisory locks, with the owner's id, under which the runs of an owner are counted."""
+_LOCK_RUNS = """
+SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
+    pg_advisory_xact_lock(0x1F5A0002, (%(project_id)s %% 2147483647)::int)
+"""
+"""Locks under which the runs of a key and of its project are counted."""
+_COUNT_RUNS = """
+SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM worker_generation
+WHERE project_id = %(project_id)s AND status IN ('queued', 'running')
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +148,16 @@ def _check_runs(caller: Caller) -> None:
 
     Called when the new one is written; what others wrote is counted after they committed.
     """
-    for owner, id_, limit in (
-        ("key", caller.api_key_id, caller.key_limits.concurrent_runs),
-        ("project", caller.project_id, caller.project_limits.concurrent_runs),
-    ):
-        if limit is None:
-            continue
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LOCKS[owner], id_])
-        mine = Q(project=caller.project_id)
-        if owner == "key":
-            mine &= Q(api_key=id_)
-        under_way = Generation.objects.filter(mine, status__in=[Status.QUEUED, Status.RUNNING])
-        if under_way.values("pk")[: limit + 1].count() > limit:
+    limits = (caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs)
+    if limits == (None, None):
+        return
+    owners = {"key_id": caller.api_key_id, "project_id": caller.project_id}
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK_RUNS, owners)
+        cursor.execute(_COUNT_RUNS, owners)
+        counts = cursor.fetchone()
+    for owner, limit, count in zip(("key", "project"), limits, counts, strict=True):
+        if limit is not None and count > limit:
             raise RateLimitError(
                 f"Rate limit reached: {limit} runs at one time of this {owner}. "
                 "Please try again when one has ended.",
