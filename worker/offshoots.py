@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+
+from django.conf import settings
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,14 @@ class Offshoots:
     def __init__(self, parent: str, on_failure: Callable[[str, str], None]) -> None:
         self._parent, self._on_failure = parent, on_failure
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Where each of them tells its metrics on this host, by model."""
+        with self._lock:
+            return {model: port for model, port in self._ports.items() if port}
 
     @property
     def models(self) -> frozenset[str]:
@@ -41,13 +51,15 @@ class Offshoots:
         with self._lock:
             if model in self._processes:
                 return
+            # This process's own port is taken; it asks its offshoots, and tells for all of them.
+            port = _free_port() if settings.METRICS_PORT else 0
             # Its end of the pipe is closed when this process ends, however that happens.
             process = subprocess.Popen(
                 _command(model, self._parent),
                 stdin=subprocess.PIPE,
-                env={**os.environ, "METRICS_PORT": "0"},  # That port is this process's.
+                env={**os.environ, "METRICS_PORT": str(port), "METRICS_HOST": "127.0.0.1"},
             )
-            self._processes[model] = process
+            self._processes[model], self._ports[model] = process, port
         threading.Thread(target=self._watch, args=(model, process), daemon=True).start()
 
     def terminate(self) -> None:
@@ -69,6 +81,7 @@ class Offshoots:
         process.stdin.close()
         with self._lock:
             self._processes.pop(model, None)
+            self._ports.pop(model, None)
         logger.info("the worker of %s has ended (%s)", model, _told(status))
         if status not in (0, -signal.SIGTERM):
             self._on_failure(model, f"Its process was ended: {_told(status)}.")
@@ -76,6 +89,13 @@ class Offshoots:
 
 def _command(model: str, parent: str) -> list[str]:
     return [sys.executable, sys.argv[0], "worker", "--models", model, "--parent", parent]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _told(status: int) -> str:

@@ -78,6 +78,11 @@ class Runtime:
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
 
     @property
+    def offshoot_ports(self) -> dict[str, int]:
+        """Where offshoots tell their metrics on this host, by model."""
+        return self._offshoots.metrics_ports
+
+    @property
     def lag_s(self) -> float:
         """How long the oldest frame waits that is not in the event log, in seconds."""
         return self._publisher.lag_s

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from prometheus_client import REGISTRY
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
 
 Health = Callable[[], str]
 """Returns what is wrong with the process; nothing while it is well."""
+Others = Callable[[], Mapping[str, int]]
 
 
 def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
@@ -38,21 +42,54 @@ def _is_allowed(address: str) -> bool:
     return any(peer in network for network in settings.METRICS_ALLOWED_NETWORKS)
 
 
-def rendered(accept: str) -> tuple[bytes, str]:
-    """Return this process's metrics and their content type."""
+def rendered(accept: str, others: Mapping[str, int] | None = None) -> tuple[bytes, str]:
+    """Return this process's metrics, and those of its offshoots, with their content type."""
     encode, content_type = choose_encoder(accept)
-    return encode(REGISTRY), content_type
+    return encode(_Family(others) if others else REGISTRY), content_type
 
 
-def serve_telemetry(health: Health) -> None:
+class _Family:
+    """A registry of this process and its offshoots, whose samples have the label ``offshoot``."""
+
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self._ports = ports
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what all of them tell; one that does not answer is left out."""
+        families = {family.name: family for family in REGISTRY.collect()}
+        for model, port in self._ports.items():
+            for family in _fetched(port):
+                samples = [
+                    sample._replace(labels={**sample.labels, "offshoot": model})
+                    for sample in family.samples
+                ]
+                family.samples = []
+                families.setdefault(family.name, family).samples += samples
+        return families.values()
+
+
+def _fetched(port: int) -> list[Metric]:
+    headers = {"Authorization": f"Bearer {settings.METRICS_TOKEN}"}
+    try:
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=2)
+        page.raise_for_status()
+    except httpx.HTTPError:  # It starts, or ends.
+        return []
+    return list(text_string_to_metric_families(page.text))
+
+
+def serve_telemetry(health: Health, others: Others = dict) -> None:
     """Serve ``/metrics`` and ``/health`` on ``METRICS_PORT`` from a thread, if it is set.
 
+    ``others`` returns the ports on which offshoots serve theirs.
     Raise ImproperlyConfigured when the port cannot be had.
     """
     if not settings.METRICS_PORT:
         return
     where = (settings.METRICS_HOST, settings.METRICS_PORT)
-    handler = type("Telemetry", (_Handler,), {"health": staticmethod(health)})
+    handler = type(
+        "Telemetry", (_Handler,), {"health": staticmethod(health), "others": staticmethod(others)}
+    )
     try:
         server = ThreadingHTTPServer(where, handler)
     except OSError as exc:
@@ -65,12 +102,13 @@ def serve_telemetry(health: Health) -> None:
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # A client that says nothing does not hold its thread for ever.
     health: Health
+    others: Others
 
     def do_GET(self) -> None:  # The name that http.server wants.
         """Answer."""
         match self.path.partition("?")[0]:
             case "/metrics" if self._may_scrape():
-                self._answer(200, *rendered(self.headers.get("Accept", "")))
+                self._answer(200, *rendered(self.headers.get("Accept", ""), self.others()))
             case "/metrics":
                 self._answer(401, b"Metrics are for holders of METRICS_TOKEN.\n")
             case "/health":

@@ -28,6 +28,10 @@ class Worker(Protocol):
         """Return what its lease says."""
 
     @property
+    def offshoot_ports(self) -> dict[str, int]:
+        """Where offshoots tell their metrics on this host, by model."""
+
+    @property
     def lag_s(self) -> float:
         """How long the oldest frame waits that is not in the event log, in seconds."""
 
@@ -36,7 +40,8 @@ def watch_worker(worker: Worker) -> None:
     """Have a worker's metrics and health told on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_Vitals(worker))
-    serve_telemetry(_beating(LEASE_RENEWED, "the lease was not renewed"))
+    health = _beating(LEASE_RENEWED, "the lease was not renewed")
+    serve_telemetry(health, lambda: worker.offshoot_ports)
 
 
 def watch_upkeep() -> None:

@@ -163,6 +163,29 @@ def test_processes_tell_what_they_are_and_when_they_last_lived(site: Site) -> No
     assert web.total("inference_scrape_ok") == 3
 
 
+def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> None:
+    (worker,) = site.local.up("worker", START_MODELS="none")
+    for other in site.workers:
+        other.stop()
+    scopes = ("--scope", "inference", "--scope", "models:write")
+    key = site.local.run("migrate", "create_api_key", "--name", "loads", *scopes).stdout.strip()
+    told = {"model": "scripted", "offshoot": "scripted"}
+    with httpx.Client(
+        base_url=site.webs[0].url, headers={"Authorization": f"Bearer {key}"}, timeout=30
+    ) as client:
+        asked = {"model": "scripted"}
+        wait_until(lambda: client.post("/v1/models/load", json=asked).status_code == 200, 30)
+        wait_until(lambda: client.get("/v1/models/scripted").json()["status"] == "loaded", 60)
+        body = {"model": "scripted", "messages": [{"role": "user", "content": slow(3)}]}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+    scrape = Scrape(site, [worker])
+    assert scrape.total("inference_worker_slots", **told) == 4
+    assert scrape.total("inference_generations_total", **told, status="completed") == 1
+    assert scrape.total("inference_tokens_total", **told, sort="output") == 3
+    worker.stop()
+    site.workers = site.local.up("worker", 2)
+
+
 def test_metrics_are_for_holders_of_the_token_and_for_peers_that_are_allowed(site: Site) -> None:
     for container in (site.webs[0], site.workers[0], site.beat):
         url = f"{container.url}/metrics"
@@ -191,6 +214,10 @@ BOARD = "deploy/grafana/dashboards/inference.json"
 
 @pytest.mark.parametrize("path", [BOARD, "deploy/prometheus/alerts.yml"])
 def test_the_board_and_the_alerts_ask_for_metrics_that_there_are(site: Site, path: str) -> None:
+    with site.local.client(site.webs[0], site.key) as client:
+        client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Hello"}]
+        )
     text = (ROOT / path).read_text()
     if path == BOARD:
         panels = json.loads(text)["panels"]
