@@ -1,12 +1,19 @@
-"""Admin of stored chat completions: read-only."""
+"""Admin of stored chat completions: read-only, as bubbles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
 from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
 
 from completions.models import StoredCompletion
+from worker.admin.bubbles import Bubble, Piece, image_piece, may_see_content, text_piece
 from worker.admin.generations import ModelFilter
 from worker.admin.keyset import KeysetAdmin, SinceFilter
+
+Message = Mapping[str, Any]
 
 
 @admin.register(StoredCompletion)
@@ -16,3 +23,71 @@ class StoredCompletionAdmin(KeysetAdmin):
     list_display = ("public_id", "created_at", "project", "model", "metadata")
     list_filter = (ModelFilter, SinceFilter, "project")
     list_select_related = ("project",)
+    fields = ("public_id", "project", "model", "metadata", "created_at")
+    change_form_template = "completions/admin/stored_completion.html"
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the messages and the answers, to those who may see them."""
+        context = {**(extra_context or {}), "may_see": may_see_content(request)}
+        stored = self.get_object(request, object_id) if context["may_see"] else None
+        if stored is not None:
+            answers = [choice["message"] for choice in stored.completion["choices"]]
+            context["bubbles"] = bubbles([*stored.messages, *answers])
+        return super().change_view(request, object_id, form_url, context)
+
+
+def bubbles(messages: Iterable[Message]) -> list[Bubble]:
+    """Return messages of a chat as bubbles; what a tool answered is with the call of it."""
+    messages = list(messages)
+    results = {
+        message["tool_call_id"]: _pieces(message["content"])
+        for message in messages
+        if message["role"] == "tool"
+    }
+    called = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+    return [
+        bubble
+        for message in messages
+        if not (message["role"] == "tool" and message["tool_call_id"] in called)
+        for bubble in _bubbles(message, results)
+    ]
+
+
+def _bubbles(message: Message, results: Mapping[str, list[Piece]]) -> Iterator[Bubble]:
+    if message["role"] == "tool":
+        yield Bubble("result", "tool", _pieces(message["content"]))
+        return
+    if reasoning := message.get("reasoning_content"):
+        yield Bubble("reasoning", "assistant", [text_piece(reasoning)])
+    content = _pieces(message.get("content") or message.get("refusal") or ())
+    if content:
+        yield Bubble("message", message["role"], content)
+    for call in message.get("tool_calls") or ():
+        called = call.get("function") or call.get("custom") or {}
+        given = called.get("arguments") or called.get("input") or ""
+        name, result = called.get("name", ""), results.get(call["id"])
+        yield Bubble("call", message["role"], [text_piece(given)], name, result)
+
+
+def _pieces(content: Any) -> list[Piece]:
+    if isinstance(content, str):
+        return [text_piece(content)]
+    return [_piece(part) for part in content]
+
+
+def _piece(part: Mapping[str, Any]) -> Piece:
+    match part["type"]:
+        case "image_url":
+            return image_piece(part["image_url"]["url"])
+        case "refusal":
+            return text_piece(part["refusal"])
+        case "text":
+            return text_piece(part["text"])
+        case other:
+            return Piece("note", f"A part of the type {other}.")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import Client
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
@@ -18,3 +23,30 @@ def project(db: None) -> Project:
 def api_key(project: Project) -> tuple[ApiKey, str]:
     """A key of the tenant, and its secret."""
     return create_key(project, "test")
+
+
+@pytest.fixture
+def admin(db: None) -> Client:
+    """A browser in which a superuser is logged in."""
+    return _logged_in(get_user_model().objects.create_superuser("admin", ""))
+
+
+@pytest.fixture
+def staff(db: None) -> Callable[..., Client]:
+    """Makes the browser of a member of the staff with these permissions, as ``app.codename``."""
+
+    def make(*permissions: str) -> Client:
+        user = get_user_model().objects.create_user(f"staff {permissions}", is_staff=True)
+        for permission in permissions:
+            app, codename = permission.split(".")
+            found = Permission.objects.get(content_type__app_label=app, codename=codename)
+            user.user_permissions.add(found)
+        return _logged_in(user)
+
+    return make
+
+
+def _logged_in(user: object) -> Client:
+    browser = Client()
+    browser.force_login(user)  # type: ignore[arg-type]  # The user model of the settings.
+    return browser

@@ -14,7 +14,6 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
@@ -26,16 +25,6 @@ Key = tuple[ApiKey, str]
 GENERATIONS = "/admin/worker/generation/"
 KEYS = "/admin/accounts/apikey/"
 PROJECTS = "/admin/accounts/project/"
-
-
-@pytest.fixture
-def admin(db: None, settings: Settings) -> Client:
-    """A browser in which a superuser is logged in."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # Fast.
-    user = get_user_model().objects.create_superuser("admin", "", "a long password")
-    browser = Client()
-    browser.force_login(user)
-    return browser
 
 
 def page(response: Any) -> str:
@@ -64,6 +53,9 @@ def test_an_api_key_does_not_open_the_admin(api_key: Key) -> None:
 
 
 def test_the_password_opens_the_admin(admin: Client) -> None:
+    user = get_user_model().objects.get()
+    user.set_password("a long password")
+    user.save()
     admin.logout()
     wrong, right = ({"username": "admin", "password": p} for p in ("wrong", "a long password"))
     admin.post("/admin/login/", wrong)

@@ -106,9 +106,7 @@ class Watch:
 
 
 @pytest.fixture
-def open_page(
-    stack: ServedStack, browser: Browser, cookies: Any
-) -> Iterator[Callable[..., Page]]:
+def open_page(stack: ServedStack, browser: Browser, cookies: Any) -> Iterator[Callable[..., Page]]:
     """Opens a page of an operator who is logged in. What the browsers complain of fails the test.
 
     The arguments are a width and a colour scheme.
@@ -151,6 +149,11 @@ def faults(page: Page) -> list[str]:
         if fault["impact"] in _SERIOUS
         for node in fault["nodes"]
     ]
+
+
+def settled(page: Page) -> None:
+    """Wait until the scripts of a page have drawn it."""
+    page.locator("html:not([x-cloak])").wait_for(state="attached")
 
 
 def assert_fits(page: Page) -> None:

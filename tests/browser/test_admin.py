@@ -1,33 +1,216 @@
-"""The admin in a browser: it works, nothing leaves the host, nothing is out of reach."""
+"""The pages of the admin: they fit, they are accessible, and they show what was asked."""
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import Page
+import re
+from collections.abc import Callable, Iterator
 
-from tests.browser.conftest import assert_fits, faults
+import openai
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import WIDTHS, assert_fits, faults, keep_screenshot, settled
+from tests.e2e.scripts import call, respond, script, slow
+from tests.served_stack import ServedStack, wait_until
 
 PAGES = [
     "/admin/",
+    "/admin/queue/",
+    "/admin/fleet/",
     "/admin/worker/generation/",
+    "/admin/worker/generation/1/change/",
     "/admin/responses_api/storedresponse/",
+    "/admin/responses_api/storedresponse/1/change/",
     "/admin/responses_api/conversation/",
+    "/admin/responses_api/conversation/1/change/",
     "/admin/completions/storedcompletion/",
-    "/admin/accounts/project/",
+    "/admin/completions/storedcompletion/1/change/",
     "/admin/accounts/project/1/change/",
     "/admin/accounts/apikey/",
     "/admin/accounts/apikey/add/",
-    "/admin/accounts/budget/",
+    "/admin/accounts/budget/add/",
     "/admin/auth/user/",
     "/admin/admin/logentry/",
+    "/playground",
 ]
+OPEN = "/admin/responses_api/storedresponse/?q="
+
+
+@pytest.fixture(scope="module", autouse=True)
+def requests(stack: ServedStack, client: openai.OpenAI) -> None:
+    """One of everything that pages show."""
+    message = {"type": "message", "role": "user", "content": "We talk about cats."}
+    conversation = client.conversations.create(items=[message])  # type: ignore[list-item]
+    respond(client, {"text": "Cats sleep."}, conversation=conversation.id)
+    client.chat.completions.create(
+        model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
+    )
+    counted = "SELECT count(*) FROM accounts_usagerollup WHERE period = 'minute'"
+    wait_until(lambda: stack.sql(counted)[0][0] >= 1, 10, "the requests are accounted")
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_pages_have_no_serious_fault_of_accessibility(page: Page, path: str) -> None:
+def test_pages_fit_and_have_no_serious_fault_of_accessibility(page: Page, path: str) -> None:
     response = page.goto(path)
     assert response is not None
     assert response.status == 200
-    page.wait_for_load_state("networkidle")
+    settled(page)
     assert_fits(page)
     assert faults(page) == []
+
+
+@pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
+def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page], path: str) -> None:
+    page = open_page("desktop", "dark")
+    page.goto(path)
+    settled(page)
+    assert faults(page) == []
+
+
+def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> None:
+    page.goto("/admin/")
+    page.get_by_text("1 hour").click()
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/admin/?range=1h*")
+    chart = page.get_by_role("img", name="Requests", exact=True)
+    expect(chart.locator("desc")).to_contain_text("completed: at most", use_inner_text=False)
+    expect(chart.locator("rect").first).to_be_attached()
+    figure = page.locator("#chart-requests")
+    figure.get_by_text("As a table").click()
+    bars = figure.get_by_role("row").filter(has_text=re.compile(r"[1-9]\d*$"))
+    expect(bars.first).to_be_visible()
+    table = page.get_by_role("region", name="Usage by Model")
+    expect(table.get_by_role("rowheader", name="scripted")).to_be_visible()
+
+
+@pytest.fixture
+def weather(client: openai.OpenAI) -> str:
+    """A conversation in which a tool was called; the id of its last response."""
+    arguments = ('{"city": ', '"Oslo"}')
+    thought = {"reasoning": "A tool knows the weather."}
+    asked = respond(client, thought, call("get_weather", *arguments), instructions="Be short.")
+    output = {
+        "type": "function_call_output",
+        "call_id": asked.output[-1].call_id,
+        "output": '{"sky": "rain"}',
+    }
+    answer = {"role": "user", "content": script({"text": "It rains in Oslo."})}
+    told = client.responses.create(
+        model="scripted",
+        previous_response_id=asked.id,
+        input=[output, answer],  # type: ignore[list-item]
+    )
+    return str(told.id)
+
+
+def test_a_conversation_is_read_from_the_list(
+    request: pytest.FixtureRequest, page: Page, weather: str
+) -> None:
+    page.goto(f"{OPEN}{weather}")
+    page.get_by_role("link", name=weather[:13]).click()
+    turns = page.get_by_role("region", name="Conversation")
+    expect(turns.get_by_text("It rains in Oslo.", exact=True)).to_be_visible()
+    told = turns.locator(".bubble-call")
+    expect(told).to_contain_text("get_weather")
+    expect(told).to_contain_text('"sky": "rain"')
+    reasoning = turns.get_by_text("A tool knows the weather.", exact=True)
+    expect(reasoning).to_be_hidden()
+    turns.get_by_text("Reasoning", exact=True).click()
+    expect(reasoning).to_be_visible()
+    keep_screenshot(page, f"admin-response-{request.node.callspec.params['page']}")
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("curl http://127.0.0.1")
+    assert "previous_response_id" in copied
+
+
+def test_a_running_response_is_watched_and_stopped(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    running = client.responses.create(model="scripted", input=slow(4000), background=True)
+    page.goto(f"{OPEN}{running.id}")
+    page.get_by_role("link", name=running.id[:13]).click()
+    answer = page.locator(".answer .bubble-text")
+    expect(answer).to_contain_text("x x x x x")
+    seen = answer.inner_text()
+    expect(answer).to_contain_text(f"{seen} x x")  # It goes on while it is looked at.
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("It is being stopped.")).to_be_visible()
+    wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 10, "it is stopped")
+    page.reload()
+    expect(page.locator(".response-title")).to_contain_text("cancelled")
+    assert client.responses.retrieve(running.id).status == "cancelled"
+    page.goto("/admin/admin/logentry/")
+    expect(page.get_by_text("Stopped.").first).to_be_visible()
+
+
+def test_a_response_is_run_again(page: Page, client: openai.OpenAI) -> None:
+    first = respond(client, {"text": "Once more."})
+    page.goto(f"{OPEN}{first.id}")
+    page.get_by_role("link", name=first.id[:13]).click()
+    page.get_by_role("button", name="Run again").click()
+    again = page.locator(".response-title code")
+    expect(again).not_to_have_text(first.id)
+    expect(page.get_by_text("Once more.", exact=True).last).to_be_visible()
+
+
+def test_responses_are_exported_as_json_lines(
+    page: Page, client: openai.OpenAI, weather: str
+) -> None:
+    page.goto(f"{OPEN}{weather}")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export JSONL").click()
+    lines = download.value.path().read_text().splitlines()
+    assert len(lines) == 1
+    assert weather in lines[0]
+    assert "It rains in Oslo." in lines[0]
+
+
+@pytest.fixture
+def full(client: openai.OpenAI, stack: ServedStack) -> Iterator[list[str]]:
+    """All slots of the model are busy and two wait; the ids of those that wait."""
+    made = [
+        client.responses.create(model="scripted", input=slow(4000), background=True).id
+        for _ in range(6)
+    ]
+    wait_until(lambda: len(_waiting(stack)) == 2, 10, "two wait")
+    yield _waiting(stack)
+    for id_ in made:
+        client.responses.cancel(id_)
+
+
+def _waiting(stack: ServedStack) -> list[str]:
+    rows = stack.sql("SELECT public_id FROM worker_generation WHERE status = 'queued' ORDER BY id")
+    return [row[0] for row in rows]
+
+
+def test_the_queue_moves_up_and_stops_what_waits(
+    page: Page, full: list[str], stack: ServedStack
+) -> None:
+    first, last = full
+    page.goto("/admin/queue/")
+    waiting = page.get_by_role("region", name="Next in line")
+    row = waiting.get_by_role("row").filter(has_text=last[:18])
+    row.get_by_role("button", name="Move up").click()
+    expect(page.get_by_text("It goes next.")).to_be_visible()
+    expect(waiting.get_by_role("rowheader").first).to_contain_text(last[:18])
+    row = waiting.get_by_role("row").filter(has_text=first[:18])
+    row.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("It is being stopped.")).to_be_visible()
+    assert stack.row(first)["status"] == "cancelled"
+    assert _waiting(stack) == [last]
+
+
+def test_pictures_for_the_documentation(open_page: Callable[..., Page]) -> None:
+    """Each page is taken as it is; they are kept only when that is asked for."""
+    for width in WIDTHS:
+        page = open_page(width)
+        for path, name in (("/admin/?range=1h", "home"), ("/admin/fleet/", "fleet")):
+            page.goto(path)
+            settled(page)
+            keep_screenshot(page, f"admin-{name}-{width}")
+    page = open_page("desktop", "dark")
+    page.goto("/admin/responses_api/storedresponse/")
+    settled(page)
+    keep_screenshot(page, "admin-responses-dark")

@@ -60,7 +60,7 @@ export class AnswerView {
     const bubble = element("div", "bubble bubble-error");
     bubble.setAttribute("role", "alert");
     bubble.append(element("p", "bubble-role", "Error"), element("div", "bubble-text", message));
-    this.#container.insertBefore(bubble, this.state);
+    this.#container.insertBefore(bubble, this.state.isConnected ? this.state : null);
   }
 
   /** Output tokens a second by what has come, or by what the response says that it used. */

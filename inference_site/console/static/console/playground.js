@@ -133,7 +133,6 @@ async function follow(answer, view, running) {
   }
   showUsage(view, last, ignored);
   talk.previous = last.id;
-  if (last.error) view.fail(last.error.message);
   askForResults(last.output);
   const link = $("in-admin");
   if (link) {

@@ -1,0 +1,191 @@
+"""The pages of the admin at size: 5 million generations, 1 million responses.
+
+``python -m benchmarks.admin_pages --generations 5000000 --responses 1000000``. PostgreSQL makes the
+rows itself: the responses of ``benchmarks.stored_responses``, a generation for each of them and
+others around, of ten projects with ten keys each and three models, over thirty days, and the
+roll-ups of those thirty days. Then an operator logs in and asks for each page, one at a time.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import psycopg
+from django.conf import settings
+from django.contrib.auth.hashers import make_password
+
+from benchmarks.processes import end_on_sigterm
+from benchmarks.stored_responses import Timing, filled, timed
+
+BOUND_MS = 300
+_TIMES = 15
+_BATCH = 250_000
+_PASSWORD = "only for this benchmark"  # noqa: S105  # The server is gone with it.
+
+_KEYS = """
+INSERT INTO accounts_apikey (project_id, name, prefix, scopes, allowed_models, created_at)
+SELECT project.id, 'key ' || n, 'sk-bench', '{inference}', '{}', now()
+FROM accounts_project project, generate_series(1, 10) n;
+"""
+# The first generations are those of the responses, with their ids. Few fail; none runs.
+_GENERATIONS = """
+INSERT INTO worker_generation (public_id, kind, project_id, api_key_id, model, request_id,
+    service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
+    created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
+    reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
+    preferred_worker, finish_reason, error_code)
+SELECT CASE WHEN n <= {responses} THEN 'resp_' ELSE 'chatcmpl-' END || md5(n::text),
+    CASE WHEN n <= {responses} THEN 'response' ELSE 'chat.completion' END,
+    key.project_id, key.id, (ARRAY['scripted', 'large', 'rare'])
+        [CASE WHEN n % 5000 = 0 THEN 3 WHEN n % 3 = 0 THEN 2 ELSE 1 END],
+    'req_' || md5('r' || n), 0, true, false, '', '{{}}',
+    CASE WHEN n % 997 = 0 THEN 'failed' WHEN n % 101 = 0 THEN 'cancelled' ELSE 'completed' END,
+    'host:1:abcdef', 1, t, t + interval '8 ms', t + interval '90 ms', t + interval '2 s',
+    120, 40, 80, 5, 60, 1900, 0.0001, 0, 0, true, '', 'stop', ''
+FROM generate_series({first}, {last}) n
+JOIN keys key ON key.number = n % (SELECT count(*) FROM keys),
+LATERAL (SELECT now() - interval '30 days' * (1 - n::float / {total}) AS t) times
+"""
+_ROLLUPS = """
+INSERT INTO accounts_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
+    failed, cancelled, input_tokens, cached_tokens, output_tokens, reasoning_tokens, queue_ms,
+    prefill_ms, decode_ms, cost)
+SELECT period, start, key.project_id, key.id, model, 40, 38, 1, 1, 4800, 1600, 3200, 200, 320, 2400,
+    76000, 0.004
+FROM (VALUES ('minute', interval '1 minute', interval '2 days'),
+             ('hour', interval '1 hour', interval '30 days'),
+             ('day', interval '1 day', interval '365 days')) periods (period, step, back),
+LATERAL generate_series(date_trunc(period, now() - back, 'UTC'), now(), step) start,
+accounts_apikey key, (VALUES ('scripted'), ('large')) models (model)
+WHERE period <> 'minute' OR key.id % 5 = 0
+ON CONFLICT DO NOTHING;
+INSERT INTO accounts_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
+    count)
+SELECT period, start, project_id, api_key_id, model, measure, bucket, 10
+FROM accounts_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
+(VALUES (8), (11), (14), (16)) buckets (bucket)
+ON CONFLICT DO NOTHING;
+ANALYZE accounts_usagerollup; ANALYZE accounts_latencyrollup;
+"""
+
+
+def fill(database: psycopg.Connection, generations: int, responses: int) -> None:
+    """Make keys, generations and roll-ups beside the responses that are there."""
+    database.autocommit = True
+    database.execute(_KEYS.encode())
+    database.execute(
+        b"CREATE TEMP TABLE keys AS "
+        b"SELECT id, project_id, row_number() OVER (ORDER BY id) - 1 AS number FROM accounts_apikey"
+    )
+    for first in range(1, generations + 1, _BATCH):
+        started = time.perf_counter()
+        last = min(generations, first + _BATCH - 1)
+        statement = _GENERATIONS.format(
+            first=first, last=last, total=generations, responses=responses
+        )
+        database.execute(statement.encode())
+        print(f"{last:,} generations ({time.perf_counter() - started:.0f} s)", flush=True)
+    database.execute(_ROLLUPS.encode())
+    database.execute(b"VACUUM ANALYZE worker_generation")
+
+
+class Operator:
+    """A browser of the superuser, without the files of the pages."""
+
+    def __init__(self, origin: str, database: psycopg.Connection) -> None:
+        settings.configure()
+        password = make_password(_PASSWORD)
+        database.execute("UPDATE auth_user SET password = %s", [password])
+        self._http = httpx.Client(base_url=origin, timeout=60)
+        page = self._http.get("/admin/login/").text
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page)
+        assert token is not None
+        form = {"username": "admin", "password": _PASSWORD, "csrfmiddlewaretoken": token.group(1)}
+        answer = self._http.post("/admin/login/?next=/admin/", data=form)
+        assert answer.status_code == 302, answer.text
+
+    def get(self, path: str) -> str:
+        """Return a page. Raise httpx.HTTPStatusError when it is none."""
+        answer = self._http.get(path)
+        answer.raise_for_status()
+        return answer.text
+
+
+def pages(
+    database: psycopg.Connection, generations: int, responses: int
+) -> Iterator[tuple[str, Callable[[int], str]]]:
+    """Yield each page's name, and its address by the number of the look at it."""
+    ((project, key),) = database.execute(
+        b"SELECT project_id, id FROM accounts_apikey ORDER BY id DESC LIMIT 1"
+    ).fetchall()
+    log, list_ = "/admin/worker/generation/", "/admin/responses_api/storedresponse/"
+
+    def place(number: int, total: int) -> int:
+        return 1 + number * 7_919_777 % total
+
+    for range_ in ("1h", "24h", "7d", "30d"):
+        yield f"home, {range_}", lambda _, r=range_: f"/admin/?range={r}"  # type: ignore[misc]
+    yield "home, 30d, one project", lambda _: f"/admin/?range=30d&project={project}&by=api_key_id"
+    yield "queue", lambda _: "/admin/queue/"
+    yield "models and workers", lambda _: "/admin/fleet/"
+    yield "generations", lambda _: log
+    yield "generations, from any place", lambda n: f"{log}?before={place(n, generations)}"
+    yield "generations, failed", lambda _: f"{log}?status__exact=failed"
+    yield "generations, a rare model", lambda _: f"{log}?model=rare"
+    yield "generations of a project", lambda _: f"{log}?project__id__exact={project}"
+    yield "generations of a key", lambda _: f"{log}?project__id__exact={project}&api_key={key}"
+    both = f"{log}?model=rare&status__exact=failed&project__id__exact={project}"
+    yield "generations, filters that nothing fits", lambda _: both
+    yield "generations of the last hour", lambda _: f"{log}?since=1h"
+    yield "generations, failed, of 7 days", lambda _: f"{log}?since=7d&status__exact=failed"
+    yield "a generation", lambda n: f"{log}{place(n, generations)}/change/"
+    yield "responses", lambda _: list_
+    yield "responses, from any place", lambda n: f"{list_}?before={place(n, responses)}"
+    yield "responses of a project", lambda _: f"{list_}?project__id__exact={project}"
+    yield "responses, failed", lambda _: f"{list_}?status__exact=failed"
+    yield "responses of a key", lambda _: f"{list_}?project__id__exact={project}&api_key={key}"
+    yield "responses of 24 hours", lambda _: f"{list_}?since=24h"
+    yield "responses by metadata", lambda n: f"{list_}?q=topic%3Dt{n % 50}"
+    yield "responses by id", lambda n: f"{list_}?q={_response_id(database, place(n, responses))}"
+    yield "responses by a common word", lambda _: f"{list_}?q=recent"
+    yield (
+        "a response at the end of 100 turns",
+        (lambda n: f"{list_}{place(n, responses) // 100 * 100 + 99}/change/"),
+    )
+    for name in ("responses_api/conversation", "completions/storedcompletion", "admin/logentry"):
+        yield name.partition("/")[2], lambda _, n=name: f"/admin/{n}/"  # type: ignore[misc]
+    for name in ("project", "apikey", "budget"):
+        yield name, lambda _, n=name: f"/admin/accounts/{n}/"  # type: ignore[misc]
+
+
+def _response_id(database: psycopg.Connection, pk: int) -> str:
+    found = database.execute(
+        "SELECT public_id FROM responses_api_storedresponse WHERE id = %s", [pk]
+    ).fetchone()
+    assert found is not None
+    return str(found[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--generations", type=int, default=5_000_000)
+    parser.add_argument("--responses", type=int, default=1_000_000)
+    options = parser.parse_args()
+    end_on_sigterm()
+    with filled(options.responses) as (endpoint, database):
+        fill(database, options.generations, options.responses)
+        parts = urlsplit(endpoint.url)
+        operator = Operator(f"{parts.scheme}://{parts.netloc}", database)
+        print("| page | p50 ms | slowest ms | |\n| --- | --- | --- | --- |")
+        for name, address in pages(database, options.generations, options.responses):
+            operator.get(address(0))  # The first reads from the disk.
+            timing = timed(name, lambda n, a=address: operator.get(a(n)), _TIMES)  # type: ignore[misc]
+            note = "" if timing.p99_ms < BOUND_MS else f"above {BOUND_MS} ms"
+            print(Timing(timing.name, timing.p50_ms, timing.p99_ms, note).line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The home page: sums and percentiles of the roll-ups, by time, project, key and model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from inference_site.accounts.accounting import account
+from inference_site.accounts.models import ApiKey
+from tests.generations import create_generation
+from worker.models import Status
+
+Key = tuple[ApiKey, str]
+
+
+def used(api_key: ApiKey, age: timedelta = timedelta(), **fields: Any) -> None:
+    """Account a generation that ended this long ago."""
+    end = timezone.now() - age
+    create_generation(
+        api_key,
+        **{
+            "status": Status.COMPLETED,
+            "created_at": end - timedelta(seconds=2),
+            "claimed_at": end - timedelta(seconds=1.9),
+            "first_token_at": end - timedelta(seconds=1.5),
+            "finished_at": end,
+            "input_tokens": 100,
+            "cached_tokens": 40,
+            "output_tokens": 50,
+            **fields,
+        },
+    )
+    account()
+
+
+def page(browser: Client, **query: Any) -> str:
+    response = browser.get("/admin/", query)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def tile(text: str, name: str) -> tuple[str, str]:
+    """The value and the note of a tile."""
+    found = re.search(
+        rf'<dt>{name}</dt><dd class="tile-value">(.*?)</dd><dd class="tile-note">(.*?)</dd>', text
+    )
+    assert found, f"there is no tile {name}"
+    return found.group(1), found.group(2)
+
+
+def test_tiles_show_sums_and_percentiles(admin: Client, api_key: Key, other_key: ApiKey) -> None:
+    used(api_key[0])
+    used(other_key, model="other")
+    used(other_key, status=Status.FAILED, error_code="model_error")
+    used(other_key, status=Status.CANCELLED)
+    text = page(admin)
+    assert tile(text, "Requests") == ("4", "1 cancelled")
+    assert tile(text, "Errors") == ("1", "25.0 %")
+    assert tile(text, "Input tokens") == ("400", "40 % cached")
+    assert tile(text, "Output tokens")[0] == "200"
+    assert 400 < float(tile(text, "First token")[0].removesuffix(" ms")) < 700
+
+
+@pytest.mark.parametrize(
+    ("range_", "shown"), [("1h", "1"), ("24h", "2"), ("7d", "3"), ("30d", "4")]
+)
+def test_the_page_goes_back_as_far_as_asked(
+    admin: Client, api_key: Key, range_: str, shown: str
+) -> None:
+    for age in (timedelta(), timedelta(hours=5), timedelta(days=3), timedelta(days=20)):
+        used(api_key[0], age)
+    assert tile(page(admin, range=range_), "Requests")[0] == shown
+
+
+def test_the_page_is_narrowed_by_project_key_and_model(
+    admin: Client, api_key: Key, other_key: ApiKey
+) -> None:
+    used(api_key[0])
+    used(other_key)
+    used(other_key, model="small")
+    assert tile(page(admin, project=other_key.project_id), "Requests")[0] == "2"
+    assert tile(page(admin, key=api_key[0].pk), "Requests")[0] == "1"
+    assert tile(page(admin, model="small"), "Requests")[0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [("model", "small"), ("project_id", "other"), ("api_key_id", "other: other key")],
+)
+def test_the_table_is_by_model_project_or_key(
+    admin: Client, other_key: ApiKey, by: str, name: str
+) -> None:
+    used(other_key, model="small")
+    row = re.search(rf'<th scope="row">{name}</th><td>(\d+)</td>', page(admin, by=by))
+    assert row is not None
+    assert row.group(1) == "1"
+
+
+def test_nonsense_in_the_address_shows_the_default(admin: Client) -> None:
+    query = {"range": "x", "project": "-1", "key": "9" * 30, "by": "password", "model": ""}
+    assert 'value="24h" checked' in page(admin, **query)
+
+
+def test_the_usage_log_itself_is_only_asked_for_what_waits(admin: Client, api_key: Key) -> None:
+    used(api_key[0])
+    with CaptureQueriesContext(connection) as captured:
+        page(admin)
+    asked = [q["sql"] for q in captured if "worker_generation" in q["sql"]]
+    assert len(asked) == 1
+    assert "'queued'" in asked[0]
+
+
+def test_usage_needs_its_permission(staff: Callable[..., Client]) -> None:
+    assert "may not see usage" in page(staff())
+    assert "Requests" in page(staff("accounts.view_usagerollup"))

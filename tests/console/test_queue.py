@@ -1,0 +1,85 @@
+"""The page of the queue: who waits, and what an operator does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from worker.documents import save_document
+from worker.event_log import read_log
+from worker.models import Generation, ServiceClass, Status
+
+Key = tuple[ApiKey, str]
+QUEUE = "/admin/queue/"
+
+
+def act(browser: Client, generation: Generation, what: str) -> int:
+    return browser.post(f"{QUEUE}{generation.pk}/", {"act": what}).status_code
+
+
+def test_waiting_is_shown_by_project_and_class(
+    admin: Client, api_key: Key, other_key: ApiKey
+) -> None:
+    create_generation(api_key[0])
+    create_generation(other_key, service_class=ServiceClass.BACKGROUND)
+    text = admin.get(QUEUE).content.decode()
+    assert "<td>owner</td><td>foreground</td><td>1</td>" in text
+    assert "<td>other</td><td>background</td><td>1</td>" in text
+
+
+def test_one_that_is_moved_up_is_claimed_first(admin: Client, api_key: Key) -> None:
+    create_generation(api_key[0])
+    late = create_generation(api_key[0], service_class=ServiceClass.BACKGROUND)
+    assert act(admin, late, "up") == 302
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    assert claim.public_id == late.public_id
+    entry = LogEntry.objects.get()
+    assert (entry.change_message, entry.object_id) == ("Moved up.", str(late.pk))
+
+
+def test_one_that_waits_is_stopped_and_its_client_is_told(admin: Client, api_key: Key) -> None:
+    waiting = create_generation(api_key[0])
+    save_document(waiting.public_id, chat_document(waiting.public_id, "hi"), None)
+    assert act(admin, waiting, "stop") == 302
+    waiting.refresh_from_db()
+    assert waiting.status == Status.CANCELLED
+    ending = read_log(waiting.public_id)[-1].ending
+    assert ending is not None
+    assert ending.status == 400
+    assert b"stopped_by_operator" in ending.body
+
+
+def test_one_that_has_ended_is_left_alone(admin: Client, api_key: Key) -> None:
+    create_generation(api_key[0])
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    assert Generation.objects.finish(claim, Status.COMPLETED)
+    ended = Generation.objects.get()
+    for what in ("stop", "up"):
+        act(admin, ended, what)
+    ended.refresh_from_db()
+    assert (ended.status, ended.service_class) == (Status.COMPLETED, ServiceClass.FOREGROUND)
+    assert not LogEntry.objects.exists()
+
+
+def test_who_may_only_look_changes_nothing(staff: Callable[..., Client], api_key: Key) -> None:
+    waiting = create_generation(api_key[0])
+    looker = staff("worker.view_generation")
+    text = looker.get(QUEUE).content.decode()
+    assert waiting.public_id[:18] in text
+    assert 'value="stop"' not in text
+    assert act(looker, waiting, "stop") == 403
+    assert act(looker, waiting, "up") == 403
+    assert staff().get(QUEUE).status_code == 403
+
+
+@pytest.mark.django_db
+def test_strangers_are_sent_to_the_login() -> None:
+    assert Client().get(QUEUE).status_code == 302
+    assert Client().post(f"{QUEUE}1/", {"act": "stop"}).status_code == 302

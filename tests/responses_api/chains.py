@@ -1,0 +1,81 @@
+"""Stored responses as the API makes them, without a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey
+from responses_api.context import resolve
+from responses_api.models import StoredResponse
+from responses_api.objects import shell
+from responses_api.recovery import shown
+from responses_api.storage import accept, settle
+from responses_api.wire.request import ResponseRequest
+from tests.generations import create_generation
+from tests.responses_api.deltas import begun, new_assembler
+from worker.engines.base import GenerationFailed
+from worker.generation import Delta, Finish, TextDelta
+from worker.models import Generation, Status
+from worker.queue import new_id
+
+STOP = Finish("stop")
+
+
+class Chain:
+    """Makes the responses of one key."""
+
+    def __init__(self, api_key: ApiKey) -> None:
+        self._api_key, self.project_id = api_key, api_key.project_id
+
+    def accept(self, text: str, **fields: Any) -> StoredResponse:
+        """A response that was accepted."""
+        body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
+        context = resolve(
+            self.project_id, body.input, body.previous_response_id, body.conversation_id
+        )
+        response = shell(
+            body,
+            response_id=new_id("resp_"),
+            created_at=1_700_000_000,
+            model="m",
+            previous_response_id=context.previous_response_id,
+            conversation_id=context.conversation.public_id if context.conversation else None,
+            metadata=body.metadata or {},
+        )
+        accept(self.project_id, response, body, context)
+        create_generation(
+            self._api_key,
+            public_id=response["id"],
+            kind="response",
+            background=bool(body.background),
+        )
+        return StoredResponse.objects.get(public_id=response["id"])
+
+    def settle(
+        self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
+    ) -> tuple[StoredResponse, list[bytes]]:
+        """The same response when it has ended, and its stream."""
+        assembler = new_assembler(shown(stored) | {"status": "in_progress"})
+        frames = begun(assembler, deltas)
+        match end:
+            case "complete":
+                ending, status = assembler.complete(), Status.COMPLETED
+            case "cancel":
+                ending, status = assembler.cancel(), Status.CANCELLED
+            case _:
+                ending, status = assembler.fail(GenerationFailed(end)), Status.FAILED
+        end_generation(stored, status)
+        settle(stored.public_id, status, assembler, None)
+        found = StoredResponse.objects.select_related("previous", "conversation")
+        return found.get(pk=stored.pk), [*frames, *ending.frames]
+
+    def turn(self, text: str, answer: str = "ok", **fields: Any) -> StoredResponse:
+        """A response that has completed."""
+        return self.settle(self.accept(text, **fields), TextDelta(answer), STOP)[0]
+
+
+def end_generation(of: StoredResponse, status: Status) -> None:
+    row = Generation.objects.filter(public_id=of.public_id)
+    row.update(status=status, finished_at=timezone.now())

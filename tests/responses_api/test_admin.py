@@ -1,0 +1,251 @@
+"""The admin of responses and conversations: what it shows, to whom, and what it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from inference_site.accounts.keys import create_key, revoke_key
+from inference_site.accounts.models import ApiKey
+from responses_api.admin import export
+from responses_api.admin.requests import body_of
+from responses_api.admin.tree import tree
+from responses_api.admin.turns import turns
+from responses_api.models import Conversation, StoredResponse
+from tests.responses_api.chains import STOP, Chain
+from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from worker.models import Generation, Status
+from worker.queue import new_id
+
+pytestmark = pytest.mark.django_db
+Key = tuple[ApiKey, str]
+LIST = "/admin/responses_api/storedresponse/"
+VIEW, CONTENT = "responses_api.view_storedresponse", "responses_api.view_content"
+
+
+@pytest.fixture
+def chain(api_key: Key) -> Chain:
+    return Chain(api_key[0])
+
+
+def page(browser: Client, stored: StoredResponse) -> str:
+    response = browser.get(f"{LIST}{stored.pk}/change/")
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def listed(browser: Client, **query: Any) -> list[int]:
+    text = browser.get(LIST, query).content.decode()
+    return [int(pk) for pk in re.findall(rf'href="{LIST}(\d+)/change/', text)]
+
+
+def call(name: str, arguments: str) -> list[Delta]:
+    return [ToolCallDelta(0, arguments, "call_1", name), Finish("tool_calls")]
+
+
+def test_the_page_shows_the_conversation_up_to_the_response(admin: Client, chain: Chain) -> None:
+    first = chain.turn("the first question", "the first answer", instructions="Be kind.")
+    accepted = chain.accept("why?", previous_response_id=first.public_id)
+    second, _ = chain.settle(accepted, ReasoningDelta("I ponder."), TextDelta("Because."), STOP)
+    text = page(admin, second)
+    said = ["Be kind.", "the first question", "the first answer", "why?", "I ponder.", "Because."]
+    places = [text.index(part) for part in said]
+    assert places == sorted(places)
+    assert "the second" not in page(admin, first)
+
+
+def test_a_call_is_shown_with_what_the_tool_answered(chain: Chain) -> None:
+    asked, _ = chain.settle(chain.accept("weather?"), *call("get_weather", '{"city":"Oslo"}'))
+    output = {"type": "function_call_output", "call_id": "call_1", "output": '{"sky":"rain"}'}
+    told = chain.settle(
+        chain.accept("", input=[output], previous_response_id=asked.public_id),
+        TextDelta("Rain."),
+        STOP,
+    )[0]
+    first, second = turns(told)
+    (bubble,) = [one for one in first.bubbles if one.kind == "call"]
+    assert bubble.name == "get_weather"
+    assert bubble.pieces[0].text == '{\n  "city": "Oslo"\n}'
+    assert bubble.result is not None
+    assert bubble.result[0].text == '{\n  "sky": "rain"\n}'
+    assert [one.kind for one in second.bubbles] == ["message"]
+    (alone,) = [one for one in turns(asked)[0].bubbles if one.kind == "call"]
+    assert alone.result is None
+
+
+def test_content_cannot_become_markup(admin: Client, chain: Chain) -> None:
+    text = page(admin, chain.turn("<script>alert(1)</script>{{ 7*7 }}", "<img src=x onerror=y>"))
+    assert "<script>alert(1)" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<img src=x" not in text
+
+
+def test_without_the_permission_there_are_only_metadata(
+    staff: Callable[..., Client],
+    chain: Chain,
+) -> None:
+    stored = chain.turn("a secret question", "a secret answer", metadata={"team": "north"})
+    text = page(staff(VIEW), stored)
+    assert "secret" not in text
+    assert "north" in text
+    assert stored.public_id in text
+    assert "a secret answer" in page(staff(VIEW, CONTENT), stored)
+
+
+def test_words_are_searched_for_by_those_who_may_read_them(
+    staff: Callable[..., Client],
+    chain: Chain,
+) -> None:
+    wanted = chain.turn("about penguins")
+    chain.turn("about cats")
+    assert listed(staff(VIEW, CONTENT), q="penguins") == [wanted.pk]
+    assert listed(staff(VIEW), q="penguins") == []
+
+
+def test_responses_are_found_by_id_metadata_conversation_and_key(
+    admin: Client,
+    chain: Chain,
+    api_key: Key,
+) -> None:
+    other_key, _ = create_key(api_key[0].project, "second")
+    conversation = Conversation.objects.create(public_id=new_id("conv_"), project=other_key.project)
+    plain = chain.turn("a")
+    tagged = chain.turn("b", metadata={"team": "north"})
+    talked = Chain(other_key).turn("c", conversation=conversation.public_id)
+    assert listed(admin, q=plain.public_id) == [plain.pk]
+    assert listed(admin, q="team=north") == [tagged.pk]
+    assert listed(admin, q=conversation.public_id) == [talked.pk]
+    assert listed(admin, api_key=other_key.pk) == [talked.pk]
+    assert listed(admin) == [talked.pk, tagged.pk, plain.pk]
+
+
+def test_the_tree_has_forks_and_what_builds_on_them(chain: Chain) -> None:
+    root = chain.turn("root")
+    here = chain.turn("here", previous_response_id=root.public_id)
+    fork = chain.turn("fork", previous_response_id=root.public_id)
+    child = chain.turn("child", previous_response_id=here.public_id)
+    grandchild = chain.turn("grandchild", previous_response_id=child.public_id)
+    found = tree(here)
+    assert found.response == root
+    assert {node.response for node in found.children} == {here, fork}
+    (current,) = [node for node in found.children if node.is_current]
+    assert current.children[0].response == child
+    assert current.children[0].children[0].response == grandchild
+
+
+def test_a_deep_chain_costs_no_more_queries_than_a_flat_one(
+    admin: Client,
+    chain: Chain,
+) -> None:
+    last = chain.turn("0")
+    taken = []
+    for depth in range(1, 31):
+        last = chain.turn(str(depth), previous_response_id=last.public_id)
+        if depth in (8, 30):
+            with CaptureQueriesContext(connection) as captured:
+                text = page(admin, last)
+            taken.append(len(captured))
+    assert taken[0] == taken[1]
+    assert "Earlier turns" in text
+
+
+def test_the_command_for_a_shell_asks_the_same(admin: Client, chain: Chain) -> None:
+    stored = chain.turn("it's", temperature=0.5, metadata={"a": "b"})
+    body = body_of(stored)
+    assert body["temperature"] == 0.5
+    assert body["metadata"] == {"a": "b"}
+    assert body["input"][0]["content"][0]["text"] == "it's"
+    assert "curl http://testserver/v1/responses" in page(admin, stored)
+
+
+def test_one_that_waits_is_stopped_and_the_audit_log_knows(admin: Client, chain: Chain) -> None:
+    stored = chain.accept("a", background=True)
+    assert admin.post(f"{LIST}{stored.pk}/stop/").status_code == 302
+    stored.refresh_from_db()
+    assert stored.status == "cancelled"
+    assert Generation.objects.get(public_id=stored.public_id).status == Status.CANCELLED
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message) == (str(stored.pk), "Stopped.")
+    assert "It had ended already." in _followed(admin, f"{LIST}{stored.pk}/stop/")
+
+
+def test_who_may_only_look_neither_stops_nor_repeats(
+    staff: Callable[..., Client],
+    chain: Chain,
+) -> None:
+    stored = chain.accept("a", background=True)
+    looker = staff(VIEW, CONTENT)
+    for act in ("stop", "again"):
+        assert looker.post(f"{LIST}{stored.pk}/{act}/").status_code == 403
+        assert looker.get(f"{LIST}{stored.pk}/{act}/").status_code == 405
+    assert ">Stop<" not in page(looker, stored)
+    assert Generation.objects.get().status == Status.QUEUED
+
+
+def test_a_response_of_a_revoked_key_is_not_run_again(
+    admin: Client,
+    chain: Chain,
+    api_key: Key,
+) -> None:
+    stored = chain.turn("a")
+    revoke_key(api_key[0])
+    assert "is not accepted any more" in _followed(admin, f"{LIST}{stored.pk}/again/")
+    assert StoredResponse.objects.count() == 1
+
+
+def test_the_export_has_every_response_with_what_it_was_sent(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [chain.turn(f"question {number}", f"answer {number}") for number in range(7)]
+    monkeypatch.setattr(export, "_AT_ONCE", 3)
+    lines: list[bytes] = []
+    before: int | None = None
+    while True:
+        some, before = export._some(StoredResponse.objects.all(), before)
+        lines += some.splitlines()
+        assert len(some.splitlines()) <= 3
+        if before is None:
+            break
+    rows = [json.loads(line) for line in lines]
+    assert [row["id"] for row in rows] == [stored.public_id for stored in reversed(made)]
+    assert rows[0]["input"][0]["content"][0]["text"] == "question 6"
+    assert rows[0]["output"][0]["content"][0]["text"] == "answer 6"
+
+
+def test_the_export_needs_the_permission(staff: Callable[..., Client]) -> None:
+    assert staff(VIEW).get(f"{LIST}export/").status_code == 403
+
+
+def test_a_conversation_shows_its_items_a_page_at_a_time(
+    admin: Client,
+    staff: Callable[..., Client],
+    chain: Chain,
+    api_key: Key,
+) -> None:
+    conversation = Conversation.objects.create(
+        public_id=new_id("conv_"), project=api_key[0].project
+    )
+    for number in range(30):
+        chain.turn(f"question {number}.", "ok", conversation=conversation.public_id)
+    address = f"/admin/responses_api/conversation/{conversation.pk}/change/"
+    newest = admin.get(address).content.decode()
+    assert "question 29." in newest
+    assert "question 4." not in newest
+    earlier = re.search(r"\?before=(\d+)", newest)
+    assert earlier is not None
+    assert "question 4." in admin.get(f"{address}{earlier.group()}").content.decode()
+    looker = staff("responses_api.view_conversation")
+    assert "question 29." not in looker.get(address).content.decode()
+
+
+def _followed(browser: Client, address: str) -> str:
+    text: str = browser.post(address, follow=True).content.decode()
+    return text
