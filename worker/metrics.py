@@ -20,7 +20,7 @@ from worker.generation import Usage
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
-disable_created_metrics()  # A second series for each counter, which nothing here reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each counter, which nothing here reads.
 
 BUILD = Gauge("inference_build_info", "1, with what runs here.", ["version", "role", "worker"])
 _ENDED = Counter(

@@ -22,10 +22,13 @@ from inference_site.http.hub import hub
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_reactor: Any = reactor  # Its class is chosen at run time.
 
 
 class DrainingServer(Server):  # type: ignore[misc]  # Daphne has no types.
     """Daphne's server with a drain before its end."""
+
+    connections: dict[Any, dict[str, Any]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +61,7 @@ class DrainingServer(Server):  # type: ignore[misc]  # Daphne has no types.
     def _look(self, drained: Deferred[Any], deadline: float) -> None:
         left = self._unfinished()
         if left and time.monotonic() < deadline:
-            reactor.callLater(_LOOK_S, self._look, drained, deadline)  # type: ignore[attr-defined]  # Chosen at run time.
+            _reactor.callLater(_LOOK_S, self._look, drained, deadline)
             return
         if left:
             logger.warning("draining: %d requests and streams are cut off", left)

@@ -103,12 +103,23 @@ def images() -> dict[str, Image]:
 
 
 def _absent(lines: list[str], stages: dict[str, Image]) -> list[str]:
-    """The packages that were taken out of the environment that this stage has."""
+    """The packages of `make serve` that are in no lock which this stage installs or copies."""
     text = "\n".join(lines)
     parents = [lines[0].split()[0], *re.findall(r"COPY --from=(\S+) /venv ", text)]
     inherited = [name for parent in parents if parent in stages for name in stages[parent].absent]
-    own = re.findall(r"uv pip uninstall --python /venv ([a-z -]+)", text)
-    return [*inherited, *(name for words in own for name in words.split())]
+    locks = re.findall(r"uv pip install --python /venv --require-hashes -r (\S+)", text)
+    there = {name for lock in locks for name in locked(lock)}
+    return [*inherited, *(sorted(locked("requirements.lock") - there) if locks else ())]
+
+
+def locked(lock: str) -> set[str]:
+    """The names of the packages that a lock holds."""
+    return {name for name, _ in pins(lock)}
+
+
+def pins(lock: str) -> set[tuple[str, str]]:
+    """The packages of a lock with their versions."""
+    return set(re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", (ROOT / lock).read_text()))
 
 
 def _without_comments(text: str) -> str:

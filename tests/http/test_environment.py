@@ -156,3 +156,37 @@ def test_what_is_no_json_object_is_no_mapping(
     given(monkeypatch, value)
     with pytest.raises(ImproperlyConfigured, match=f"{NAME}: {told}"):
         environment.mapping(NAME)
+
+
+def test_a_secret_whose_file_is_missing_is_told_with_its_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(f"{NAME}_LOST_FILE", str(tmp_path / "absent"))
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}_LOST_FILE: No such file.*absent"):
+        environment.text(f"{NAME}_LOST")
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, "line"), ("JSON", "json"), ("", "line")])
+def test_a_choice_is_one_of_its_words_or_the_first(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: str
+) -> None:
+    given(monkeypatch, value)
+    assert environment.choice(NAME, ("line", "json")) == expected
+
+
+def test_another_word_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "xml")
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected line or json, got 'xml'"):
+        environment.choice(NAME, ("line", "json"))
+
+
+def test_networks_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "10.0.0.0/8, ::1")
+    assert [str(network) for network in environment.networks(NAME)] == ["10.0.0.0/8", "::1/128"]
+
+
+@pytest.mark.parametrize("value", ["10.0.0.1/8", "localhost", "10.0.0.0/33"])
+def test_what_is_no_network_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    given(monkeypatch, value)
+    with pytest.raises(ImproperlyConfigured, match=f"^{NAME}: "):
+        environment.networks(NAME)

@@ -10,4 +10,4 @@ class _Hidden:
             raise ModuleNotFoundError(f"{name} is not in this image", name=name)
 
 
-sys.meta_path.insert(0, _Hidden())  # type: ignore[arg-type]  # All that is asked of a finder.
+sys.meta_path.insert(0, _Hidden())
