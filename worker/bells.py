@@ -34,9 +34,10 @@ def own_queue(worker: str) -> str:
     return f"{_OWN_PREFIX}{worker}"
 
 
-def own_queue_keys(worker: str) -> tuple[str, str]:
-    """Return what Redis holds of this queue: the bells, and Kombu's note that it exists."""
-    return own_queue(worker), f"_kombu.binding.{own_queue(worker)}"
+def own_queue_keys(worker: str) -> tuple[str, ...]:
+    """Return what Redis holds of this queue: the bells, and Kombu's notes that it exists."""
+    queue = own_queue(worker)
+    return queue, f"_kombu.binding.{queue}", f"_kombu.binding_permanent.{queue}"
 
 
 class Ears:
