@@ -162,10 +162,43 @@ def test_list_is_filtered_and_paged(client: openai.OpenAI, http: httpx.Client) -
     assert listed(status="failed") == []
     assert listed(created_after=str(began - 1)) == everything[::-1]
     assert listed(created_before=str(began - 1)) == []
+    assert listed(q="unheardof") == []
     page = http.get("/v1/responses", params={"metadata[run]": "l", "limit": "2"}).json()
     assert (page["has_more"], page["first_id"], page["last_id"]) == (True, talk, child)
     assert page["data"][0] == http.get(f"/v1/responses/{talk}").json()
     assert http.get("/v1/responses", params={"status": "x"}).status_code == 400
+
+
+def test_responses_are_found_by_their_words(
+    client: openai.OpenAI, http: httpx.Client, stranger: openai.OpenAI
+) -> None:
+    """What was asked and what was answered, of the project's own that are not deleted."""
+    asked = client.responses.create(model="scripted", input="A zyzzyva sat\non a quokka.")
+    answered = respond(client, {"text": "Zyzzy"}, {"text": "va!"}, metadata={"n": "1"})
+    deleted = respond(client, {"text": "zyzzyva"})
+    client.responses.delete(deleted.id)
+    stranger.responses.create(model="scripted", input="zyzzyva")
+    unstored = respond(client, {"text": "zyzzyva"}, store=False)
+
+    def found(words: str, **query: str) -> list[str]:
+        listed = http.get("/v1/responses", params={"q": words, **query}).json()["data"]
+        return [entry["id"] for entry in listed]
+
+    assert unstored.id not in found("zyzzyva")
+    assert found("zyzzyva") == [answered.id, asked.id]
+    assert found("Quokka zyzzyva") == [asked.id]
+    assert found('"sat on a"') == [asked.id]
+    assert found("zyzzyva -quokka") == [answered.id]
+    assert found("zyzzyva", order="asc", limit="1") == [asked.id]
+    assert found("zyzzyva", after=answered.id) == [asked.id]
+    assert found("zyzzyva", **{"metadata[n]": "1"}) == [answered.id]
+    assert found("zyzzyva", status="failed") == []
+    assert found("zyzzyva", created_before="1") == []
+    assert found("zyzzyva platypus") == []
+    assert found("completed input_text") == []  # Words of the form, which nobody said.
+    assert found(" ")[:2] == [answered.id, asked.id]  # Nothing to search for.
+    refused = http.get("/v1/responses", params={"q": "a" * 501})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "q")
 
 
 def test_input_tokens_are_those_of_the_usage(client: openai.OpenAI, stack: ServedStack) -> None:

@@ -207,6 +207,47 @@ def test_stream_whose_log_has_expired_is_made_anew(
     assert replay_raw(http, found["id"], 2) == rebuilt[3:]
 
 
+def test_log_that_says_nothing_of_the_end_is_not_waited_for(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    """The worker died after the response had ended, and before it said so."""
+    created = http.post("/v1/responses", json={"model": "scripted", "input": STEPS}).json()["id"]
+    live = replay_raw(http, created)
+    with stack.redis() as redis:
+        assert redis.xdel(f"{{{created}}}:log", "18446744073709551615-0") == 1
+    stack.sql(
+        "UPDATE worker_generation SET finished_at = finished_at - interval '1 hour' "
+        "WHERE public_id = %s",
+        created,
+    )
+    began = time.monotonic()
+    rebuilt = replay_raw(http, created)
+    assert time.monotonic() - began < 5
+    assert _without_deltas(rebuilt) == _without_deltas(live)
+
+
+def test_end_that_is_told_between_two_looks_reaches_who_came_then(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    """The response has ended, its log is closed a moment later: the writer knows of the reader."""
+    created = http.post("/v1/responses", json={"model": "scripted", "input": STEPS}).json()["id"]
+    live = replay_raw(http, created)
+    log = f"{{{created}}}:log"
+    with stack.redis() as redis:
+        ((last, fields),) = redis.xrevrange(log, count=1)
+        redis.xdel(log, last)
+        path, query = f"/v1/responses/{created}", {"stream": "true"}
+        with http.stream("GET", path, params=query) as response:
+            lines = response.iter_lines()
+            read = [next(lines)]
+            followers = redis.smembers(f"{{{created}}}:followers")
+            assert [name.decode().startswith("web.") for name in followers] == [True]
+            redis.delete(log)  # A stream takes back no id that it had.
+            redis.xadd(log, fields, id=last)
+            read += lines
+    assert _frames_of(read)[-1] == live[-1]
+
+
 def _without_deltas(raw: list[str]) -> list[dict[str, Any]]:
     kept = [event for event in events(raw) if not event["type"].endswith(".delta")]
     return [{k: v for k, v in event.items() if k != "sequence_number"} for event in kept]

@@ -107,6 +107,16 @@ def test_response_in_the_background_survives_its_worker(stack: ServedStack) -> N
     response_id = begin(stack)
     readers = [Reader(stack, response_id) for _ in range(3)]
     os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    seen: list[dict[str, Any]] = []
+
+    def has_ended() -> bool:
+        seen.append(shown(stack, response_id))
+        return str(seen[-1]["status"]) == "completed"
+
+    wait_until(has_ended, 60, "completed")
+    # While it is queued again, which may be too short to be seen, what was said counts no more.
+    assert all(s["output"] == [] for s in seen if s["status"] == "queued")
+    assert max(len(s["output"]) for s in seen) == 1
     first, *others = [reader.wait() for reader in readers]
     assert all(other == first for other in others)
     assert numbers(first) == list(range(len(first)))
@@ -122,8 +132,33 @@ def test_response_in_the_background_survives_its_worker(stack: ServedStack) -> N
     }
     assert len(begun) == 2
     assert [ended[item_id] for item_id in begun] == ["incomplete", "completed"]
+    again = [e["response"]["output"] for e in first if e["type"] == "response.in_progress"]
+    assert again == [[], []]
     row = stack.row(response_id)
     assert (row["status"], row["attempt"]) == ("completed", 2)
+
+
+def test_foreground_stream_that_redis_has_lost_ends_with_an_event(stack: ServedStack) -> None:
+    wait_until_ready(stack)
+    body = {"model": "scripted", "input": slow(100), "stream": True}
+    with stack.http() as http, http.stream("POST", "/v1/responses", json=body) as response:
+        text = ""
+        flushed = False
+        for piece in response.iter_text():
+            text += piece
+            if not flushed and text.count("output_text.delta") > 8:
+                stack.redis().flushall()
+                time.sleep(0.5)  # What is written in this time, without a hint to the reader,
+                stack.redis().flushall()  # is lost.
+                flushed = True
+    frames = [frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")]
+    assert frames[-1] == "data: [DONE]"
+    events = [json.loads(frame.partition("\ndata: ")[2]) for frame in frames[:-1]]
+    assert numbers(events) == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "stream_lost")
+    response_id = events[0]["response"]["id"]
+    wait_until(lambda: shown(stack, response_id)["status"] == "completed", 30, "its end")
+    assert shown(stack, response_id)["output"][0]["content"][0]["text"] == "x " * 100
 
 
 def test_response_in_the_foreground_fails_with_its_worker_and_keeps_what_it_said(

@@ -83,6 +83,7 @@ class StreamCheck:
         self._types: list[str] = []
         self._is_whole = first == 0
         self._sent: list[Any] = []
+        self._is_lost = False
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event."""
@@ -96,6 +97,8 @@ class StreamCheck:
         if self._is_whole and not self._types:
             assert type_ in ("response.created", "error"), f"{type_} comes first"
         self._types.append(type_)
+        # The only error without a terminal event: how the response ended is not known here.
+        self._is_lost = type_ == "error" and event["code"] == "stream_lost"
         self._follow(type_, event)
 
     def _follow(self, type_: str, event: dict[str, Any]) -> None:
@@ -128,7 +131,7 @@ class StreamCheck:
 
     @property
     def _ended(self) -> bool:
-        return bool(self._types) and self._types[-1] in _ENDS
+        return self._is_lost or (bool(self._types) and self._types[-1] in _ENDS)
 
     def end(self) -> None:
         """Take the end of the stream."""

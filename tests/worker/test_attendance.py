@@ -41,7 +41,8 @@ def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
 def seconds_left(generation_id: str) -> float:
     client: Any = site_client()
     now_s, now_us = client.time()
-    return float(client.zscore("attended", generation_id)) - now_s - now_us / 1e6
+    left: float = client.zscore("attended", generation_id) - now_s - now_us / 1e6
+    return left
 
 
 def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
