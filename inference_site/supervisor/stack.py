@@ -8,13 +8,12 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from django.conf import settings
 
@@ -82,28 +81,22 @@ class Stack:
         self.env.setdefault("HTTPS", "false")
         self.env.setdefault("DRAIN_TIMEOUT_S", "3")
 
-    def prepare(self) -> dict[str, Any]:
-        """Migrate, and make what the first run needs; return what is to be shown."""
-        done = subprocess.run(
-            [sys.executable, str(_ROOT / "manage.py"), "prepare_site"],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ServiceError(f"The database could not be prepared:\n{done.stderr.strip()}")
-        facts: dict[str, Any] = json.loads(done.stdout)
-        return facts
+    @property
+    def database_url(self) -> str:
+        """Where the database is, once the services have started."""
+        return self.env.get("DATABASE_URL") or environment.text("DATABASE_URL")
 
     def start_processes(self) -> None:
-        """Start web, worker and beat."""
+        """Start web, worker and beat; they wait until the database is migrated."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
         web = ["web", "--host", self._host, "--port", str(self._port)]
+        wait = "--wait-for-migrations"
         self._children = [
-            self._child("web", [*manage, *web]),
-            self._child("worker", [*manage, "worker"]),
-            self._child("beat", [*manage, "beat"], METRICS_PORT=""),  # The worker has the port.
+            self._child("web", [*manage, *web, wait]),
+            self._child("worker", [*manage, "worker", wait]),
+            self._child(
+                "beat", [*manage, "beat", wait], METRICS_PORT=""
+            ),  # The worker has the port.
         ]
         for child in self._children:
             child.start()

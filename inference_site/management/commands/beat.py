@@ -13,6 +13,7 @@ from celery.beat import EmbeddedService
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.celery import app
+from inference_site.migrated import add_wait, wait_if_asked
 from worker.vitals import watch_upkeep
 
 
@@ -27,8 +28,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--loglevel", default="INFO")
+        add_wait(parser)
 
-    def handle(self, *_: Any, loglevel: str, **__: Any) -> None:
+    def handle(self, *_: Any, loglevel: str, **options: Any) -> None:
+        wait_if_asked(options)
         watch_upkeep()
         clock: Any = EmbeddedService(app, thread=True)
         clock.start()

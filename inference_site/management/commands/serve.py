@@ -13,8 +13,10 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from inference_site import environment
+from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
 from worker.catalog import catalog
@@ -43,8 +45,8 @@ class Command(BaseCommand):
         stack = Stack(data_dir, host, port, _say)
         try:
             stack.start_services()
-            _show_secrets(stack.prepare(), data_dir)
             stack.start_processes()
+            _show_secrets(_prepared(stack, data_dir), data_dir)
             url = _url(host, port)
             _wait_until_ready(url, stack)
             _say(f"ready in {time.monotonic() - started:.1f} s")
@@ -91,12 +93,20 @@ def _wait_until_ready(url: str, stack: Stack) -> None:
     _say("not ready after a minute; the logs say why")
 
 
-def _show_secrets(facts: dict[str, Any], data_dir: Path) -> None:
+def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
+    """Prepare the site while its processes start. Raise ServiceError."""
+    try:
+        return prepare_site(stack.database_url, data_dir)
+    except DatabaseError as exc:
+        raise ServiceError(f"The database could not be prepared: {exc}") from exc
+
+
+def _show_secrets(made: FirstSecrets, data_dir: Path) -> None:
     """Show what the first run has made, before anything else can go wrong."""
-    if facts["admin_password"]:
-        print(f"\n  admin     user: admin   password: {facts['admin_password']}   (shown once)")
-    if facts["api_key"]:
-        print(f"  API key   {facts['api_key']}   (shown once; kept in {data_dir / 'api_key'})\n")
+    if made.admin_password:
+        print(f"\n  admin     user: admin   password: {made.admin_password}   (shown once)")
+    if made.api_key:
+        print(f"  API key   {made.api_key}   (shown once; kept in {data_dir / 'api_key'})\n")
     sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.http.server import run_server
+from inference_site.migrated import add_wait, wait_if_asked
 
 
 class Command(BaseCommand):
@@ -18,6 +19,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", type=int, default=8000)
+        add_wait(parser)
 
-    def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
+    def handle(self, *_: Any, host: str, port: int, **options: Any) -> None:
+        wait_if_asked(options)
         sys.exit(run_server(host, port))

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
+from inference_site.migrated import add_wait, wait_if_asked
 from worker.catalog import start_specs
 from worker.engines.base import EngineLoadError
 from worker.process import run_worker
@@ -27,8 +28,12 @@ class Command(BaseCommand):
         )
         parser.add_argument("--loglevel", default="INFO")
         parser.add_argument("--parent", default="", help=argparse.SUPPRESS)
+        add_wait(parser)
 
-    def handle(self, *_: Any, models: str | None, loglevel: str, parent: str, **__: Any) -> None:
+    def handle(
+        self, *_: Any, models: str | None, loglevel: str, parent: str, **options: Any
+    ) -> None:
+        wait_if_asked(options)
         names = settings.START_MODELS if models is None else models.split(",")
         try:
             status = run_worker(app, start_specs(names), loglevel, parent)
