@@ -126,7 +126,10 @@ class BudgetAdmin(ModelAdmin):
     list_display = ("project", "api_key", "unit", "every", "amount", "spent")
     list_filter = ("project", "unit", "every")
     list_select_related = ("project", "api_key")
-    autocomplete_fields = ("project", "api_key")
+    readonly_fields = ("project", "api_key")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # It is made at its project, which offers its own keys.
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
         """Read what was spent this month in one query for all."""

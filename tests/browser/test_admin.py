@@ -28,7 +28,7 @@ PAGES = [
     "/admin/accounts/project/1/change/",
     "/admin/accounts/apikey/",
     "/admin/accounts/apikey/add/",
-    "/admin/accounts/budget/add/",
+    "/admin/accounts/budget/",
     "/admin/auth/user/",
     "/admin/admin/logentry/",
     "/playground",
@@ -200,6 +200,11 @@ def test_the_queue_moves_up_and_stops_what_waits(
     expect(page.get_by_text("It is being stopped.")).to_be_visible()
     assert stack.row(first)["status"] == "cancelled"
     assert _waiting(stack) == [last]
+
+
+def test_the_page_of_the_api_works_under_the_policy(page: Page) -> None:
+    page.goto("/docs")
+    expect(page.get_by_text("/v1/chat/completions", exact=True).first).to_be_visible()
 
 
 def test_pictures_for_the_documentation(open_page: Callable[..., Page]) -> None:

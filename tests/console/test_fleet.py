@@ -35,7 +35,7 @@ def worker() -> Iterator[str]:
 def told() -> list[str]:
     """What the worker was told, newest first."""
     found = site_client().lrange(f"worker:{WORKER}:commands", 0, -1)
-    return [orjson.loads(command)["do"] for command in found]  # type: ignore[union-attr]
+    return [orjson.loads(command)["do"] for command in found]
 
 
 def tell(browser: Client, act: str, what: str) -> str:
