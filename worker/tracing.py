@@ -36,7 +36,7 @@ def start_tracing(role: str) -> None:
     except ImportError:
         logger.warning(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set but OpenTelemetry is not installed; no traces. "
-            "Install requirements-otel.lock."
+            "Install the extra 'otel' of pyproject.toml."
         )
         return
     name = settings.OTEL_SERVICE_NAME or f"inference-{role}"

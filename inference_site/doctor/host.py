@@ -13,9 +13,10 @@ from pathlib import Path
 from django.conf import settings
 
 from inference_site.doctor.finding import Finding, Level, judged
+from worker.engines.registry import LIBRARIES
 
 _GIB = 2**30
-_PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", "xllamacpp")
+_PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
 
 
 def check_versions() -> Iterator[Finding]:

@@ -97,7 +97,9 @@ def test_what_is_installed_anywhere_is_what_is_tested(lock: str) -> None:
 
 
 def test_every_engine_with_a_library_has_an_extra() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for engine, library in LIBRARIES.items():
         assert re.match(rf"{library}\b", extras[engine.replace("_", "-")][0])
         assert library in locked("requirements-worker.lock")

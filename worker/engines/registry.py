@@ -16,7 +16,8 @@ ENGINES = {
     "openai_upstream": "worker.engines.openai_upstream",
     "scripted": "worker.engines.scripted",
 }
-_LIBRARIES = {"ctransformers": "ctransformers", "llama_cpp": "xllamacpp"}
+LIBRARIES = {"ctransformers": "ctransformers", "llama_cpp": "xllamacpp"}
+"""Engine → its package, in the extra of the engine's name (``llama-cpp``, with a dash)."""
 
 
 def load_engine(spec: ModelSpec) -> Engine:
@@ -25,8 +26,10 @@ def load_engine(spec: ModelSpec) -> Engine:
     try:
         engine: Engine = module.load(spec)
     except ImportError as exc:
+        extra = spec.engine.replace("_", "-")
         raise EngineLoadError(
-            f"Model '{spec.id}': engine '{spec.engine}' is not installed ({exc})."
+            f"Model '{spec.id}': engine '{spec.engine}' is not installed ({exc}). "
+            f"Install the extra '{extra}' of pyproject.toml."
         ) from exc
     return engine
 
@@ -45,7 +48,7 @@ def model_capabilities(spec: ModelSpec) -> frozenset[str]:
 
 def library_of(name: str) -> str:
     """Return the library that an engine runs on, with its version; nothing for one without."""
-    library = _LIBRARIES.get(name)
+    library = LIBRARIES.get(name)
     try:
         return "" if library is None else f"{library} {version(library)}"
     except PackageNotFoundError:  # It was put there by hand.
