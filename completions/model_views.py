@@ -18,9 +18,9 @@ from completions.wire.models import (
 )
 from inference_site.accounts.models import Scope
 from inference_site.http.authentication import caller_of
-from inference_site.http.enqueue import may_use
 from inference_site.http.errors import ConflictError, NotFoundError
 from inference_site.http.feed import hand_feed
+from inference_site.http.model_access import may_use
 from inference_site.http.payload import parse
 from inference_site.http.schema import documented
 from inference_site.http.views import ApiView

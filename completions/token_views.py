@@ -20,7 +20,7 @@ from inference_site.accounts.models import Scope
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, submit
 from inference_site.http.errors import InvalidRequestError
-from inference_site.http.model_access import usable_model
+from inference_site.http.model_access import served_model
 from inference_site.http.payload import WireRequest, parse
 from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
@@ -36,7 +36,7 @@ class EmbeddingsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Embed texts or tokens."""
         body = parse(EmbeddingRequest, request.data)
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         require_endpoint("embeddings", spec)
         if body.dimensions is not None:
             require("dimensions", "dimensions", spec)
@@ -74,7 +74,7 @@ class TokenizeView(ApiView):
         if isinstance(request.data, dict) and "messages" in request.data:
             return _render(request, "tokens")
         body = parse(TokenizeRequest, request.data)
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         require_endpoint("tokens", spec)
         asked = GenerationRequest(spec.id, operation="tokenize", prompts=(body.prompt,))
         return _submit(request, body, spec, asked, "tokens")
@@ -87,7 +87,7 @@ class DetokenizeView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Turn tokens into a text."""
         body = parse(DetokenizeRequest, request.data)
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         require_endpoint("tokens", spec)
         asked = GenerationRequest(spec.id, operation="detokenize", prompts=(tuple(body.tokens),))
         return _submit(request, body, spec, asked, "text")
@@ -106,7 +106,7 @@ class RenderView(ApiView):
 
 def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpResponse:
     body = parse(ChatCompletionRequest, request.data)
-    spec = usable_model(caller_of(request), body.model)
+    spec = served_model(caller_of(request), body.model)
     require_endpoint("render", spec)
     asked = replace(to_generation_request(body, spec), operation="render", choices=1)
     return _submit(request, body, spec, asked, answer)

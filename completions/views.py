@@ -20,7 +20,7 @@ from completions.wire.stored import StoredChatCompletion, StoredQuery
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, submit
 from inference_site.http.errors import NotFoundError
-from inference_site.http.model_access import usable_model
+from inference_site.http.model_access import served_model
 from inference_site.http.payload import parse
 from inference_site.http.schema import ListObject, documented
 from inference_site.http.views import ApiView
@@ -38,7 +38,7 @@ class ChatCompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a chat completion."""
         body = parse(ChatCompletionRequest, request.data)
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         asked = to_generation_request(body, spec)
         completion_id = new_id("chatcmpl-")
         is_flex = body.service_tier == "flex"
@@ -86,7 +86,7 @@ class CompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a completion of a text or of tokens."""
         body = parse(CompletionRequest, request.data)
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         asked = to_completion_request(body, spec)
         completion_id = new_id("cmpl-")
         assembly = {

@@ -1,4 +1,4 @@
-"""The ASGI application: the relay for /v1 and the console's streams, WebSockets, Django for pages."""
+"""The ASGI application: the relay for /v1 and streams of the console, WebSockets, and pages."""
 
 from __future__ import annotations
 

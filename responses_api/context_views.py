@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from completions.capabilities import require_endpoint
 from inference_site.http.authentication import caller_of
 from inference_site.http.enqueue import Job, submit
-from inference_site.http.model_access import usable_model
+from inference_site.http.model_access import served_model
 from inference_site.http.payload import parse
 from inference_site.http.schema import documented
 from inference_site.http.views import ApiView
@@ -31,7 +31,7 @@ class ResponseInputTokensView(ApiView):
         """Count the tokens of an input."""
         body = parse(InputTokensRequest, request.data)
         project_id = caller_of(request).project_id
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         context = resolve(project_id, body.input, body.previous_response_id, body.conversation_id)
         asked = to_counting_request(body, context.placed(), spec, project_id)
         ignored = body.ignored_params
@@ -47,7 +47,7 @@ class ResponseCompactView(ApiView):
         """Compact a conversation."""
         body = parse(CompactRequest, request.data)
         project_id = caller_of(request).project_id
-        spec = usable_model(caller_of(request), body.model)
+        spec = served_model(caller_of(request), body.model)
         require_endpoint("chat", spec)
         context = resolve(project_id, body.input, body.previous_response_id, None)
         items = [*context.before, *context.new]

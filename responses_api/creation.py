@@ -12,7 +12,7 @@ from django.conf import settings
 from inference_site.accounts.keys import Caller
 from inference_site.http.enqueue import Job
 from inference_site.http.errors import InvalidRequestError
-from inference_site.http.model_access import usable_model
+from inference_site.http.model_access import served_model
 from responses_api.assembler import RESPONSE
 from responses_api.context import Context, Memory, resolve
 from responses_api.events import accepted
@@ -45,7 +45,7 @@ def create(
     """
     _refuse_contradictions(body)
     project_id = caller.project_id
-    spec = usable_model(caller, body.model, background=bool(body.background))
+    spec = served_model(caller, body.model, background=bool(body.background))
     context = resolve(
         project_id, body.input, body.previous_response_id, body.conversation_id, memory
     )

@@ -58,10 +58,11 @@ class DrainingServer(Server):  # type: ignore[misc]  # Daphne has no types.
         self._look(drained, time.monotonic() + settings.DRAIN_TIMEOUT_S)
         return drained
 
-    def _look(self, drained: Deferred[Any], deadline: float) -> None:
+    def _look(self, drained: Deferred[Any], deadline: float, was_idle: bool = False) -> None:
+        """Look again until nothing is left, twice: the last bytes are written after their end."""
         left = self._unfinished()
-        if left and time.monotonic() < deadline:
-            _reactor.callLater(_LOOK_S, self._look, drained, deadline)
+        if time.monotonic() < deadline and not (was_idle and not left):
+            _reactor.callLater(_LOOK_S, self._look, drained, deadline, not left)
             return
         if left:
             logger.warning("draining: %d requests and streams are cut off", left)

@@ -14,19 +14,11 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.http.admission import Admission, accepting, admitted, retried
 from inference_site.http.authentication import caller_of
-from inference_site.http.errors import (
-    ForbiddenError,
-    InvalidRequestError,
-    NotFoundError,
-)
 from inference_site.http.follower import Follower
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import hub
-from inference_site.http.serving import require_served
 from worker.assembly import Document
 from worker.attendance import attend
-from worker.catalog import catalog
-from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest
 from worker.models import ServiceClass
 from worker.queue import Enqueue, enqueue
@@ -62,40 +54,6 @@ def disconnect_grace_s(caller: Caller) -> int:
     """Return by how many seconds a response that this caller stores outlives its client."""
     own: int | None = caller.disconnect_grace_s
     return settings.DISCONNECT_GRACE_S if own is None else own
-
-
-def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:
-    """Return the model of this name; without one, the site's default.
-
-    Raise InvalidRequestError when there is none, NotFoundError for an unknown one, ForbiddenError
-    for one that the caller's key does not allow, and UnavailableError when no worker serves it
-    (see ``require_served``).
-    """
-    name = name or settings.DEFAULT_MODEL
-    if not name:
-        raise InvalidRequestError(
-            "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
-        )
-    spec = catalog().find(name)
-    if spec is None:
-        raise NotFoundError(
-            f"The model `{name[:100]}` does not exist or you do not have access to it.",
-            param="model",
-            code="model_not_found",
-        )
-    if not may_use(caller, spec):
-        raise ForbiddenError(
-            f"This API key does not allow the model `{spec.id}`.",
-            param="model",
-            code="model_not_allowed",
-        )
-    require_served(spec, background=background)
-    return spec
-
-
-def may_use(caller: Caller, spec: ModelSpec) -> bool:
-    """Whether the caller's key allows this model."""
-    return not caller.allowed_models or spec.id in caller.allowed_models
 
 
 def submit(request: Request, job: Job) -> HttpResponse:

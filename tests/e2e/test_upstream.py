@@ -97,7 +97,7 @@ def test_chat_is_streamed_and_counted(remote: openai.OpenAI, upstream_stack: Ser
 def test_one_model_says_the_same_on_llama_cpp_on_ctransformers_and_behind_a_server(
     remote: openai.OpenAI, question: str
 ) -> None:
-    create = partial(
+    create: Any = partial(
         remote.chat.completions.create,
         messages=[{"role": "user", "content": question}],
         temperature=0,

@@ -42,6 +42,8 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (worker.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),
     (worker.QueueFull(), 503, SERVER, "queue_full", "5"),
     (worker.QueueTimeout(), 504, SERVER, "queue_timeout", "5"),
+    (worker.ModelLoading(), 503, SERVER, "model_loading", "10"),
+    (worker.StoppedByOperator(), 400, CLIENT, "stopped_by_operator", None),
     (OperationalError("secret"), 503, SERVER, "database_unavailable", "5"),
     (InterfaceError("secret"), 503, SERVER, "database_unavailable", "5"),
     (redis.exceptions.ConnectionError("secret"), 503, SERVER, "queue_unavailable", "5"),

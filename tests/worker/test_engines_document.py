@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from worker.engines.openai_upstream.flavors import FLAVORS
 from worker.engines.registry import ENGINES, model_capabilities
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "embedding": {"embedding": "mean"},
     "matryoshka": {"embedding": "mean", "matryoshka": True},
     "fim_tokens": {"fim_tokens": ["a", "b", "c"]},

@@ -8,7 +8,6 @@ import pytest
 from django.test import override_settings
 from prometheus_client import REGISTRY
 
-from worker import metrics
 from worker.generation import Usage
 from worker.metrics import Meter
 from worker.telemetry import may_scrape
@@ -20,7 +19,7 @@ def value(name: str, **labels: str) -> float:
 
 def test_gaps_between_deltas_are_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 10.504, 10.534, 13.534, 13.6])
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("worker.metrics.time.perf_counter", lambda: next(clock))
     meter = Meter("gaps", attempt=1, waited_s=0.25)
     for _ in range(4):
         meter.tick()
