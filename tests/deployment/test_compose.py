@@ -187,12 +187,14 @@ def test_the_proxy_keeps_the_inside_in(site: Site, proxy: httpx.Client) -> None:
         assert proxy.get(path, headers=headers).status_code == 404
 
 
-def test_the_site_knows_that_it_is_behind_tls(proxy: httpx.Client) -> None:
+def test_the_site_knows_that_it_is_behind_tls(site: Site, proxy: httpx.Client) -> None:
     page = proxy.get("/admin/login/")
     assert page.status_code == 200
     assert "Secure" in page.headers["set-cookie"]
     assert "max-age=31536000" in page.headers["strict-transport-security"]
-    assert proxy.get("/admin/login/", headers={"Host": "elsewhere.example"}).status_code != 200
+    elsewhere = {"Host": "elsewhere.example"}
+    assert proxy.get("/admin/login/", headers=elsewhere).text == ""
+    assert httpx.get(f"{site.webs[0].url}/admin/login/", headers=elsewhere).status_code == 400
 
 
 def test_a_backup_can_be_restored(site: Site, tmp_path: Path) -> None:
