@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
+from inference_site.http.authentication import caller_of
+from inference_site.http.idempotency import HEADER, once
 
 
 class ApiView(APIView):
@@ -14,6 +18,13 @@ class ApiView(APIView):
 
     scope: ClassVar[Scope] = Scope.INFERENCE
     """What the key must open."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check who calls; have a POST with an idempotency key run once."""
+        super().initial(request, *args, **kwargs)
+        if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
+            # An attribute of this one view, which serves one request, goes before the method.
+            vars(self)["post"] = partial(once, self.post, caller_of(request))
 
     @property
     def default_response_headers(self) -> dict[str, str]:

@@ -1,0 +1,146 @@
+"""``Idempotency-Key``: what is sent twice runs once, and is answered alike."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.e2e.scripts import slow
+from tests.served_stack import ServedStack, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def body(text: str = "Hi", model: str = "demo", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "max_tokens": 30, **fields}
+
+
+def keyed(key: str) -> dict[str, str]:
+    return {"Idempotency-Key": key}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_is_sent_again_gets_the_same_answer(
+    http: httpx.Client, stream: bool
+) -> None:
+    asked = body(stream=stream, temperature=1.5)
+    first, second = (http.post(CHAT, json=asked, headers=keyed(f"same-{stream}")) for _ in range(2))
+    assert first.status_code == second.status_code == 200
+    assert first.content == second.content
+    assert first.headers["content-type"] == second.headers["content-type"]
+
+
+def test_it_runs_once_however_many_send_it_at_once(stack: ServedStack) -> None:
+    key = make_key(stack)
+    asked = body(slow(10), "scripted")
+
+    def send(_: int) -> httpx.Response:
+        return http.post(CHAT, json=asked, headers=keyed("once"))
+
+    with key.http(stack) as http, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(send, range(8)))
+    done = {answer.content for answer in answers if answer.status_code == 200}
+    busy = [answer for answer in answers if answer.status_code != 200]
+    assert len(done) == 1
+    assert {answer.json()["error"]["code"] for answer in busy} <= {"idempotency_in_progress"}
+    rows = stack.sql("SELECT 1 FROM worker_generation WHERE api_key_id = %s", key.id)
+    assert len(rows) == 1
+
+
+def test_who_sends_it_again_while_it_runs_reads_all_of_it(stack: ServedStack) -> None:
+    asked = body(slow(30, 50), "scripted", stream=True)
+    with stack.http() as http, http.stream("POST", CHAT, json=asked, headers=keyed("join")) as one:
+        lines = one.iter_lines()
+        begun = [next(lines) for _ in range(6)]
+        again = http.post(CHAT, json=asked, headers=keyed("join")).text.splitlines()
+        whole = [*begun, *lines]
+    assert [line for line in again if line.startswith("data:")] == [
+        line for line in whole if line.startswith("data:")
+    ]
+
+
+def test_another_request_with_the_same_key_is_refused(http: httpx.Client) -> None:
+    http.post(CHAT, json=body("one"), headers=keyed("reused"))
+    answer = http.post(CHAT, json=body("two"), headers=keyed("reused"))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("Idempotency-Key", "idempotency_key_reused")
+
+
+def test_other_api_keys_have_keys_of_their_own(stack: ServedStack) -> None:
+    ids = []
+    for _ in range(2):
+        with make_key(stack).http(stack) as http:
+            ids.append(http.post(CHAT, json=body(), headers=keyed("shared")).json()["id"])
+    assert ids[0] != ids[1]
+
+
+def test_a_request_that_was_refused_may_be_mended(http: httpx.Client) -> None:
+    for fields in ({"temperature": 9}, {"model": "no-such"}):
+        wrong = http.post(CHAT, json={**body(), **fields}, headers=keyed("mended"))
+        assert wrong.status_code in (400, 404)
+    assert http.post(CHAT, json=body(), headers=keyed("mended")).status_code == 200
+
+
+def test_what_was_cut_off_runs_anew(stack: ServedStack) -> None:
+    asked = body(slow(10, 100), "scripted", stream=True)
+    with stack.http() as http:
+        with http.stream("POST", CHAT, json=asked, headers=keyed("cut")) as first:
+            next(first.iter_lines())
+        wait_until(
+            lambda: (
+                stack.sql(
+                    "SELECT status FROM worker_generation WHERE request_id = %s",
+                    first.headers["x-request-id"],
+                )
+                == [("cancelled",)]
+            ),
+            10,
+            "cancelled",
+        )
+        again = http.post(CHAT, json=asked, headers=keyed("cut"))
+    assert again.text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in again.text
+
+
+def test_stored_objects_are_made_once(stack: ServedStack, client: openai.OpenAI) -> None:
+    sent: Any = {"extra_headers": keyed("stored")}
+    conversations = {client.conversations.create(**sent).id for _ in range(2)}
+    assert len(conversations) == 1
+    sent = {"extra_headers": keyed("background")}
+    runs = {
+        client.responses.create(model="demo", input="Hi", background=True, **sent).id
+        for _ in range(2)
+    }
+    assert len(runs) == 1
+
+
+def test_the_official_clients_own_keys_are_taken(stack: ServedStack) -> None:
+    with stack.client().with_options(max_retries=0) as client:
+        ids = {
+            client.responses.create(model="demo", input="Hi", extra_headers=keyed("response")).id
+            for _ in range(2)
+        }
+    assert len(ids) == 1
+
+
+def test_a_key_must_be_well_formed(http: httpx.Client) -> None:
+    answer = http.post(CHAT, json=body(), headers=keyed("x" * 256))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "Idempotency-Key"
+
+
+def test_an_answer_that_is_kept_no_longer_is_said_so(stack: ServedStack) -> None:
+    with stack.http() as http:
+        first = http.post(CHAT, json=body(), headers=keyed("late")).json()
+        with stack.redis() as redis:
+            redis.delete(*redis.keys(f"*{first['id']}*"))
+        again = http.post(CHAT, json=body(), headers=keyed("late"))
+    assert again.status_code == 409
+    assert again.json()["error"]["code"] == "idempotency_expired"
