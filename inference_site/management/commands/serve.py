@@ -118,7 +118,8 @@ def _welcome(stack: Stack, url: str, data_dir: Path) -> None:
         f"  logs      {data_dir / 'log'}\n"
         f"  models    {', '.join(catalog().models)}\n"
         f"  API       {url}/v1\n"
-        f"  admin     {url}/admin/\n\n"
+        f"  admin     {url}/admin/\n"
+        f"  playground {url}/playground\n\n"
         f"  curl {url}/v1/chat/completions \\\n"
         f'    -H "Authorization: Bearer $(cat {data_dir / "api_key"})" \\\n'
         '    -H "Content-Type: application/json" \\\n'
