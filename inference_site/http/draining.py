@@ -90,5 +90,7 @@ class DrainingServer(Server):  # type: ignore[misc]  # Daphne has no types.
 
 def _close_after(protocol: Any) -> None:
     """Have the connection closed once its request is answered."""
-    if isinstance(protocol, WebRequest) and protocol.channel is not None:
-        protocol.channel.persistent = False
+    # A request that is answered has no channel any more.
+    channel = getattr(protocol, "channel", None)
+    if isinstance(protocol, WebRequest) and channel is not None:
+        channel.persistent = False
