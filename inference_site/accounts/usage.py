@@ -1,9 +1,9 @@
-"""Reading usage: sums and percentiles by bucket of time, from the roll-ups alone."""
+"""Reading usage: sums and histograms by bucket of time, from the roll-ups alone."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -11,7 +11,6 @@ from typing import Any
 
 from django.db.models import QuerySet, Sum
 
-from inference_site.accounts.histograms import percentile
 from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
 from inference_site.accounts.models.rollups import Rollup
 
@@ -102,34 +101,20 @@ def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
     }
 
 
-def percentiles(
-    span: Span, measure: LatencyRollup.Measure, shares: Sequence[float]
-) -> dict[dt.datetime, list[float]]:
-    """Return the percentiles of a measure in each bucket that has any, in the order of ``shares``.
+Histograms = dict[str, dict[dt.datetime, Counter[int]]]
+"""By measure and bucket of time: how many fell into each bucket of the measure."""
 
-    Milliseconds, or tokens per second (``LatencyRollup.Measure``).
+
+def histograms(span: Span) -> Histograms:
+    """Return all measures of ``LatencyRollup`` in one reading; ``histograms.percentile`` reads on.
+
+    Counts of several buckets of time add up, percentiles do not.
     """
-    rows = _rows(LatencyRollup, span).filter(measure=measure)
-    counts: dict[dt.datetime, dict[int, int]] = defaultdict(dict)
-    for start, bucket, count in (
-        rows.values_list("start", "bucket").annotate(Sum("count")).order_by("start", "bucket")
-    ):
-        counts[start][bucket] = count
-    return {start: _percentiles(found, shares) for start, found in counts.items()}
-
-
-def total_percentiles(
-    span: Span, measure: LatencyRollup.Measure, shares: Sequence[float]
-) -> list[float]:
-    """Return the percentiles over the whole span; none where nothing was measured."""
-    rows = _rows(LatencyRollup, span).filter(measure=measure)
-    counts = dict(rows.values_list("bucket").annotate(Sum("count")).order_by("bucket"))
-    return _percentiles(counts, shares)
-
-
-def _percentiles(counts: dict[int, int], shares: Sequence[float]) -> list[float]:
-    found = [percentile(counts, share) for share in shares]
-    return [value for value in found if value is not None]
+    rows = _rows(LatencyRollup, span).values_list("measure", "start", "bucket").order_by()
+    found: Histograms = defaultdict(lambda: defaultdict(Counter))
+    for measure, start, bucket, count in rows.annotate(Sum("count")):
+        found[measure][start][bucket] = count
+    return found
 
 
 def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:

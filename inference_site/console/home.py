@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import redis.exceptions
 from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
+from inference_site.accounts.histograms import percentile
 from inference_site.accounts.models import ApiKey, LatencyRollup, Period, Project
 from inference_site.accounts.usage import (
     LENGTH,
+    Histograms,
     Span,
     Usage,
     floor,
-    percentiles,
+    histograms,
     total_by,
-    total_percentiles,
     usage_by,
 )
 from inference_site.console.charts import Chart, Series, chart
@@ -49,6 +51,7 @@ RANGES = (
     Range("7d", "7 days", dt.timedelta(days=7), Period.HOUR, "%a %H:%M"),
     Range("30d", "30 days", dt.timedelta(days=30), Period.DAY, "%d %b"),
 )
+SHARES = {"p50": 0.5, "p95": 0.95}
 GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
 
 
@@ -99,7 +102,10 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         return {"may_see_usage": False}
     choice = chosen(request.GET)
     span = choice.span(timezone.now())
-    total = total_by(span).get((), Usage())
+    starts = list(span.starts())
+    read = usage_by(span)
+    buckets = [read.get((start, ()), Usage()) for start in starts]
+    latencies = histograms(span)
     keys = ApiKey.objects.none()
     if choice.project is not None:
         keys = ApiKey.objects.filter(project=choice.project)[:_MOST_KEYS]
@@ -111,8 +117,8 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
         "models": list(catalog().models),
-        "tiles": [*_tiles(span, total), *_now()],
-        "charts": _charts(span, choice.range),
+        "tiles": [*_tiles(_sum(buckets), latencies), *_now()],
+        "charts": _charts(choice.range, starts, buckets, latencies),
         "table": _table(span, choice.group),
         "group_label": GROUPS[choice.group],
     }
@@ -141,7 +147,12 @@ def _ms(value: float) -> str:
     return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.0f} ms"
 
 
-def _tiles(span: Span, total: Usage) -> list[Tile]:
+def _sum(buckets: Sequence[Usage]) -> Usage:
+    names = [field.name for field in fields(Usage)]
+    return Usage(**{name: sum(getattr(bucket, name) for bucket in buckets) for name in names})
+
+
+def _tiles(total: Usage, latencies: Histograms) -> list[Tile]:
     failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
     cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
     return [
@@ -153,20 +164,21 @@ def _tiles(span: Span, total: Usage) -> list[Tile]:
             short(total.output_tokens),
             f"{short(total.reasoning_tokens)} reasoning",
         ),
-        _pair("First token", span, LatencyRollup.Measure.TTFT, _ms),
-        _pair("Tokens/s", span, LatencyRollup.Measure.SPEED, short),
-        _pair("Queue wait", span, LatencyRollup.Measure.QUEUE, _ms),
+        _pair("First token", latencies[LatencyRollup.Measure.TTFT], _ms),
+        _pair("Tokens/s", latencies[LatencyRollup.Measure.SPEED], short),
+        _pair("Queue wait", latencies[LatencyRollup.Measure.QUEUE], _ms),
         Tile("Cost", f"{total.cost:,.2f}"),
     ]
 
 
 def _pair(
-    name: str, span: Span, measure: LatencyRollup.Measure, text: Callable[[float], str]
+    name: str, counts: Mapping[dt.datetime, Counter[int]], text: Callable[[float], str]
 ) -> Tile:
-    found = total_percentiles(span, measure, (0.5, 0.95))
-    if not found:
+    together: Counter[int] = sum(counts.values(), Counter())
+    middle, high = (percentile(together, share) for share in SHARES.values())
+    if middle is None or high is None:
         return Tile(name, "—")
-    return Tile(name, text(found[0]), f"p95 {text(found[1])}")
+    return Tile(name, text(middle), f"p95 {text(high)}")
 
 
 def _now() -> list[Tile]:
@@ -185,11 +197,13 @@ def _now() -> list[Tile]:
     ]
 
 
-def _charts(span: Span, range_: Range) -> list[Chart]:
-    starts = list(span.starts())
+def _charts(
+    range_: Range,
+    starts: Sequence[dt.datetime],
+    buckets: Sequence[Usage],
+    latencies: Histograms,
+) -> list[Chart]:
     labels = [start.strftime(range_.format) for start in starts]
-    usage = usage_by(span)
-    buckets = [usage.get((start, ()), Usage()) for start in starts]
 
     def counted(name: str, *fields: str) -> Series:
         first, *less = fields
@@ -206,8 +220,8 @@ def _charts(span: Span, range_: Range) -> list[Chart]:
         counted("cached input", "cached_tokens"),
         counted("output", "output_tokens"),
     ]
-    ttft = _percentile_series(span, LatencyRollup.Measure.TTFT, starts)
-    speed = _percentile_series(span, LatencyRollup.Measure.SPEED, starts)
+    ttft = _percentiles(latencies[LatencyRollup.Measure.TTFT], starts)
+    speed = _percentiles(latencies[LatencyRollup.Measure.SPEED], starts)
     return [
         chart("requests", "Requests", labels, requests, "bars", short),
         chart("tokens", "Tokens", labels, tokens, "bars", short),
@@ -216,13 +230,12 @@ def _charts(span: Span, range_: Range) -> list[Chart]:
     ]
 
 
-def _percentile_series(
-    span: Span, measure: LatencyRollup.Measure, starts: Sequence[dt.datetime]
+def _percentiles(
+    counts: Mapping[dt.datetime, Counter[int]], starts: Sequence[dt.datetime]
 ) -> list[Series]:
-    found = percentiles(span, measure, (0.5, 0.95))
     return [
-        Series(name, [found[start][place] if start in found else None for start in starts])
-        for place, name in enumerate(("p50", "p95"))
+        Series(name, [percentile(counts.get(start, {}), share) for start in starts])
+        for name, share in SHARES.items()
     ]
 
 
