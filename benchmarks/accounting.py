@@ -26,7 +26,8 @@ INSERT INTO worker_generation (public_id, kind, project_id, api_key_id, model, r
     reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
     preferred_worker, finish_reason, error_code)
 SELECT 'bench-' || n, 'chat', n %% 3, n %% 10, 'm' || n %% 3, '', 0, true, false, '', '{}',
-    'completed', 'w', 1, t, t + interval '1 ms', t + interval '9 ms' * (1 + n %% 50), t + interval '1 s', 100, 10, 50,
+    'completed', 'w', 1, t, t + interval '1 ms', t + interval '9 ms' * (1 + n %% 50),
+    t + interval '1 s', 100, 10, 50,
     5, 8, 990, 0.001, 0, 0, false, '', 'stop', ''
 FROM generate_series(1, %s) n, LATERAL (SELECT now() - interval '30 days' * random() AS t) times
 """
