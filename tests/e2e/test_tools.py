@@ -259,6 +259,19 @@ def test_bare_string_is_one_message_of_the_user(client: openai.OpenAI) -> None:
     assert "Tokyo" in ask(client, text).message.content
 
 
+@pytest.mark.parametrize(
+    "grammar", ['root ::= "rain" | "sun"', {"type": "regex", "value": "rain|sun"}]
+)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_grammar_binds_what_is_said_beside_tools(
+    client: openai.OpenAI, grammar: Any, thinks: bool
+) -> None:
+    body = {"grammar": grammar, "enable_thinking": thinks}
+    choice = ask(client, OSLO, tools=[WEATHER], extra_body=body)
+    assert choice.message.content in ("rain", "sun")
+    assert choice.message.tool_calls is None
+
+
 def test_forced_call_and_a_format_exclude_each_other(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(

@@ -117,20 +117,20 @@ def _with_tools(
     """Add the tools.
 
     llama.cpp does not force a call: with ``required`` the model may say something else first. So a
-    forced call is a JSON schema, and the tools reach the template as a variable of its own.
+    forced call is a JSON schema, and the tools reach the template as a variable of its own. So they
+    do beside a grammar, which says all that may come, and which llama.cpp takes without tools only.
     """
     if not request.tools:
         return payload
     # Templates are shown a description by llama.cpp whether there is one or not.
     tools = [wire_tool(replace(tool, description=tool.description or "")) for tool in request.tools]
-    if not request.must_call:
-        parallel = request.parallel_tool_calls
-        return {**payload, "tools": tools, "parallel_tool_calls": parallel}
-    return {
-        **payload,
-        "chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools},
-        **schema_fields(call_schema(request.tools), from_start=not thinks),
-    }
+    shown = {"chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools}}
+    if request.must_call:
+        call = schema_fields(call_schema(request.tools), from_start=not thinks)
+        return {**payload, **shown, **call}
+    if "grammar" in payload:
+        return {**payload, **shown}
+    return {**payload, "tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
 
 def _arguments(text: str) -> str:
