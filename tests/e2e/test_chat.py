@@ -51,6 +51,7 @@ def test_stream_adds_up_to_the_answer_without_a_stream(client: openai.OpenAI) ->
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.content for chunk in chunks[1:-1])
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert {chunk.id for chunk in chunks} == {chunks[0].id}

@@ -20,7 +20,7 @@ def busy(stack: ServedStack, model: str) -> int:
     """How many slots of the model are taken, as its workers last said (every 2 s)."""
     with stack.redis() as client:
         leases: Any = [client.get(key) for key in client.keys("worker:*")]
-    served = [entry for lease in leases if lease for entry in orjson.loads(lease)]
+    served = [entry for lease in leases if lease for entry in orjson.loads(lease)["models"]]
     return sum(entry["busy"] for entry in served if entry["id"] == model)
 
 
@@ -112,3 +112,30 @@ def test_one_that_waits_in_the_queue_is_cancelled_without_running(
     assert row()[1] is None
     for holder in holders[1:]:
         holder.close()
+
+
+def test_client_that_reads_nothing_holds_nobody_up(stack: ServedStack) -> None:
+    """Its answer, larger than the sockets' buffers, is complete; then it reads all of it."""
+    steps = [{"repeat": 4000, "steps": [{"text": "x" * 2000}]}]
+    messages = [{"role": "user", "content": json.dumps(steps)}]
+    body = json.dumps({"model": "scripted", "messages": messages, "stream": True})
+    request = (
+        f"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {stack.key}\r\nContent-Type: application/json\r\n"
+        f"X-Request-Id: sleeper\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+    def status() -> str | None:
+        rows = stack.sql("SELECT status FROM worker_generation WHERE request_id = 'sleeper'")
+        return rows[0][0] if rows else None
+
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", stack.port))
+        connection.sendall(request.encode())
+        wait_until(lambda: status() == "completed", 30, "completed")
+        wait_until(lambda: busy(stack, "scripted") == 0, 10, "a lease that says the slot is free")
+        with connection.makefile("rb") as answer:
+            received = answer.read()
+    assert received.count(b"x") >= 4000 * 2000
+    assert received.endswith(b"data: [DONE]\n\n")

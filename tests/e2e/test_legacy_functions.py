@@ -91,6 +91,7 @@ def test_history_of_calls_and_results_reaches_the_model(
     body = {"model": "demo", "messages": messages, "functions": [WEATHER]}
     prompt = http.post("/v1/chat/render", json=body).json()["prompt"]
     assert '{"name": "get_weather", "arguments": {"city": "Oslo"}}' in prompt
+    assert '"description": "Get the weather of a city"' in prompt
     assert '<tool_response>\n{"temperature": 5}\n</tool_response>' in prompt
 
 

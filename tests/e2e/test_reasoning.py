@@ -68,3 +68,24 @@ def test_stream_gives_the_same_reasoning_and_answer(client: openai.OpenAI) -> No
         reasoning += delta.model_dump().get("reasoning_content") or ""
         text += delta.content or ""
     assert (reasoning, text) == whole[:2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_answer_alone(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    question: dict[str, Any] = {
+        "model": "demo",
+        "messages": CAPITAL,
+        "temperature": 0,
+        "logprobs": True,
+        "stream": stream,
+        "extra_body": {"enable_thinking": True},
+    }
+    answered = client.chat.completions.create(**question)
+    choices = [chunk.choices[0] for chunk in answered] if stream else [answered.choices[0]]
+    told = [choice.delta if stream else choice.message for choice in choices]
+    assert any(part.model_dump().get("reasoning_content") for part in told)
+    entries = [e for choice in choices if choice.logprobs for e in choice.logprobs.content or []]
+    text = "".join(part.content or "" for part in told)
+    assert bytes(b for entry in entries for b in entry.bytes or []).decode() == text

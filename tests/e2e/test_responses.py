@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -28,6 +29,8 @@ def test_text_is_answered(client: openai.OpenAI) -> None:
     assert response.completed_at is not None
     assert response.completed_at >= response.created_at
     [message] = (item.to_dict() for item in response.output)
+    assert re.fullmatch(r"resp_[0-9a-f]{32}", response.id)
+    assert re.fullmatch(r"msg_[0-9a-f]{32}", str(message["id"]))
     assert (message["type"], message["role"]) == ("message", "assistant")
     assert message["status"] == "completed"
     usage = response.usage
@@ -115,12 +118,17 @@ def test_defaults_are_shown(client: openai.OpenAI, http: httpx.Client) -> None:
 
 
 def test_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
-    seen = list(client.responses.create(model="demo", input=CAPITAL, temperature=0, stream=True))
+    asked: Any = {"model": "demo", "input": CAPITAL, "temperature": 0, "metadata": {"a": "b"}}
+    seen: list[Any] = list(client.responses.create(**asked, stream=True))
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
     text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
     last = seen[-1]
     assert last.type == "response.completed"
     assert last.response.output_text == text
+    shown = [event.response for event in seen if hasattr(event, "response")]
+    assert {response.id for response in shown} == {last.response.id}
+    assert [response.metadata for response in shown] == [{"a": "b"}] * 3
+    assert {e.item_id for e in seen if hasattr(e, "item_id")} == {last.response.output[0].id}
     assert client.responses.retrieve(last.response.id) == last.response
     whole = client.responses.create(model="demo", input=CAPITAL, temperature=0)
     assert whole.output_text == text
@@ -199,6 +207,19 @@ def test_streamed_length_ends_with_incomplete(client: openai.OpenAI) -> None:
     )
     assert last.type == "response.incomplete"
     assert last.response.output_text == "a b "
+
+
+@pytest.mark.parametrize("field", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
+def test_samplers_of_chat_reach_the_model(http: httpx.Client, field: dict[str, Any]) -> None:
+    def told(**fields: Any) -> str:
+        body = {"model": "demo", "input": "Tell me a story.", "max_output_tokens": 20, **fields}
+        text: str = http.post("/v1/responses", json=body).json()["output"][0]["content"][0]["text"]
+        return text
+
+    greedy, hot = told(temperature=0), {"temperature": 1.9}
+    assert {told(**hot, **field, seed=seed) for seed in range(3)} == {greedy}
+    assert told(temperature=0, presence_penalty=2, frequency_penalty=2) != greedy
+    assert told(temperature=0, repetition_penalty=1.8) != greedy
 
 
 @pytest.mark.parametrize("model", ["demo", "scripted"])

@@ -83,6 +83,8 @@ def test_prompt_is_what_the_template_makes_of_the_messages(http: httpx.Client) -
     assert bare.endswith("Japan?<|im_end|>\n")
     tools = post(http, "/v1/chat/render", **CHAT, tools=[TOOL])["prompt"]
     assert '"name": "look"' in tools
+    hidden = post(http, "/v1/chat/render", **CHAT, tools=[TOOL], tool_choice="none")["prompt"]
+    assert hidden == rendered["prompt"]
 
 
 def test_prompt_begins_with_one_token_of_beginning(http: httpx.Client) -> None:
