@@ -31,6 +31,11 @@ HEADER = "Idempotency-Key"
 _KEPT_S = 86_400
 _PENDING_S = 60
 """How long a request may take until it is accepted; after that its process has died."""
+_TAKE_OVER = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
 _WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
 
 Handler = Callable[..., HttpResponse]
@@ -58,7 +63,7 @@ def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwarg
     if known is not None:
         if (answer := _again(request, known)) is not None:
             return answer
-        site_client().set(place, _packed(mine), ex=_PENDING_S)
+        _take_over(place, known, mine)
     try:
         response = handler(request, *args, **kwargs)
     except BaseException:
@@ -104,6 +109,19 @@ def _remembered(place: str, mine: _Memory) -> _Memory | None:
     return known
 
 
+def _take_over(place: str, known: _Memory, mine: _Memory) -> None:
+    """Claim the key of a request that came to nothing; of those who try, one does."""
+    keys, arguments = [place], [_packed(known), _packed(mine), _PENDING_S]
+    if not site_client().eval(_TAKE_OVER, len(keys), *keys, *arguments):
+        raise _in_progress()
+
+
+def _in_progress() -> ConflictError:
+    return ConflictError(
+        "The same request is being accepted. Please try again.", code="idempotency_in_progress"
+    )
+
+
 def _keep(place: str, request: Request, response: HttpResponse, digest: str) -> None:
     handoff = place_of(request._request).handoff
     if handoff is not None:
@@ -122,9 +140,7 @@ def _again(request: Request, known: _Memory) -> HttpResponse | None:
     if known.body:
         return Response(orjson.loads(known.body), status=known.status)
     if not known.generation_id:
-        raise ConflictError(
-            "The same request is being accepted. Please try again.", code="idempotency_in_progress"
-        )
+        raise _in_progress()
     statuses = Generation.objects.filter(public_id=known.generation_id)
     status = statuses.values_list("status", flat=True).first()
     if status in (None, Status.CANCELLED, Status.FAILED):

@@ -109,6 +109,20 @@ def test_what_was_cut_off_runs_anew(stack: ServedStack) -> None:
     assert '"finish_reason":"stop"' in again.text
 
 
+def test_of_those_who_repeat_what_failed_one_runs(stack: ServedStack) -> None:
+    key = make_key(stack)
+    asked = body('[{"fail": "once"}]', "scripted")
+    with key.http(stack) as http, ThreadPoolExecutor(8) as pool:
+        assert http.post(CHAT, json=asked, headers=keyed("failed")).status_code == 500
+        again = pool.map(
+            lambda _: http.post(CHAT, json=asked, headers=keyed("failed")).status_code, range(8)
+        )
+        answers = list(again)
+    rows = stack.sql("SELECT count(*) FROM worker_generation WHERE api_key_id = %s", key.id)
+    assert set(answers) <= {500, 409}
+    assert rows[0][0] == 1 + answers.count(500)
+
+
 def test_stored_objects_are_made_once(stack: ServedStack, client: openai.OpenAI) -> None:
     sent: Any = {"extra_headers": keyed("stored")}
     conversations = {client.conversations.create(**sent).id for _ in range(2)}
