@@ -131,6 +131,8 @@ class StoredResponseAdmin(KeysetAdmin):
         )
         context: dict[str, Any] = {
             "stored": stored,
+            # A template would look for a name "items" among the metadata.
+            "metadata": list(stored.metadata.items()),
             "generation": generation,
             "status": status_label(stored.status),
             "tree": tree(stored),

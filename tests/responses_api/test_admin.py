@@ -100,6 +100,19 @@ def test_without_the_permission_there_are_only_metadata(
     assert "a secret answer" in page(staff(VIEW, CONTENT), stored)
 
 
+def test_metadata_may_have_any_name(admin: Client, chain: Chain) -> None:
+    text = page(admin, chain.turn("a", metadata={"items": "abc"}))
+    assert "<dt>items</dt><dd>abc</dd>" in text
+
+
+@pytest.mark.parametrize("text", ["[" * 300 + "]" * 300, '{"id":123456789012345678901234567890}'])
+def test_json_that_would_not_be_kept_is_shown_as_it_came(
+    admin: Client, chain: Chain, text: str
+) -> None:
+    shown = page(admin, chain.turn(text))
+    assert f'<div class="bubble-text">{text.replace(chr(34), "&quot;")}</div>' in shown
+
+
 def test_words_are_searched_for_by_those_who_may_read_them(
     staff: Callable[..., Client],
     chain: Chain,

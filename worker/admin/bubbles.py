@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ MOST_SHOWN = 20_000
 """Characters of one text that a page shows; exports have all of them."""
 _MOST_IMAGE = 2_000_000
 _PERMISSION = "responses_api.view_content"
+_STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def may_see_content(request: HttpRequest) -> bool:
@@ -67,6 +69,13 @@ def _laid_out(text: str) -> str | None:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        return pretty(orjson.loads(text))
-    except orjson.JSONDecodeError:
+        laid_out = pretty(orjson.loads(text))
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # No JSON, or nested too deep.
         return None
+    return laid_out if _keeps_numbers(text) else None
+
+
+def _keeps_numbers(text: str) -> bool:
+    """Whether no number of this JSON has more digits than are kept when it is read."""
+    found = _STRING_OR_LONG_NUMBER.findall(text)
+    return all(one.startswith('"') or pretty(orjson.loads(one)) == one for one in found)
