@@ -44,9 +44,9 @@ class StoredCompletionAdmin(KeysetAdmin):
 
 def bubbles(messages: Iterable[Message]) -> list[Bubble]:
     """Return messages of a chat as bubbles; what a tool answered is with the call of it."""
-    messages = list(messages)
+    messages = list(_with_tools(messages))
     results = {
-        message["tool_call_id"]: _pieces(message["content"])
+        message["tool_call_id"]: _pieces(message.get("content"))
         for message in messages
         if message["role"] == "tool"
     }
@@ -59,13 +59,26 @@ def bubbles(messages: Iterable[Message]) -> list[Bubble]:
     ]
 
 
+def _with_tools(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield messages; calls and results of the older ``functions`` as those of tools."""
+    called: dict[str, str] = {}
+    for place, message in enumerate(messages):
+        if message["role"] == "function":
+            yield {**message, "role": "tool", "tool_call_id": called.pop(message["name"], "")}
+        elif call := message.get("function_call"):
+            called[call["name"]] = id_ = f"function_call {place}"
+            yield {**message, "tool_calls": [{"id": id_, "function": call}]}
+        else:
+            yield message
+
+
 def _bubbles(message: Message, results: Mapping[str, list[Piece]]) -> Iterator[Bubble]:
     if message["role"] == "tool":
-        yield Bubble("result", "tool", _pieces(message["content"]))
+        yield Bubble("result", "tool", _pieces(message.get("content")))
         return
     if reasoning := message.get("reasoning_content"):
         yield Bubble("reasoning", "assistant", [text_piece(reasoning)])
-    content = _pieces(message.get("content") or message.get("refusal") or ())
+    content = _pieces(message.get("content") or message.get("refusal"))
     if content:
         yield Bubble("message", message["role"], content)
     for call in message.get("tool_calls") or ():
@@ -78,7 +91,7 @@ def _bubbles(message: Message, results: Mapping[str, list[Piece]]) -> Iterator[B
 def _pieces(content: Any) -> list[Piece]:
     if isinstance(content, str):
         return [text_piece(content)]
-    return [_piece(part) for part in content]
+    return [_piece(part) for part in content or ()]
 
 
 def _piece(part: Mapping[str, Any]) -> Piece:

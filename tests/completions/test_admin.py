@@ -76,3 +76,23 @@ def test_parts_that_are_no_text_are_named_and_not_fetched() -> None:
     ]
     (bubble,) = bubbles([{"role": "user", "content": parts}])
     assert [piece.kind for piece in bubble.pieces] == ["note", "image", "note"]
+
+
+def test_calls_of_the_older_functions_are_shown_with_their_results() -> None:
+    called = {"name": "get_weather", "arguments": '{"city":"Oslo"}'}
+    found = bubbles(
+        [
+            {"role": "function", "name": "get_time", "content": "noon"},
+            {"role": "assistant", "content": None, "function_call": called},
+            {"role": "function", "name": "get_weather", "content": "rain"},
+            {"role": "assistant", "content": None, "function_call": called},
+            {"role": "function", "name": "get_weather", "content": None},
+        ]
+    )
+    assert [bubble.kind for bubble in found] == ["result", "call", "call"]
+    alone, call, last = found
+    assert alone.pieces[0].text == "noon"
+    assert (call.name, call.pieces[0].text) == ("get_weather", '{\n  "city": "Oslo"\n}')
+    assert call.result is not None
+    assert call.result[0].text == "rain"
+    assert last.result == []
