@@ -171,6 +171,17 @@ def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
         address = f"{GENERATIONS}{older}"
 
 
+def test_a_list_that_was_read_to_its_end_has_nothing_further(
+    admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    row = finished(api_key[0])
+    for place in ("", f"&before={row.pk + 1}", f"&after={row.pk - 1}"):
+        text = page(admin.get(f"{GENERATIONS}?status__exact=failed{place}"))
+        assert "Look further back" not in text
+        assert "was looked through" not in text
+
+
 def test_the_keys_of_the_chosen_project_are_a_filter(admin: Client, api_key: Key) -> None:
     record, _ = api_key
     second, _ = create_key(record.project, "second")

@@ -48,7 +48,7 @@ def look_down(rows: QuerySet[Any], before: int | None, wanted: int) -> Found:
         window = rows.filter(pk__lt=top, pk__gte=bottom).order_by("-pk")
         found += window[: wanted + 1 - len(found)]
         top = bottom
-        if time.monotonic() > give_up_at and len(found) <= wanted:
+        if time.monotonic() > give_up_at and len(found) <= wanted and top > lowest:
             return Found(found, top)
     return _page(found, wanted)
 
@@ -64,7 +64,7 @@ def look_up(rows: QuerySet[Any], after: int, wanted: int) -> Found:
         window = rows.filter(pk__gt=bottom, pk__lte=top).order_by("pk")
         found += window[: wanted + 1 - len(found)]
         bottom = top
-        if time.monotonic() > give_up_at and len(found) <= wanted:
+        if time.monotonic() > give_up_at and len(found) <= wanted and bottom < highest:
             return Found(found, bottom)
     return _page(found, wanted)
 
