@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
+from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
 from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
@@ -68,6 +70,19 @@ def floor(moment: dt.datetime, period: Period) -> dt.datetime:
     if period == Period.MINUTE:
         return utc
     return utc.replace(minute=0) if period == Period.HOUR else utc.replace(hour=0, minute=0)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Read roll-ups by their index.
+
+    The planner takes periods and times for independent of each other, and would rather read the
+    whole table for a week of hours: a second instead of a sixth of one, for four million rows.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        yield
 
 
 GroupKey = tuple[Any, ...]

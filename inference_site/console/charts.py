@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
 WIDTH, HEIGHT = 720, 230
 LEFT, BOTTOM, TOP = 84, 32, 14
 _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - BOTTOM - TOP
@@ -67,6 +70,27 @@ class Chart:
     x_ticks: Sequence[Tick]
     rows: Sequence[tuple[str, Sequence[str]]]
     is_empty: bool
+
+    @property
+    def areas(self) -> list[Line]:
+        """The bars of each series as one path: a week of hours has hundreds of them."""
+        paths: dict[int, list[str]] = {}
+        for bar in self.bars:
+            drawn = f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
+            paths.setdefault(bar.series, []).append(drawn)
+        return [Line(number, "".join(parts)) for number, parts in sorted(paths.items())]
+
+    @property
+    def table_rows(self) -> SafeString:
+        """The rows as markup; a template would take as long for them as for the rest of a page."""
+        return format_html_join(
+            "\n",
+            '<tr><th scope="row">{}</th>{}</tr>',
+            (
+                (label, format_html_join("", "<td>{}</td>", ((value,) for value in values)))
+                for label, values in self.rows
+            ),
+        )
 
 
 def chart(

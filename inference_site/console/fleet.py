@@ -17,6 +17,7 @@ from django.urls import reverse
 from inference_site.console.audit import note
 from worker import fleet
 from worker.catalog import catalog
+from worker.engines.base import ModelSpec
 from worker.leases import LiveWorker, ServedModel
 from worker.models import Generation, Status
 
@@ -61,26 +62,29 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _models(live: list[LiveWorker]) -> list[ModelRow]:
+    specs = catalog().models
+    statuses = fleet.statuses_among(live, list(specs))
     queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
     waiting = dict(queued.annotate(Count("pk")).order_by())
     return [
-        _model(spec.id, spec.engine, live, waiting.get(spec.id, 0))
-        for spec in catalog().models.values()
+        _model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs.values()
     ]
 
 
-def _model(id_: str, engine: str, live: list[LiveWorker], waiting: int) -> ModelRow:
-    having: list[ServedModel] = [m for worker in live if (m := worker.model(id_)) is not None]
+def _model(
+    spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker], waiting: int
+) -> ModelRow:
+    having: list[ServedModel] = [m for worker in live if (m := worker.model(spec.id)) is not None]
     return ModelRow(
-        id=id_,
-        engine=engine,
-        status=fleet.status_of(id_).value,
+        id=spec.id,
+        engine=spec.engine,
+        status=status.value,
         workers=len(having),
         busy=sum(model.busy for model in having),
         slots=sum(model.slots for model in having),
         waiting=waiting,
         may_load=any(
-            id_ in worker.loadable and not worker.is_draining and worker.model(id_) is None
+            spec.id in worker.loadable and not worker.is_draining and worker.model(spec.id) is None
             for worker in live
         ),
     )

@@ -21,6 +21,7 @@ from inference_site.accounts.usage import (
     Usage,
     floor,
     histograms,
+    reading,
     total_by,
     usage_by,
 )
@@ -103,9 +104,10 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     choice = chosen(request.GET)
     span = choice.span(timezone.now())
     starts = list(span.starts())
-    read = usage_by(span)
+    with reading():
+        read, latencies = usage_by(span), histograms(span)
+        table = _table(span, choice.group)
     buckets = [read.get((start, ()), Usage()) for start in starts]
-    latencies = histograms(span)
     keys = ApiKey.objects.none()
     if choice.project is not None:
         keys = ApiKey.objects.filter(project=choice.project)[:_MOST_KEYS]
@@ -119,7 +121,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "models": list(catalog().models),
         "tiles": [*_tiles(_sum(buckets), latencies), *_now()],
         "charts": _charts(choice.range, starts, buckets, latencies),
-        "table": _table(span, choice.group),
+        "table": table,
         "group_label": GROUPS[choice.group],
     }
 

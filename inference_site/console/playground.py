@@ -1,17 +1,19 @@
 """The playground: members of the staff try the models.
 
 Its page asks the views of the API itself, under the admin's session: no key ever reaches the
-browser, CSRF protects what it sends, and who logs out is out. A request is accounted to the project
-``playground``, to a key named like the user, which no secret opens and which an operator can revoke
-and limit like any other.
+browser, CSRF protects what it sends, and who logs out is out. A request is accounted to a project
+of the playground, to the user's own key, which no secret opens and which an operator can revoke and
+limit like any other. A user builds on, and stops, what was asked with that key, and nothing else.
 """
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import Any
 
+import redis.exceptions
 from django.contrib.admin.views.decorators import staff_member_required
-from django.contrib.auth.base_user import AbstractBaseUser
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from rest_framework.request import Request
@@ -20,16 +22,20 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.http.authentication import caller_of
-from inference_site.http.errors import ForbiddenError
+from inference_site.http.errors import ForbiddenError, InvalidRequestError
+from inference_site.http.model_access import may_use
+from inference_site.http.payload import parse
 from inference_site.http.staff import StaffSession
 from inference_site.http.views import ApiView
 from responses_api.views import ResponsesView
+from responses_api.wire.items import ItemReference
+from responses_api.wire.request import ResponseRequest
 from worker.catalog import catalog
-from worker.fleet import capabilities_of, status_of
+from worker.fleet import ModelStatus, capabilities_of, statuses_among, workers
 from worker.interventions import stop
 from worker.models import Generation
 
-PROJECT = "playground"
+_NAME = "playground"
 
 # Name, label, the step of its field, and the most and least it may be.
 SAMPLERS = (
@@ -46,16 +52,26 @@ SAMPLERS = (
 
 def _page(request: HttpRequest) -> HttpResponse:
     """Show the page."""
-    chats = [spec for spec in catalog().models.values() if "chat" in capabilities_of(spec)]
-    context = {
-        "models": sorted(
-            ({"id": spec.id, "status": status_of(spec.id).value} for spec in chats),
-            key=lambda model: model["status"] != "loaded",
-        ),
+    caller = playground_caller(request.user)
+    context: dict[str, Any] = {
+        "caller": caller,
         "samplers": SAMPLERS,
         "origin": f"{request.scheme}://{request.get_host()}",
     }
+    try:
+        context["models"] = [] if caller is None else _models(caller)
+    except redis.exceptions.RedisError:
+        context["is_unreachable"] = True
     return render(request, "console/playground.html", context)
+
+
+def _models(caller: Caller) -> list[dict[str, str]]:
+    """Return the models that this caller can chat with, those first that are loaded."""
+    usable = [spec for spec in catalog().listed(caller.project_name) if may_use(caller, spec)]
+    chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
+    statuses = statuses_among(workers(), chats)
+    chats.sort(key=lambda id_: statuses[id_] != ModelStatus.LOADED)
+    return [{"id": id_, "status": statuses[id_].value} for id_ in chats]
 
 
 playground = staff_member_required(_page, login_url="admin:login")
@@ -73,16 +89,23 @@ class PlaygroundSession(StaffSession):
         return caller, None
 
 
-def playground_caller(user: AbstractBaseUser) -> Caller | None:
+def playground_caller(user: Any) -> Caller | None:
     """Return whom this user calls as; None when an operator has revoked that key."""
-    # Who stops an answer, or leaves the page, wants it to end at once.
-    fields = {"disconnect_grace_s": 0}
-    project, _ = Project.objects.get_or_create(name=PROJECT, defaults=fields)
-    name = user.get_username()[:100]
-    key = ApiKey.objects.filter(project=project, name=name).first()
-    if key is None:
-        key = ApiKey.objects.create(project=project, name=name)
+    fields = {"project": _project, "name": user.get_username()[:100]}
+    key, _ = ApiKey.objects.get_or_create(user=user, defaults=fields)
     return caller_of_key(key.pk)
+
+
+def _project() -> Project:
+    # Who stops an answer, or leaves the page, wants it to end at once.
+    fields = {"name": _free_name, "disconnect_grace_s": 0}
+    return Project.objects.get_or_create(is_playground=True, defaults=fields)[0]
+
+
+def _free_name() -> str:
+    """Return a name that no tenant has."""
+    names = chain([_NAME], (f"{_NAME}-{number}" for number in count(2)))
+    return next(name for name in names if not Project.objects.filter(name=name).exists())
 
 
 class PlaygroundResponsesView(ResponsesView):
@@ -92,7 +115,8 @@ class PlaygroundResponsesView(ResponsesView):
     http_method_names = ["post"]
 
     def post(self, request: Request) -> HttpResponse:
-        """Create a response."""
+        """Create a response. Raise InvalidRequestError for what builds on a colleague's."""
+        _require_own(caller_of(request), parse(ResponseRequest, request.data))
         return super().post(request)
 
 
@@ -103,5 +127,27 @@ class PlaygroundStopView(ApiView):
 
     def post(self, request: Request, response_id: str) -> Response:
         """Have an answer stopped, whether it waits or runs."""
-        own = Generation.objects.filter(project_id=caller_of(request).project_id)
+        own = _asked_by(caller_of(request))
         return Response({"stopped": stop(get_object_or_404(own, public_id=response_id))})
+
+
+def _asked_by(caller: Caller) -> QuerySet[Generation]:
+    return Generation.objects.filter(api_key_id=caller.api_key_id)
+
+
+def _require_own(caller: Caller, body: ResponseRequest) -> None:
+    """Raise InvalidRequestError for what reads the project's data past the own answers.
+
+    The project is shared by all of the staff, who may not all see what others were answered.
+    """
+    if body.conversation_id is not None:
+        raise InvalidRequestError("The playground has no conversations.", param="conversation")
+    if any(isinstance(item, ItemReference) for item in body.input or ()):
+        raise InvalidRequestError("The playground takes no references to items.", param="input")
+    previous = body.previous_response_id
+    if previous is not None and not _asked_by(caller).filter(public_id=previous).exists():
+        raise InvalidRequestError(
+            f"Previous response with id '{previous[:100]}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )

@@ -74,7 +74,7 @@ def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> N
     page.wait_for_url("**/admin/?range=1h*")
     chart = page.get_by_role("img", name="Requests", exact=True)
     expect(chart.locator("desc")).to_contain_text("completed: at most", use_inner_text=False)
-    expect(chart.locator("rect").first).to_be_attached()
+    expect(chart.locator("path").first).to_be_attached()
     figure = page.locator("#chart-requests")
     figure.get_by_text("As a table").click()
     bars = figure.get_by_role("row").filter(has_text=re.compile(r"[1-9]\d*$"))

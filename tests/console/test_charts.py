@@ -38,6 +38,18 @@ def test_stacked_bars_lie_within_the_plot_and_on_each_other(
             assert above.y + above.height == pytest.approx(below.y, abs=0.2)
 
 
+def test_the_bars_of_a_series_are_one_path() -> None:
+    series = [Series("a", [1.0, 2.0]), Series("b", [0.0, 2.0])]
+    drawn = chart("c", "C", labels(2), series, "bars", text)
+    assert [area.path.count("z") for area in drawn.areas] == [2, 1]
+
+
+def test_the_table_has_every_value_and_escapes_labels() -> None:
+    drawn = chart("c", "C", ["<b>"], [Series("a", [1.0]), Series("b", [2.0])], "bars", text)
+    row = '<tr><th scope="row">&lt;b&gt;</th><td>1</td><td>2</td></tr>'
+    assert drawn.table_rows == row
+
+
 def test_the_axis_ends_at_a_round_number_above_the_highest_stack() -> None:
     series = [Series("a", [30.0, 1.0]), Series("b", [13.0, 0.0])]
     drawn = chart("c", "C", labels(2), series, "bars", text)

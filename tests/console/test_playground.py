@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import redis.exceptions
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from inference_site.accounts.keys import revoke_key
-from inference_site.accounts.models import ApiKey, KeySecret
+from inference_site.accounts.keys import create_key, revoke_key
+from inference_site.accounts.models import ApiKey, KeySecret, Project
+from inference_site.console import playground
 from inference_site.console.playground import playground_caller
+from tests.responses_api.chains import Chain
+from worker import catalog
+from worker.models import Generation, Status
+
+ADDRESS = "/console/playground/responses"
+
+
+def key_of(name: str) -> ApiKey:
+    """The key of a new member of the staff."""
+    user = get_user_model().objects.create_user(name, is_staff=True)
+    caller = playground_caller(user)
+    assert caller is not None
+    return ApiKey.objects.get(pk=caller.api_key_id)
+
+
+def browser_of(key: ApiKey) -> Client:
+    browser = Client()
+    assert key.user is not None
+    browser.force_login(key.user)
+    return browser
+
+
+def ask(browser: Client, **body: Any) -> Any:
+    body = {"model": "demo", "input": "hi", **body}
+    return browser.post(ADDRESS, body, content_type="application/json")
 
 
 @pytest.mark.django_db
@@ -37,6 +66,105 @@ def test_a_revoked_key_closes_the_playground_to_its_user() -> None:
     revoke_key(ApiKey.objects.get())
     assert playground_caller(alice) is None
     assert ApiKey.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_a_project_and_a_key_of_a_tenant_are_not_taken_for_those_of_the_playground() -> None:
+    tenant = Project.objects.create(name="playground")
+    create_key(tenant, "alice")
+    key = key_of("alice")
+    assert key.project != tenant
+    assert key.project.name == "playground-2"
+    assert key_of("bob").project == key.project
+
+
+@pytest.mark.django_db
+def test_a_name_that_is_given_again_is_another_user() -> None:
+    first = key_of("alice")
+    get_user_model().objects.all().delete()
+    assert key_of("alice").pk != first.pk
+
+
+def test_no_secret_is_made_for_a_key_of_the_playground(admin: Client) -> None:
+    key = key_of("alice")
+    chosen = {"action": "rotate", "_selected_action": [key.pk]}
+    text = admin.post("/admin/accounts/apikey/", chosen, follow=True).content.decode()
+    assert "No secret opens a key of the playground" in text
+    assert not KeySecret.objects.exists()
+
+
+@pytest.mark.django_db
+def test_only_own_answers_are_built_on() -> None:
+    alice, bob = key_of("alice"), key_of("bob")
+    answer = Chain(alice).turn("a secret")
+    refused = ask(browser_of(bob), previous_response_id=answer.public_id)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+    own = ask(browser_of(alice), previous_response_id=answer.public_id)
+    assert own.json()["error"]["code"] == "no_worker"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ({"input": [{"id": "msg_1"}]}, "input"),
+        ({"previous_response_id": 1}, "previous_response_id"),
+    ],
+)
+def test_other_ways_to_what_is_stored_are_closed(body: dict[str, Any], param: str) -> None:
+    refused = ask(browser_of(key_of("alice")), **body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+
+
+@pytest.mark.django_db
+def test_only_own_answers_are_stopped() -> None:
+    alice, bob = key_of("alice"), key_of("bob")
+    waiting = Chain(alice).accept("a")
+    stop = f"{ADDRESS}/{waiting.public_id}/stop"
+    assert browser_of(bob).post(stop).status_code == 404
+    assert Generation.objects.get().status == Status.QUEUED
+    assert browser_of(alice).post(stop).json() == {"stopped": True}
+    assert Generation.objects.get().status == Status.CANCELLED
+
+
+@pytest.mark.django_db
+def test_the_models_are_those_that_the_key_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = catalog.demo_specs()[0]
+    others = dataclasses.replace(demo, id="of-others", projects=("other",))
+    second = dataclasses.replace(demo, id="second")
+    specs = catalog.Catalog([demo, second, others])
+    monkeypatch.setattr(playground, "catalog", lambda: specs)
+    key = key_of("alice")
+    text = browser_of(key).get("/playground").content.decode()
+    assert '<option value="demo">' in text
+    assert '<option value="second">' in text
+    assert "of-others" not in text
+    ApiKey.objects.update(allowed_models=["second"])
+    text = browser_of(key).get("/playground").content.decode()
+    assert '<option value="demo">' not in text
+    assert '<option value="second">' in text
+
+
+def test_the_page_says_why_no_model_can_be_asked(
+    staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise redis.exceptions.ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(playground, "workers", fail)
+        response = (browser := staff()).get("/playground")
+    assert response.status_code == 200
+    assert "Redis is not reachable" in response.content.decode()
+    revoke_key(ApiKey.objects.get())
+    response = browser.get("/playground")
+    assert response.status_code == 200
+    assert "was revoked" in response.content.decode()
 
 
 def test_the_page_is_for_the_staff(staff: Callable[..., Client]) -> None:
