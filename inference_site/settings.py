@@ -183,7 +183,7 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "upkeep": {"task": "worker.upkeep", "schedule": 1.0, "options": {"expires": 5}},
     "accounting": {"task": "accounts.account", "schedule": 1.0, "options": {"expires": 5}},
-    "pruning": {"task": "accounts.prune", "schedule": 3600.0, "options": {"expires": 600}},
+    "pruning": {"task": "accounts.prune", "schedule": 60.0, "options": {"expires": 30}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
 

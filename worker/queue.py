@@ -7,6 +7,7 @@ that is lost, doubled or late does no harm; ``worker.upkeep`` rings again for ro
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import redis.exceptions
 from celery import current_app
 from django.conf import settings
 from django.db import transaction
+from django.utils import timezone
 
 from worker.affinity import Preference, later, preference
 from worker.assembly import Document
@@ -57,6 +59,7 @@ class Enqueue:
     ignored_params: list[str] = field(default_factory=list)
     reserved_tokens: int = 0
     reserved_cost: Decimal = Decimal(0)
+    created_at: dt.datetime = field(default_factory=timezone.now)
     continues: str = ""
     """The generation whose prefix it has; its worker is preferred."""
 
@@ -147,6 +150,7 @@ def _create_row(order: Enqueue, preferred: Preference) -> None:
         preferred_until=preferred.until,
         reserved_tokens=order.reserved_tokens,
         reserved_cost=order.reserved_cost,
+        created_at=order.created_at,
     )
 
 

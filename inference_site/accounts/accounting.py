@@ -12,7 +12,8 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
+from psycopg.errors import LockNotAvailable
 
 from inference_site.accounts.histograms import bucket_sql
 
@@ -84,13 +85,6 @@ GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
 """  # noqa: S608
 
-# In order of their ids, as those who reserve lock them too: nobody waits in a ring.
-_LOCK_SPENDS = """
-SELECT spend.id FROM accounts_budgetspend spend JOIN accounts_budget budget
-    ON budget.id = spend.budget_id
-WHERE budget.project_id IN (SELECT project_id FROM worker_generation WHERE id = ANY(%(ids)s))
-ORDER BY spend.id FOR UPDATE OF spend
-"""
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
 DRAWS_ON = """
@@ -100,6 +94,15 @@ DRAWS_ON = """
 """Which budgets a generation draws on."""
 
 SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
+
+# In order of their ids, as those who reserve lock them too: nobody waits in a ring.
+_LOCK_SPENDS = f"""
+SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
+    SELECT budget.id, {SPEND_START}
+    FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    WHERE generation.id = ANY(%(ids)s)
+) ORDER BY id FOR UPDATE
+"""  # noqa: S608
 
 _OPEN_SPENDS = f"""
 INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
@@ -141,13 +144,34 @@ def hold_lock(cursor: Any) -> None:
     cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
-_STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _LOCK_SPENDS, _OPEN_SPENDS, _SETTLE, _MARK)
+def _has_lock(cursor: Any, wait_ms: int) -> bool:
+    """Try to hold the lock to the end of this transaction."""
+    if not wait_ms:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
+        return bool(cursor.fetchone()[0])
+    try:
+        with transaction.atomic():
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{wait_ms}ms"])
+            hold_lock(cursor)
+    except OperationalError as exc:
+        if isinstance(exc.__cause__, LockNotAvailable):
+            return False
+        raise
+    cursor.execute("SELECT set_config('lock_timeout', '0', true)")
+    return True
 
 
-def account(most: int = _MOST) -> list[Accounted]:
-    """Account at most so many of the generations that ended; return them."""
+_STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _OPEN_SPENDS, _LOCK_SPENDS, _SETTLE, _MARK)
+
+
+def account(most: int = _MOST, wait_ms: int = 0) -> list[Accounted]:
+    """Account at most so many of the generations that ended; return them.
+
+    While another step is taken this one waits for so long, and then does nothing.
+    """
     with transaction.atomic(), connection.cursor() as cursor:
-        hold_lock(cursor)
+        if not _has_lock(cursor, wait_ms):
+            return []
         cursor.execute(_TAKE, [most])
         ids = {"ids": [id_ for (id_,) in cursor.fetchall()]}
         if not ids["ids"]:

@@ -104,7 +104,9 @@ class ApiKeyAdmin(UndeletedAdmin):
     )
     def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
         """Give the keys new secrets, and show each once."""
-        for record in queryset.filter(revoked_at=None):
+        if queryset.exclude(user=None).exists():
+            messages.error(request, "No secret opens a key of the playground; it is left alone.")
+        for record in queryset.filter(revoked_at=None, user=None):
             secret = rotate_key(record, _OVERLAP)
             self.log_change(request, record, "Rotated.")
             text = f"{record.name}: copy the key now; it is not shown again: {secret}"

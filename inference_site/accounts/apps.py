@@ -17,14 +17,14 @@ class AccountsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have a new budget begin with what was used before it was made."""
+        """Have a budget begin with what was used before it was made, or made another."""
         from inference_site.accounts.models import Budget
 
         post_save.connect(_on_budget_saved, sender=Budget)
 
 
-def _on_budget_saved(instance: Budget, created: bool, raw: bool = False, **_: Any) -> None:
+def _on_budget_saved(instance: Budget, raw: bool = False, **_: Any) -> None:
     from inference_site.accounts.reconciliation import count_spends
 
-    if created and not raw:
+    if not raw:
         count_spends(instance.pk)

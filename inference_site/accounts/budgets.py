@@ -57,7 +57,7 @@ def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.dateti
     estimate: else what is larger than the rest could never run.
     """
     drawn_on = Q(api_key=None) | Q(api_key=api_key_id)
-    budgets = list(Budget.objects.filter(drawn_on, project=project_id))
+    budgets = list(Budget.objects.filter(drawn_on, project=project_id).order_by("pk"))
     if not budgets:
         return
     starts = {budget.pk: period_start(budget.every, now) for budget in budgets}

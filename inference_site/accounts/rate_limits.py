@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -41,6 +42,25 @@ class Window:
     reset_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """So many requests or tokens a minute, of a key or a project."""
+
+    owner: str
+    id: int
+    unit: str
+    amount: int
+
+    @property
+    def item(self) -> tuple[RateLimitItemPerMinute, tuple[str, str, str]]:
+        """The limit in the words of the library, and whose it is."""
+        return RateLimitItemPerMinute(self.amount), (self.unit, self.owner, str(self.id))
+
+    def cost(self, tokens: int) -> int:
+        """What a request of so many tokens takes; one that is larger than the limit, all of it."""
+        return 1 if self.unit == "requests" else min(tokens, self.amount)
+
+
 class RateLimited(Exception):
     """A window has no room for the request."""
 
@@ -65,16 +85,18 @@ def hit(caller: Caller, tokens: int) -> list[Window]:
     ``RATE_LIMITS_FAIL_OPEN`` says.
     """
     windows: list[Window] = []
+    taken: list[_Limit] = []
     try:
-        for owner, id_, unit, amount in _limits(caller):
-            cost = 1 if unit == "requests" else min(tokens, amount)
-            item = RateLimitItemPerMinute(amount)
-            is_in = _limiter().hit(item, unit, owner, str(id_), cost=cost)
-            stats = _limiter().get_window_stats(item, unit, owner, str(id_))
+        for limit in _limits(caller):
+            item, identifiers = limit.item
+            is_in = _limiter().hit(item, *identifiers, cost=limit.cost(tokens))
+            stats = _limiter().get_window_stats(item, *identifiers)
             reset_s = max(0.0, stats.reset_time - time.time())
-            windows.append(Window(unit, amount, stats.remaining, reset_s))
+            windows.append(Window(limit.unit, limit.amount, stats.remaining, reset_s))
             if not is_in:
-                raise RateLimited(owner, windows[-1], windows)
+                _release(taken, tokens)
+                raise RateLimited(limit.owner, windows[-1], windows)
+            taken.append(limit)
     except redis.exceptions.RedisError as exc:
         if not settings.RATE_LIMITS_FAIL_OPEN:
             raise
@@ -85,10 +107,14 @@ def hit(caller: Caller, tokens: int) -> list[Window]:
 def give_back(caller: Caller, tokens: int) -> None:
     """Take back what was counted of a request that is not accepted."""
     try:
-        for owner, id_, unit, amount in _limits(caller):
-            _shift(owner, id_, unit, amount, -1 if unit == "requests" else -min(tokens, amount))
+        _release(_limits(caller), tokens)
     except redis.exceptions.RedisError as exc:
         logger.warning("rate limits: not given back: %s", exc)
+
+
+def _release(limits: Iterable[_Limit], tokens: int) -> None:
+    for limit in limits:
+        _shift(limit, -limit.cost(tokens))
 
 
 def has_token_limit(caller: Caller) -> bool:
@@ -99,54 +125,59 @@ def has_token_limit(caller: Caller) -> bool:
     )
 
 
-def _limits(caller: Caller) -> Iterator[tuple[str, int, str, int]]:
-    """Yield the owner of each limit, its id, what is counted and how much there may be of it."""
-    owners = (("key", caller.api_key_id, caller.key_limits),)
-    for owner, id_, limits in (*owners, ("project", caller.project_id, caller.project_limits)):
-        yield from _of(owner, id_, limits)
+def _limits(caller: Caller) -> Iterator[_Limit]:
+    yield from _of("key", caller.api_key_id, caller.key_limits)
+    yield from _of("project", caller.project_id, caller.project_limits)
 
 
-def _of(owner: str, id_: int, limits: Limits) -> Iterator[tuple[str, int, str, int]]:
+def _of(owner: str, id_: int, limits: Limits) -> Iterator[_Limit]:
     if limits.requests_per_minute is not None:
-        yield owner, id_, "requests", limits.requests_per_minute
+        yield _Limit(owner, id_, "requests", limits.requests_per_minute)
     if limits.tokens_per_minute is not None:
-        yield owner, id_, "tokens", limits.tokens_per_minute
+        yield _Limit(owner, id_, "tokens", limits.tokens_per_minute)
 
 
-def correct(accounted: list[Accounted], now_s: float) -> None:
+def correct(accounted: Iterable[Accounted], now_s: float) -> None:
     """Count the tokens that were used instead of those that were estimated."""
-    keys = _limited(ApiKey, {row.api_key_id for row in accounted if row.reserved_tokens})
-    projects = _limited(Project, {row.project_id for row in accounted if row.reserved_tokens})
-    for row in accounted:
-        more = row.used_tokens - row.reserved_tokens
-        # What was estimated more than a minute ago has left the window.
-        if not row.reserved_tokens or (more < 0 and now_s - row.created_at.timestamp() > _WINDOW_S):
-            continue
-        for owner, id_, amounts in (
-            ("key", row.api_key_id, keys),
-            ("project", row.project_id, projects),
-        ):
-            if id_ in amounts:
-                _shift(owner, id_, "tokens", amounts[id_], more)
+    estimated = [row for row in accounted if row.reserved_tokens]
+    keys = _limited(ApiKey, {row.api_key_id for row in estimated})
+    projects = _limited(Project, {row.project_id for row in estimated})
+    shifts: Counter[_Limit] = Counter()
+    for row in estimated:
+        for limit in (keys.get(row.api_key_id), projects.get(row.project_id)):
+            if limit is not None:
+                shifts[limit] += _correction(row, limit, now_s)
+    for limit, more in shifts.items():
+        _shift(limit, more)
 
 
-def _limited(kind: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, int]:
+def _correction(row: Accounted, limit: _Limit, now_s: float) -> int:
+    more = row.used_tokens - limit.cost(row.reserved_tokens)
+    # What was estimated more than a minute ago has left the window by itself.
+    has_left = now_s - row.created_at.timestamp() > _WINDOW_S
+    return 0 if more < 0 and has_left else more
+
+
+def _limited(kind: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, _Limit]:
     if not ids:
         return {}
+    owner = "key" if kind is ApiKey else "project"
     rows: QuerySet[Any] = kind._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
-    return dict(rows.values_list("pk", "tokens_per_minute"))
+    amounts = rows.values_list("pk", "tokens_per_minute")
+    return {pk: _Limit(owner, pk, "tokens", amount) for pk, amount in amounts}
 
 
-def _shift(owner: str, id_: int, unit: str, amount: int, more: int) -> None:
-    """Count more, or fewer, in a window, whatever its limit is."""
-    item = RateLimitItemPerMinute(amount)
-    stats = _limiter().get_window_stats(item, unit, owner, str(id_))
-    if stats.remaining == amount and more < 0:
-        return  # Nothing of it is in the window any more.
-    key = item.key_for(unit, owner, str(id_))
+def _shift(limit: _Limit, more: int) -> None:
+    """Count more, or fewer, in the window that runs, whatever its limit is."""
+    item, identifiers = limit.item
+    key = item.key_for(*identifiers)
     storage = _limiter().storage
     assert isinstance(storage, RedisStorage)
-    storage.acquire_sliding_window_entry(key, _NO_LIMIT, _WINDOW_S, more)
+    if more < 0:  # Never below nothing: what is left of the window before is no credit.
+        _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
+        more = max(more, -current)
+    if more:
+        storage.acquire_sliding_window_entry(key, _NO_LIMIT, _WINDOW_S, more)
 
 
 def headers(windows: list[Window]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Reconciliation: proves that roll-ups and budgets add up to the usage log, or makes them.
 
-The log is the truth. Everything here runs under the lock of accounting, so that nothing moves
-between the two sides while they are compared.
+The log is the truth. The two sides are compared in one snapshot, in which they agree or do not;
+what is written is written under the locks of those who count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Difference:
 
 def differences() -> list[Difference]:
     """Return every counter that does not add up to the log; none is what there should be."""
-    with _locked() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         found: list[Difference] = []
         for period in Period.values:
             found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
@@ -188,15 +189,24 @@ def _compare_spends(cursor: Any) -> list[Difference]:
 
 
 def _recount(cursor: Any, budgets: list[int]) -> None:
+    month = timezone.now().date().replace(day=1)
+    of_month = {"budgets": budgets, "month": month}
+    # The rows of the periods that run must be there to be locked: whoever reserves waits then.
     cursor.execute(
-        """SELECT id FROM accounts_budgetspend WHERE budget_id = ANY(%s)
-        ORDER BY id FOR UPDATE""",
-        [budgets],
+        """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+        SELECT id, date_trunc(every, now(), 'UTC')::date, 0, 0
+        FROM accounts_budget WHERE id = ANY(%(budgets)s) ORDER BY id ON CONFLICT DO NOTHING""",
+        of_month,
+    )
+    cursor.execute(
+        """SELECT id FROM accounts_budgetspend
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s ORDER BY id FOR UPDATE""",
+        of_month,
     )
     cursor.execute(
         """UPDATE accounts_budgetspend SET spent = 0, reserved = 0
-        WHERE budget_id = ANY(%s) AND start >= %s""",
-        [budgets, timezone.now().date().replace(day=1)],
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",
+        of_month,
     )
     cursor.executemany(
         """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)

@@ -1,4 +1,7 @@
-"""Celery tasks of beat: accounting, and pruning of what is not kept."""
+"""Celery tasks of beat: settling, and pruning of what is not kept.
+
+Upkeep runs on the same thread: each of them stops after a while, and the next one goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,30 @@ import time
 
 from celery import shared_task
 from django.db import OperationalError
-from redis.exceptions import RedisError
 
-from inference_site.accounts.accounting import account
 from inference_site.accounts.pruning import prune
-from inference_site.accounts.rate_limits import correct
+from inference_site.accounts.settlement import settle
 
 logger = logging.getLogger(__name__)
 
-_STEPS = 20
-"""How many steps one task takes at most: the next one goes on."""
+_PATIENCE_S = 1.0
 
 
 @shared_task(name="accounts.account", ignore_result=True, expires=5)
 def account_ended() -> None:
     """Account what has ended, and correct the tokens that limits have counted."""
+    until = time.monotonic() + _PATIENCE_S
     try:
-        for _ in range(_STEPS):
-            accounted = account()
-            if not accounted:
-                return
-            correct(accounted, time.time())
-    except (OperationalError, RedisError) as exc:
+        while settle() and time.monotonic() < until:
+            pass
+    except OperationalError as exc:
         logger.warning("accounting: %s", exc)
 
 
-@shared_task(name="accounts.prune", ignore_result=True, expires=600)
+@shared_task(name="accounts.prune", ignore_result=True, expires=30)
 def prune_old() -> None:
-    """Delete what is older than it is kept for."""
+    """Delete some of what is older than it is kept for."""
     try:
-        prune()
+        prune(time.monotonic() + _PATIENCE_S)
     except OperationalError as exc:
         logger.warning("pruning: %s", exc)

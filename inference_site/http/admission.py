@@ -7,6 +7,7 @@ the generation, so that however many come at once, no more get in than may.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from django.db import connection
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
-from inference_site.accounts.accounting import account
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
+from inference_site.accounts.settlement import settle_for_request
 from inference_site.http.errors import QuotaError, RateLimitError
 from worker.catalog import catalog
+from worker.engines.base import ModelSpec
 from worker.generation import GenerationRequest, TextPart
 
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
@@ -40,10 +42,11 @@ WHERE project_id = %(project_id)s AND status IN ('queued', 'running')
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What was counted of a request, and what its answer's headers say of it."""
+    """What was counted of a request and when, and what its answer's headers say of it."""
 
     caller: Caller
     estimate: Estimate
+    at: dt.datetime
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -66,7 +69,7 @@ def admitted(caller: Caller, request: GenerationRequest) -> Iterator[Admission]:
     except rate_limits.RateLimited as exc:
         _refuse_rate(exc)
     try:
-        yield Admission(caller, estimate, rate_limits.headers(windows))
+        yield Admission(caller, estimate, timezone.now(), rate_limits.headers(windows))
     except BaseException:
         rate_limits.give_back(caller, estimate.tokens)
         raise
@@ -98,7 +101,7 @@ def retried(admission: Admission, accept: Callable[[], None]) -> None:
     try:
         accept()
     except BudgetExhausted:
-        account()
+        settle_for_request()
         try:
             accept()
         except BudgetExhausted as exc:
@@ -110,13 +113,13 @@ def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
 
     The web process has no tokenizer: three bytes count as a token, and a message as ten more, which
     is rather too much than too little. An answer without a bound counts as
-    ``RESERVED_OUTPUT_TOKENS``.
+    ``RESERVED_OUTPUT_TOKENS``; none counts as more than the model's context.
     """
     if not caller.has_budget and not rate_limits.has_token_limit(caller):
         return Estimate(0, Decimal(0))
-    input_tokens, output_tokens = _input_tokens(request), _output_tokens(request)
-    spec = catalog().models.get(request.model)
-    cost = Decimal(0) if spec is None else spec.price.cost(input_tokens, 0, output_tokens)
+    spec = catalog().models[request.model]
+    input_tokens, output_tokens = _input_tokens(request), _output_tokens(request, spec)
+    cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)
 
 
@@ -136,11 +139,12 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
     yield from (repr(tool) for tool in request.tools)
 
 
-def _output_tokens(request: GenerationRequest) -> int:
+def _output_tokens(request: GenerationRequest, spec: ModelSpec) -> int:
     if request.operation not in _GENERATES:
         return 0
     bound = request.max_output_tokens
-    return request.answers * (settings.RESERVED_OUTPUT_TOKENS if bound is None else bound)
+    each = settings.RESERVED_OUTPUT_TOKENS if bound is None else bound
+    return request.answers * min(each, spec.context_length)
 
 
 def _check_runs(caller: Caller) -> None:
@@ -167,7 +171,7 @@ def _check_runs(caller: Caller) -> None:
 
 def _reserve(admission: Admission) -> None:
     caller = admission.caller
-    reserve(caller.project_id, caller.api_key_id, admission.estimate, timezone.now())
+    reserve(caller.project_id, caller.api_key_id, admission.estimate, admission.at)
 
 
 def _refuse_rate(exc: rate_limits.RateLimited) -> NoReturn:

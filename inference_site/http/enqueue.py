@@ -138,5 +138,6 @@ def _order(admission: Admission, request_id: str, job: Job) -> Enqueue:
         ignored_params=job.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
+        created_at=admission.at,
         continues=job.continues,
     )

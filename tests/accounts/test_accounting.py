@@ -8,10 +8,12 @@ import threading
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
 from django.utils import timezone
 
+from inference_site.accounts import accounting
 from inference_site.accounts.accounting import account
 from inference_site.accounts.histograms import bucket_of
 from inference_site.accounts.models import (
@@ -128,8 +130,20 @@ def test_however_many_account_at_once_all_is_counted_once() -> None:
     assert not Generation.objects.filter(is_accounted=False).exists()
 
 
+def test_a_step_waits_for_another_only_for_as_long_as_it_is_told(db: None) -> None:
+    url = connection.get_connection_params()
+    own = {k: url[k] for k in ("dbname", "user", "host", "port") if k in url}
+    with psycopg.connect(**own) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", [accounting._LOCK])
+        assert account() == []
+        assert account(wait_ms=50) == []
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            assert cursor.fetchone()[0] == "0"
+
+
 def spend(budget: Budget) -> tuple[float, float]:
-    row = BudgetSpend.objects.get(budget=budget)
+    row = budget.spends.earliest("start")  # There is one of today, too.
     return float(row.spent), float(row.reserved)
 
 

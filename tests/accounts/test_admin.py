@@ -300,7 +300,7 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert project.requests_per_minute == 60
     budget = Budget.objects.get(project=project)
     now = timezone.now().date()
-    BudgetSpend.objects.create(budget=budget, start=now, spent=250)
+    budget.spends.filter(start=now).update(spent=250)
     BudgetSpend.objects.create(budget=budget, start=now - timedelta(days=1), spent=900)
     shown = page(admin.get("/admin/accounts/budget/"))
     assert ">250<" in shown

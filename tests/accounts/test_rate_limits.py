@@ -72,6 +72,16 @@ def test_what_is_given_back_is_there_again() -> None:
     assert remaining(hit(one, 100)) == [1, 0, 1, 0]
 
 
+def test_a_refusal_by_the_project_takes_nothing_from_the_key() -> None:
+    full = Caller(9, 2, project_limits=Limits(1, 100))
+    hit(full, 100)
+    one = caller(Limits(5, 100), Limits(1, 100))
+    with pytest.raises(RateLimited):
+        hit(one, 50)
+    alone = caller(Limits(5, 100))
+    assert remaining(hit(alone, 1)) == [4, 99]
+
+
 def used(key: ApiKey, reserved: int, tokens: int, age_s: float = 1) -> Accounted:
     created = dt.datetime.fromtimestamp(time.time() - age_s, dt.UTC)
     return Accounted(key.project_id, key.pk, created, reserved, tokens)
@@ -95,6 +105,18 @@ def test_the_estimate_is_corrected_by_what_was_used(
     hit(one, 50)
     correct([used(key, 50, tokens, age_s)], time.time())
     assert remaining(hit(one, 1)) == [left]
+
+
+def test_a_correction_gives_no_credit(api_key: Key) -> None:
+    """An estimate that is larger than the limit took the limit, and no more is given back."""
+    key = api_key[0]
+    ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
+    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    hit(one, 5000)
+    correct([used(key, 5000, 10)], time.time())
+    assert remaining(hit(one, 1)) == [89]
+    correct([used(key, 90, 0), used(key, 90, 0)], time.time())
+    assert remaining(hit(one, 1)) == [99]
 
 
 def test_the_headers_tell_of_the_window_with_the_least_left() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import transaction
 from django.utils import timezone
 
 from inference_site.accounts.accounting import account
@@ -26,6 +27,8 @@ from inference_site.accounts.models import (
 from inference_site.accounts.pruning import prune
 from tests.generations import create_generation
 from worker.models import Status
+
+pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
 
 Key = tuple[ApiKey, str]
 
@@ -105,7 +108,8 @@ def test_it_adds_up_when_the_log_is_pruned(api_key: Key, settings: Any) -> None:
 def test_what_is_reserved_is_counted_again(api_key: Key) -> None:
     key = api_key[0]
     budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
-    reserve(key.project_id, key.pk, Estimate(30, Decimal(0)), timezone.now())
+    with transaction.atomic():
+        reserve(key.project_id, key.pk, Estimate(30, Decimal(0)), timezone.now())
     create_generation(key, reserved_tokens=30)
     assert "add up" in usage("--check")
     budget.spends.update(reserved=0)

@@ -8,6 +8,7 @@ import pytest
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.http.admission import estimate_of
+from worker.catalog import catalog
 from worker.generation import GenerationRequest, Message, TextPart, Tool, ToolCall
 
 BUDGETED = Caller(1, 1, has_budget=True)
@@ -48,6 +49,11 @@ def test_calls_and_tools_are_part_of_the_prompt() -> None:
 def test_an_answer_without_a_bound_counts_as_the_setting_says(settings: Any) -> None:
     settings.RESERVED_OUTPUT_TOKENS = 1000
     assert tokens(messages=(Message("user", ""),), choices=3) == 10 + 3 * 1000
+
+
+def test_no_answer_counts_as_more_than_the_context() -> None:
+    context = catalog().models["demo"].context_length
+    assert tokens(messages=(Message("user", ""),), max_output_tokens=10**19) == 10 + context
 
 
 def test_prompts_of_tokens_are_counted_and_embeddings_answer_nothing() -> None:

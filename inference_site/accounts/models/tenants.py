@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -55,10 +56,19 @@ class Project(Limited):
             "followed again. Empty: what DISCONNECT_GRACE_S says."
         ),
     )
+    # That to which the console accounts what the staff try; its name does not tell.
+    is_playground = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["is_playground"],
+                condition=models.Q(is_playground=True),
+                name="project_one_playground",
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -69,6 +79,15 @@ class ApiKey(Limited):
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
     name = models.CharField(max_length=100)
+    # Whose key of the playground it is: a session opens it, no secret does.
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="playground_key",
+    )
     # Of the newest secret, for people to see.
     prefix = models.CharField(max_length=16, editable=False)
     scopes = ArrayField(

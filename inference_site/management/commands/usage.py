@@ -10,8 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from inference_site.accounts import reconciliation
-from inference_site.accounts.accounting import account
 from inference_site.accounts.models import Period
+from inference_site.accounts.settlement import settle
 from inference_site.accounts.usage import Span, usage_by
 from inference_site.accounts.usage_csv import usage_rows
 
@@ -37,7 +37,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, days: int, check: bool, rebuild: bool, **__: Any) -> None:
         if not 0 < days <= _MOST_DAYS:
             raise CommandError(f"--days must be from 1 to {_MOST_DAYS}.")
-        while account():
+        while settle():
             pass
         if rebuild:
             reconciliation.rebuild()
