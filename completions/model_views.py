@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -27,7 +27,7 @@ from inference_site.http.views import ApiView
 from worker import fleet
 from worker.catalog import catalog
 from worker.engines.base import ModelSpec
-from worker.leases import live_view
+from worker.leases import LiveWorker, live_view
 
 
 class ModelsView(ApiView):
@@ -38,7 +38,7 @@ class ModelsView(ApiView):
         """List the models."""
         caller = caller_of(request)
         listed = catalog().listed(caller.project_name)
-        models = [_wire_model(spec) for spec in listed if may_use(caller, spec)]
+        models = _wire_models([spec for spec in listed if may_use(caller, spec)])
         return Response(ModelList(data=models).model_dump())
 
 
@@ -52,7 +52,7 @@ class ModelView(ApiView):
         spec = catalog().find(model_id, caller.project_name)
         if spec is None or not may_use(caller, spec):
             raise _unknown(model_id)
-        return Response(_wire_model(spec).model_dump())
+        return Response(_wire_models([spec])[0].model_dump())
 
 
 class ModelLoadView(ApiView):
@@ -117,15 +117,21 @@ def _unknown(model: str) -> NotFoundError:
     )
 
 
-def _wire_model(spec: ModelSpec) -> Model:
+def _wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
+    live = live_view.workers()
+    statuses = fleet.statuses_among(live, [spec.id for spec in specs])
+    return [_wire_model(spec, statuses[spec.id], live) for spec in specs]
+
+
+def _wire_model(spec: ModelSpec, status: fleet.ModelStatus, live: Iterable[LiveWorker]) -> Model:
     created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
     return Model(
         id=spec.id,
         created=created,
         owned_by="inference-site",
-        status=fleet.status_of(spec.id).value,
+        status=status.value,
         context_length=spec.context_length,
-        workers=len(live_view.serving(spec.id)),
+        workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
         lora_adapters=sorted(spec.lora_adapters),
     )

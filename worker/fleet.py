@@ -13,8 +13,9 @@ models belong to the whole site, so for the API that is the scope ``models:write
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import Any
 
 from worker.catalog import catalog
 from worker.commands import Command, send
@@ -75,11 +76,30 @@ def status_of(model: str) -> ModelStatus:
 
 def status_among(live: Iterable[LiveWorker], model: str) -> ModelStatus:
     """Return how this model is served by these workers."""
+    return statuses_among(list(live), [model])[model]
+
+
+def statuses_among(live: Sequence[LiveWorker], models: Sequence[str]) -> dict[str, ModelStatus]:
+    """Return how each of these models is served by these workers; one reading of Redis for all."""
+    found = {model: _announced(live, model) for model in models}
+    out = (ModelStatus.FAILED, ModelStatus.UNLOADED)
+    idle = [model for model in models if found[model] in out]
+    if idle:
+        asked: Any = site_client().mget([_asked_key(model) for model in idle])
+        found |= {
+            model: ModelStatus.LOADING
+            for model, worker in zip(idle, asked, strict=True)
+            if worker is not None
+        }
+    return found
+
+
+def _announced(live: Sequence[LiveWorker], model: str) -> ModelStatus:
     having = [worker for worker in live if worker.model(model) is not None]
     if any(worker.serves(model) for worker in having):
         return ModelStatus.LOADED
     states = {served.state for worker in having if (served := worker.model(model)) is not None}
-    if ModelState.LOADING in states or asked_worker(model) is not None:
+    if ModelState.LOADING in states:
         return ModelStatus.LOADING
     return ModelStatus.FAILED if ModelState.FAILED in states else ModelStatus.UNLOADED
 
@@ -218,6 +238,7 @@ __all__ = [
     "resume",
     "status_among",
     "status_of",
+    "statuses_among",
     "unload",
     "workers",
 ]

@@ -79,6 +79,29 @@ def test_a_model_is_as_the_best_of_its_workers(
     assert fleet.status_of(model) == status
 
 
+def test_the_state_of_many_models_is_one_reading(
+    model: str, announce: Announce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(ServedModel(model, 1, 0))
+    live, client = fleet.workers(), site_client()
+    client.set("load:asked-for", "w", ex=5)
+    asked: list[list[str]] = []
+
+    def mget(keys: list[str]) -> list[bytes | None]:
+        asked.append(keys)
+        return type(client).mget(client, keys)  # type: ignore[return-value]
+
+    monkeypatch.setattr(client, "mget", mget)
+    found = fleet.statuses_among(live, [model, "asked-for", "nowhere"])
+    client.delete("load:asked-for")
+    assert found == {
+        model: ModelStatus.LOADED,
+        "asked-for": ModelStatus.LOADING,
+        "nowhere": ModelStatus.UNLOADED,
+    }
+    assert asked == [["load:asked-for", "load:nowhere"]]
+
+
 def test_a_worker_that_takes_nothing_does_not_make_a_model_loaded(
     model: str, announce: Announce
 ) -> None:
