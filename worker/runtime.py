@@ -11,8 +11,6 @@ import threading
 import time
 
 from django.conf import settings
-from django.db import DatabaseError
-from redis.exceptions import RedisError
 
 from worker import fleet
 from worker.bells import ears
@@ -28,7 +26,7 @@ from worker.offshoots import Offshoots
 from worker.publisher import Publisher, StopReason, Stream
 from worker.queue import ring
 from worker.run import Run
-from worker.upkeep import give_up_orphans
+from worker.upkeep import attempt, give_up_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +273,4 @@ class Runtime:
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
         while not self._stopped.wait(_ORPHANS_S):
-            try:
-                give_up_orphans(self.id, frozenset(self._running))
-            except (DatabaseError, RedisError) as exc:
-                logger.warning("orphans: %s", exc)
+            attempt("orphans", lambda: give_up_orphans(self.id, frozenset(self._running)))

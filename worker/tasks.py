@@ -6,12 +6,11 @@ import logging
 
 from celery import shared_task
 from django.db import OperationalError
-from redis.exceptions import RedisError
 
 from worker.metrics import UPKEEP_DONE
 from worker.process import current_runtime
 from worker.queue import GENERATE_TASK
-from worker.upkeep import tend
+from worker.upkeep import attempt, tend
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,5 @@ def generate(model: str) -> None:
 @shared_task(name=UPKEEP_TASK, ignore_result=True, expires=5)
 def upkeep() -> None:
     """Give up what is abandoned, expire what waits too long, ring for what nobody heard."""
-    try:
-        tend()
+    if attempt("upkeep", tend):
         UPKEEP_DONE.set_to_current_time()
-    except (OperationalError, RedisError) as exc:
-        logger.warning("upkeep: %s", exc)

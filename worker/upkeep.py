@@ -8,20 +8,24 @@ unheard     waiting with no bell: rung for again
 gone        workers without a lease: dropped from the index
 
 A worker that lives gives up its own orphans, with the same move.
+
+What goes wrong with one part, or with one generation, keeps no other from being done.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.conf import settings
+from django.db import OperationalError
 from django.db.models import Count, Min
 from django.utils import timezone
+from redis.exceptions import RedisError
 
 from worker.attendance import forget, unattended
 from worker.endings import cancel_waiting, end_in_place
@@ -53,13 +57,16 @@ _HEARD_S = 2.0
 
 
 def tend() -> None:
-    """Do all of it once."""
-    give_up_abandoned()
-    expire_waiting()
-    expire_unloaded()
-    stop_unattended()
-    ring_unheard()
-    drop_gone()
+    """Do all of it once. Raise what went wrong as a group, after the rest was done."""
+    parts = (
+        give_up_abandoned,
+        expire_waiting,
+        expire_unloaded,
+        stop_unattended,
+        ring_unheard,
+        drop_gone,
+    )
+    _each((part.__name__, part) for part in parts)
     site_client().set(_TENDED, time.time(), ex=_TENDED_S)
 
 
@@ -69,14 +76,52 @@ def last_tended() -> float | None:
     return None if at is None else float(at)
 
 
+def attempt(what: str, act: Callable[[], None]) -> bool:
+    """Do it and return True; when that fails say why in the log, and return False.
+
+    A server that is down is no more than a warning: there will be another turn.
+    """
+    is_done = True
+    try:
+        act()
+    except* (OperationalError, RedisError) as down:
+        is_done = False
+        logger.warning("%s: %s", what, "; ".join(map(str, _leaves(down))))
+    except* Exception:
+        is_done = False
+        logger.exception("%s: not all was done", what)
+    return is_done
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    leaves: list[Exception] = []
+    for exc in group.exceptions:
+        leaves += _leaves(exc) if isinstance(exc, BaseExceptionGroup) else [exc]
+    return leaves
+
+
+def _each(acts: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Do each of these, whatever becomes of the others. Raise what went wrong as a group."""
+    faults = []
+    for name, act in acts:
+        try:
+            act()
+        except Exception as exc:  # noqa: BLE001  # It is raised with the rest.
+            exc.add_note(name)
+            faults.append(exc)
+    if faults:
+        raise ExceptionGroup("upkeep", faults)
+
+
 def give_up_abandoned() -> None:
     """Fail what runs on workers that have been without a lease for ``_CONFIRM_S``."""
     running = Generation.objects.filter(status=Status.RUNNING)
-    for worker in running.values_list("worker", flat=True).distinct():
-        if not _is_dead(worker):
-            continue
+    workers = running.values_list("worker", flat=True).distinct()
+    dead = [worker for worker in workers if _is_dead(worker)]
+    for worker in dead:
         logger.warning("worker %s is dead", worker)
-        _give_up(running.filter(worker=worker))
+    if dead:
+        _give_up(running.filter(worker__in=dead))
 
 
 def give_up_orphans(worker: str, running: frozenset[str]) -> None:
@@ -94,14 +139,17 @@ def _give_up(generations: Iterable[Generation]) -> None:
 
     Those in the background are begun anew; the others are failed, and their streams ended.
     """
-    for generation in generations:
-        held = (generation.public_id, generation.worker)
-        if generation.background and generation.attempt < MAX_ATTEMPTS:
-            if Generation.objects.requeue(*held):
-                ring(generation.model)
-            continue
-        fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
-        end_in_place(generation, Status.FAILED, fail, WorkerLost())
+    _each((generation.public_id, partial(_give_up_one, generation)) for generation in generations)
+
+
+def _give_up_one(generation: Generation) -> None:
+    held = (generation.public_id, generation.worker)
+    if generation.background and generation.attempt < MAX_ATTEMPTS:
+        if Generation.objects.requeue(*held):
+            ring(generation.model)
+        return
+    fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
+    end_in_place(generation, Status.FAILED, fail, WorkerLost())
 
 
 def expire_waiting() -> None:
@@ -110,9 +158,14 @@ def expire_waiting() -> None:
     waiting = Generation.objects.filter(
         status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
     )
-    for generation in waiting:
-        expire = partial(Generation.objects.expire_queued, generation.public_id, "queue_timeout")
-        end_in_place(generation, Status.FAILED, expire, QueueTimeout())
+    _each(
+        (row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in waiting
+    )
+
+
+def _expire(generation: Generation, code: str, error: Exception) -> None:
+    expire = partial(Generation.objects.expire_queued, generation.public_id, code)
+    end_in_place(generation, Status.FAILED, expire, error)
 
 
 def stop_unattended() -> None:
@@ -120,23 +173,33 @@ def stop_unattended() -> None:
     left = unattended()
     if not left:
         return
-    going_on = Generation.objects.filter(public_id__in=left).exclude(status__in=TERMINAL)
-    for public_id in going_on.values_list("public_id", flat=True):
+    rows = Generation.objects.filter(public_id__in=left).exclude(status__in=TERMINAL)
+    going_on = frozenset(rows.values_list("public_id", flat=True))
+    _each((id_, partial(_stop_unattended, id_, id_ in going_on)) for id_ in left)
+
+
+def _stop_unattended(public_id: str, is_going_on: bool) -> None:
+    if is_going_on:
         request_cancel(public_id)
-    cancel_waiting(left)
-    forget(left)
+        cancel_waiting([public_id])
+    forget([public_id])
 
 
 def expire_unloaded() -> None:
     """Fail what was accepted while its model was loading, and has waited ``LOAD_WAIT_S`` for it."""
     late = overdue()
-    for generation in Generation.objects.filter(public_id__in=late, status=Status.QUEUED):
-        if live_view.serving(generation.model):
-            continue  # It waits for a slot now, as others do.
-        expire = partial(Generation.objects.expire_queued, generation.public_id, "model_loading")
-        end_in_place(generation, Status.FAILED, expire, ModelLoading())
-    if late:
-        forget_waits(late)
+    if not late:
+        return
+    waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
+    found = {generation.public_id: generation for generation in waiting}
+    _each((id_, partial(_expire_unloaded, id_, found.get(id_))) for id_ in late)
+
+
+def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
+    # With its model served it waits for a slot now, as others do.
+    if waiting is not None and not live_view.serving(waiting.model):
+        _expire(waiting, "model_loading", ModelLoading())
+    forget_waits([public_id])
 
 
 def ring_unheard() -> None:

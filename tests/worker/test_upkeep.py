@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis.client
+import redis.exceptions
 from channels.layers import get_channel_layer
+from django.db import OperationalError
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -22,9 +25,11 @@ from worker.models import Generation, Status
 from worker.queue import bells, new_id, ring
 from worker.redis_clients import broker_client, client_for, site_client
 from worker.upkeep import (
+    attempt,
     expire_waiting,
     give_up_abandoned,
     give_up_orphans,
+    last_tended,
     ring_unheard,
     tend,
 )
@@ -207,6 +212,55 @@ def test_one_round_does_all_of_it(
         "",
     ]
     assert bells(model) == 1
+
+
+def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    """One of a kind that no app registers, as after a release was taken back."""
+    settings.QUEUE_TIMEOUT_S = 60
+    unknown, abandoned = running(api_key, worker), running(api_key, worker)
+    Generation.objects.filter(pk=unknown.pk).update(kind="unknown")
+    stuck = waiting(api_key, age_s=200, kind="unknown")
+    expired, unheard = waiting(api_key, age_s=100), waiting(api_key, 10, model=model)
+    suspect(worker, ago_s=30)
+    site_client().delete("upkeep")
+    with pytest.raises(ExceptionGroup) as raised:
+        tend()
+    assert [state(row)[0] for row in (unknown, abandoned, stuck, expired, unheard)] == [
+        *("running", "failed", "queued", "failed", "queued")
+    ]
+    assert bells(model) == 1
+    assert [part.__notes__ for part in raised.value.exceptions] == [
+        ["give_up_abandoned"],
+        ["expire_waiting"],
+    ]
+    assert last_tended() is None
+
+
+@pytest.mark.django_db
+def test_upkeep_that_was_done_says_when() -> None:
+    site_client().delete("upkeep")
+    tend()
+    assert last_tended() is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "level"),
+    [
+        (redis.exceptions.ConnectionError("down"), logging.WARNING),
+        (ExceptionGroup("a", [ExceptionGroup("b", [OperationalError("down")])]), logging.WARNING),
+        (KeyError("a fault"), logging.ERROR),
+    ],
+)
+def test_what_goes_wrong_is_logged_and_more_than_a_server_that_is_down_is_an_error(
+    fault: Exception, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise fault
+
+    assert not attempt("upkeep", fail)
+    assert [record.levelno for record in caplog.records] == [level]
 
 
 def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, worker: str) -> None:
