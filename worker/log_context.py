@@ -35,10 +35,15 @@ def note(**facts: Any) -> None:
 
 
 class AddFacts(logging.Filter):
-    """Puts the facts into the records; for the handlers of ``settings.LOGGING``."""
+    """Puts the facts into the records; for the handlers of ``settings.LOGGING``.
+
+    Takes out the request that Django gives to its own lines: as a text it has the whole address,
+    with the words of a search.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add them to the record; what the line itself says goes before."""
+        record.__dict__.pop("request", None)
         for name, value in (_current.get() or {}).items():
             record.__dict__.setdefault(name, value)
         return True

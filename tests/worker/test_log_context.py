@@ -7,6 +7,10 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.utils.log import log_response
+from pythonjsonlogger.json import JsonFormatter
 
 from worker.log_context import AddFacts, LineFormatter, logged_with, note
 
@@ -60,3 +64,15 @@ def test_facts_come_before_a_traceback(written: io.StringIO) -> None:
     assert first == "ERROR test.facts: failed request_id=req_1"
     assert second.startswith("Traceback")
     assert last == "ValueError: boom"
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter(), JsonFormatter()])
+def test_lines_of_django_do_not_have_the_words_of_a_search(
+    written: io.StringIO, formatter: logging.Formatter
+) -> None:
+    logger = logging.getLogger("test.facts")
+    logger.handlers[0].setFormatter(formatter)
+    request, failed = RequestFactory().get("/admin/?q=xylophone"), HttpResponse(status=500)
+    log_response("Failed: %s", request.path, response=failed, request=request, logger=logger)
+    assert "Failed: /admin/" in written.getvalue()
+    assert "xylophone" not in written.getvalue()
