@@ -91,9 +91,9 @@ def _of_redis(name: str, client: Any) -> Iterator[Finding]:
     limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "noeviction"))
     yield judged(
         name,
-        f"evicts nothing, limit {limit / 2**20:,.0f} MiB" if limit else f"no limit, {policy}",
-        "Set `maxmemory-policy noeviction`: evicted keys are lost streams and requests. Nearly "
-        "full: raise maxmemory or lower EVENT_LOG_TTL_S.",
+        f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
+        "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and counts. "
+        "Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S.",
         fail=policy != "noeviction" and bool(limit),
         warn=bool(limit) and info["used_memory"] > 0.8 * limit,
     )
@@ -101,7 +101,8 @@ def _of_redis(name: str, client: Any) -> Iterator[Finding]:
     yield judged(
         name,
         "keeps an append-only file" if persists else "keeps no append-only file",
-        "Set `appendonly yes`: a restart loses running streams and requests that wait.",
+        "Set `appendonly yes`: a restart loses running streams, requests that wait and "
+        "the counts of limits.",
         warn=not persists,
     )
 
@@ -173,6 +174,7 @@ def _roles() -> dict[str, list[str]]:
         ("queues", [settings.BROKER_URL]),
         ("hints", settings.CHANNEL_LAYER_URLS),
         ("event logs", settings.EVENT_LOG_URLS),
+        ("limits", [settings.RATE_LIMIT_URL]),
     )
     for role, urls in named:
         for url in urls:

@@ -97,6 +97,8 @@ def _check_postgres() -> str:
 
 def _check_redis() -> str:
     urls = {*settings.EVENT_LOG_URLS, settings.BROKER_URL, *settings.CHANNEL_LAYER_URLS}
+    if not settings.RATE_LIMITS_FAIL_OPEN:
+        urls.add(settings.RATE_LIMIT_URL)
     try:
         for url in urls:
             with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
@@ -115,7 +117,7 @@ def _check_workers() -> str:
 def _missing(model: str, workers: list[LiveWorker]) -> str:
     """Return the model and how it is; nothing when it is served, or need not be at all times."""
     status = fleet.status_among(workers, model)
-    if status == ModelStatus.LOADED or not _is_expected(model, status):
+    if status == ModelStatus.LOADED or not is_expected(model, status):
         return ""
     if status == ModelStatus.UNLOADED:
         return model
@@ -124,8 +126,8 @@ def _missing(model: str, workers: list[LiveWorker]) -> str:
     return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
 
 
-def _is_expected(model: str, status: ModelStatus) -> bool:
-    """Whether workers load this model when they start, and not only when somebody wants it."""
+def is_expected(model: str, status: ModelStatus) -> bool:
+    """Tell whether workers load this model when they start, and not only when somebody wants it."""
     if settings.START_MODELS:
         return model in {spec.id for spec in start_specs(settings.START_MODELS)}
     return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

@@ -16,8 +16,9 @@ import redis.exceptions
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference_site.http.health import own_connection
+from inference_site.http.health import is_expected, own_connection
 from inference_site.http.hub import hub
+from worker import fleet
 from worker.catalog import catalog
 from worker.leases import live_workers
 from worker.queue import bells
@@ -92,7 +93,9 @@ def _of_workers() -> list[Metric]:
     for model in catalog().models:
         serving = [worker for worker in workers if worker.serves(model)]
         served = [found for worker in serving if (found := worker.model(model)) is not None]
-        live.add_metric([model], len(served))
+        # No sample for one that may well be nowhere: 0 is an alert.
+        if served or is_expected(model, fleet.status_among(workers, model)):
+            live.add_metric([model], len(served))
         slots.add_metric([model], sum(found.slots for found in served))
         busy.add_metric([model], sum(found.busy for found in served))
     return [live, slots, busy]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 
 from inference_site.supervisor.services import free_port
 from tests.deployment.conftest import Site
@@ -62,6 +63,25 @@ def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
     assert "correct DATABASE_URL" in told
     assert "correct REDIS_URL" in told
     assert "secret" not in told
+
+
+def test_each_redis_is_asked_also_that_of_the_limits(site: Site) -> None:
+    apart = f"{site.local.redis_url.removesuffix('/0')}/1"
+    _, findings, _ = examined(site, RATE_LIMIT_URL=apart)
+    assert level(findings, "Redis (queues, hints, event logs)") == "ok"
+    assert level(findings, "Redis (limits)") == "ok"
+
+
+def test_a_redis_that_evicts_keys_fails(site: Site) -> None:
+    with redis.Redis.from_url(site.local.redis_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            status, findings, _ = examined(site)
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+    assert status == 1
+    found = findings["Redis (queues, hints, event logs, limits)"]
+    assert ("fail", "allkeys-lru, limit 1,024 MiB") in found
 
 
 def test_a_database_without_tables_lacks_migrations(site: Site) -> None:
