@@ -9,6 +9,7 @@ random() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 keep() { [ -s "$dir/$1" ] || { printf '%s' "$2" > "$dir/$1"; chmod 644 "$dir/$1"; echo "made $dir/$1"; }; }
 keep postgres_password "$(random)"
 keep redis_password "$(random)"
+keep redis.conf "requirepass $(cat "$dir/redis_password")"
 keep secret_key "$(random)$(random)"
 keep metrics_token "$(random)"
 keep grafana_password "$(random)"

@@ -125,15 +125,12 @@ class LocalSite:
 
     def _start_redis(self) -> None:
         program = Path(plan_redis(self.directory).command[0])
-        (self.directory / "bin").mkdir()
-        (self.directory / "bin" / "redis-server").symlink_to(program)
-        shell, option, script = service("redis").command
-        script = script.replace("/run/secrets", str(self.secrets))
-        home = self.directory / "redis"
+        name, *said = self.local(service("redis").command, 0)
+        assert name == program.name
+        home = str(self.directory / "redis")
+        listen = ["--port", str(self._redis_port), "--bind", "127.0.0.1"]
         self._redis = subprocess.Popen(
-            [shell, option, f"{script} --port {self._redis_port} --bind 127.0.0.1 --dir {home}"],
-            env={**os.environ, "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}"},
-            stdout=subprocess.DEVNULL,
+            [program, *said, *listen, "--dir", home], stdout=subprocess.DEVNULL
         )
         secret = self.secrets / "redis_url"
         self.redis_url = secret.read_text().replace("@redis:6379", f"@127.0.0.1:{self._redis_port}")

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,33 +125,34 @@ def test_a_run_in_the_background_outlives_an_upgrade(site: Site) -> None:
         assert client.responses.retrieve(run.id).output_text == "x " * 100
 
 
-@pytest.fixture
-def proxy(site: Site, tmp_path: Path) -> Iterator[httpx.Client]:
+@contextmanager
+def caddy(directory: Path, web_port: int, **env: str) -> Iterator[httpx.Client]:
     """Caddy with its file, in front of a web process; it signs its own certificate."""
-    caddy, port = tool("caddy"), free_port()
+    program, port = tool("caddy"), free_port()
     env = {
         **os.environ,
         "SITE_HOST": f"https://localhost:{port}",
         "WEB_HOST": "localhost",
-        "WEB_PORT": str(site.webs[0].port),
-        "XDG_DATA_HOME": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path),
+        "WEB_PORT": str(web_port),
+        "XDG_DATA_HOME": str(directory),
+        "XDG_CONFIG_HOME": str(directory),
+        **env,
     }
-    adapt = [caddy, "adapt", "--config", "deploy/Caddyfile"]
+    adapt = [program, "adapt", "--config", "deploy/Caddyfile"]
     adapted = subprocess.run(adapt, cwd=ROOT, env=env, capture_output=True, check=True)
     config = orjson.loads(adapted.stdout)
     # A machine's own store of certificates, and its port 80, are no business of a test.
     config["apps"]["pki"] = {"certificate_authorities": {"local": {"install_trust": False}}}
     config["apps"]["http"]["servers"]["srv0"]["automatic_https"] = {"disable_redirects": True}
-    (tmp_path / "caddy.json").write_bytes(orjson.dumps(config))
-    with (tmp_path / "caddy.log").open("wb") as log:
+    (directory / "caddy.json").write_bytes(orjson.dumps(config))
+    with (directory / "caddy.log").open("wb") as log:
         process = subprocess.Popen(
-            [caddy, "run", "--config", str(tmp_path / "caddy.json")],
+            [program, "run", "--config", str(directory / "caddy.json")],
             env=env,
             stdout=log,
             stderr=log,
         )
-    root = tmp_path / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    root = directory / "caddy" / "pki" / "authorities" / "local" / "root.crt"
     try:
         wait_until(root.exists, 20)
         trust = ssl.create_default_context(cafile=str(root))
@@ -160,6 +162,13 @@ def proxy(site: Site, tmp_path: Path) -> Iterator[httpx.Client]:
     finally:
         process.terminate()
         process.wait(40)
+
+
+@pytest.fixture
+def proxy(site: Site, tmp_path: Path) -> Iterator[httpx.Client]:
+    """Caddy in front of a web process of the site."""
+    with caddy(tmp_path, site.webs[0].port) as client:
+        yield client
 
 
 def _has_certificate(client: httpx.Client) -> bool:
@@ -195,6 +204,38 @@ def test_the_site_knows_that_it_is_behind_tls(site: Site, proxy: httpx.Client) -
     elsewhere = {"Host": "elsewhere.example"}
     assert proxy.get("/admin/login/", headers=elsewhere).text == ""
     assert httpx.get(f"{site.webs[0].url}/admin/login/", headers=elsewhere).status_code == 400
+
+
+def logged(directory: Path, status: int) -> tuple[str, list[str]]:
+    """The whole log of Caddy, and the lines in it of requests with this status."""
+
+    def lines() -> list[str]:
+        text = (directory / "caddy.log").read_text()
+        return [line for line in text.splitlines() if f'"status":{status}' in line]
+
+    wait_until(lines)
+    return (directory / "caddy.log").read_text(), lines()
+
+
+def test_the_proxy_logs_neither_keys_nor_searches(
+    site: Site, proxy: httpx.Client, tmp_path: Path
+) -> None:
+    address = "/v1/models?q=xylophone&limit=2"
+    assert proxy.get(address, headers={"x-api-key": site.key}).status_code == 200
+    text, (line,) = logged(tmp_path, 200)
+    assert "/v1/models?limit=2" in line
+    assert "xylophone" not in text
+    assert site.key not in text
+
+
+def test_the_errors_of_the_proxy_name_neither_keys_nor_searches(tmp_path: Path) -> None:
+    with caddy(tmp_path, free_port(), WEB_WAIT="0s") as client:
+        headers = {"x-api-key": "sk-secret"}
+        assert client.get("/admin/?q=xylophone", headers=headers).status_code == 502
+        text, lines = logged(tmp_path, 502)
+    assert any(orjson.loads(line)["level"] == "error" for line in lines)
+    assert "xylophone" not in text
+    assert "sk-secret" not in text
 
 
 def test_a_backup_can_be_restored(site: Site, tmp_path: Path) -> None:

@@ -116,8 +116,10 @@ def test_services_restart_have_bounds_and_hold_no_secret() -> None:
         if name != "migrate":
             assert raw["restart"] == "unless-stopped", name
             assert raw["deploy"]["resources"]["limits"]["memory"], name
-        for variable in raw.get("environment", {}):
-            assert not re.search(r"(PASSWORD|TOKEN|SECRET_KEY|_URL)$", variable), (name, variable)
+        for variable, value in raw.get("environment", {}).items():
+            secret = re.search(r"(PASSWORD|TOKEN|SECRET_KEY|_URLS?)$", variable)
+            assert not (secret and value), (name, variable)
+        assert "_password" not in str(raw.get("command", "")), name
     for name in OURS:
         raw = compose_file()["services"][name]
         assert raw["read_only"], name
@@ -132,6 +134,7 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
     assert secrets.stat().st_mode & 0o777 == 0o700
     assert made["postgres_password"] in made["database_url"]
     assert made["redis_password"] in made["redis_url"]
+    assert made["redis.conf"] == f"requirepass {made['redis_password']}"
     assert run("sh", "deploy/make_secrets.sh", str(secrets)) == ""
     assert made == {path.name: path.read_text() for path in secrets.iterdir()}
 
@@ -139,8 +142,37 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
 def test_the_example_environment_names_what_the_compose_file_reads() -> None:
     read = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     offered = set(re.findall(r"(?m)^#?([A-Z_]+)=", (ROOT / ".env.example").read_text()))
-    assert read - offered <= {"IMAGE", "TAG"}
+    assert read - offered <= {"IMAGE", "TAG", *settings_that_are_documented()}
     assert offered - read <= {"COMPOSE_PROFILES"}
+
+
+# What a container has of its own: its paths and ports, its secrets, and what SITE_HOST is for.
+FIXED = {
+    *("HOST", "PORT", "PYTHON", "DATA_DIR", "MODELS_DIR", "METRICS_PORT", "METRICS_HOST"),
+    *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
+    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS"),
+}
+
+
+def settings_that_are_documented() -> set[str]:
+    """The variables that docs/settings.md lists or names for OpenTelemetry."""
+    text = (ROOT / "docs" / "settings.md").read_text()
+    return {*re.findall(r"(?m)^\| `([A-Z_]+)` \|", text), *re.findall(r"`(OTEL_[A-Z_]+)`", text)}
+
+
+def test_every_setting_reaches_the_containers() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    passed = set(re.findall(r"(?m)^  ([A-Z_]+): \$\{\1:-[^}]*\}$", text))
+    wanted = settings_that_are_documented() - FIXED
+    assert wanted - passed <= {"OTEL_BSP_SCHEDULE_DELAY"}  # An empty one stops the SDK.
+    for name in set(OURS) - {"migrate"}:
+        assert passed <= service(name).env.keys(), name
+
+
+def test_requests_outwait_a_drain_of_all_web_processes() -> None:
+    wait = compose_file()["services"]["caddy"]["environment"]["WEB_WAIT"]
+    assert "lb_try_duration {$WEB_WAIT:" in (ROOT / "deploy" / "Caddyfile").read_text()
+    assert float(wait.removesuffix("s")) >= float(service("web").env["DRAIN_TIMEOUT_S"]) + 10
 
 
 def test_the_gpu_profile_reserves_devices() -> None:
