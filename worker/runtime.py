@@ -11,6 +11,7 @@ import threading
 import time
 
 from django.conf import settings
+from redis.exceptions import RedisError
 
 from worker import fleet
 from worker.bells import ears
@@ -125,16 +126,20 @@ class Runtime:
         model.missed_bell = True
         while model.missed_bell:
             with model.slot() as free:
-                if not free:
+                if free:
+                    model.missed_bell = False
+                    self._run_waiting(model)
+                if not free or self._takes_nothing:
                     self._pass_on(model_id)
                     return
-                model.missed_bell = False
-                self._run_waiting(model)
 
     def _pass_on(self, model: str) -> None:
-        """Leave a bell that came just as the last slot was taken to the others, if there are."""
-        if any(worker.id != self.id for worker in live_view.serving(model)):
-            ring(model)
+        """Leave a bell that cannot be answered here any more to the others, if there are."""
+        try:
+            if any(worker.id != self.id for worker in live_view.serving(model)):
+                ring(model)
+        except RedisError as exc:
+            logger.warning("a bell for %s is lost, until upkeep rings again: %s", model, exc)
 
     def _run_waiting(self, model: HostedModel) -> None:
         while model.state == ModelState.READY and not self._takes_nothing:

@@ -22,6 +22,7 @@ from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import hosted, machine, tasks
+from worker import runtime as worker_runtime
 from worker.commands import Command, send
 from worker.documents import save_document
 from worker.engines.base import Engine, EngineLoadError, ModelSpec
@@ -137,6 +138,33 @@ def test_a_draining_worker_claims_nothing_and_says_that_it_serves_nothing(
     assert row.status == Status.QUEUED
     assert not runtime.described().serves("m")
     assert not runtime.is_open("m")
+
+
+@pytest.mark.django_db
+def test_a_bell_that_a_draining_worker_hears_is_left_to_another(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[str] = []
+    monkeypatch.setattr(worker_runtime, "ring", rung.append)
+    other = LiveWorker("other", (ServedModel("m", 1, 0),))
+    monkeypatch.setattr(worker_runtime.live_view, "workers", lambda: [other])
+    runtime.serve("m")
+    assert rung == []
+    runtime.drain()
+    runtime.serve("m")
+    assert rung == ["m"]
+
+
+def test_a_bell_that_cannot_be_passed_on_is_left_to_upkeep(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def down() -> list[LiveWorker]:
+        raise redis.exceptions.ConnectionError("down")
+
+    monkeypatch.setattr(worker_runtime.live_view, "workers", down)
+    runtime.drain()
+    runtime.serve("m")
+    assert "a bell for m is lost" in caplog.text
 
 
 def test_a_stopped_worker_is_not_live() -> None:
