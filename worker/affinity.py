@@ -15,18 +15,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.conf import settings
-from django.utils import timezone
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Now
 
 from worker.leases import live_view
 from worker.models import Generation
 
+_SLACK_MS = 30
+"""How much later than the wait a bell is rung for all: the clocks of two hosts are not in step, and
+a bell that comes too early is a bell lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Which worker a generation prefers, if any, and until when."""
+    """Which worker a generation prefers, if any, and for how long from its acceptance on."""
 
     worker: str = ""
-    until: dt.datetime | None = None
+    wait_ms: int = 0
+
+    @property
+    def until(self) -> CombinedExpression | None:
+        """What to write into the row: a time of the database's clock, by which it is claimed."""
+        return Now() + dt.timedelta(milliseconds=self.wait_ms) if self.worker else None
+
+    @property
+    def open_after_s(self) -> float:
+        """How many seconds after the row was written anybody may claim it."""
+        return (self.wait_ms + _SLACK_MS) / 1000
 
 
 def preference(model: str, continues: str) -> Preference:
@@ -44,7 +59,7 @@ def preference(model: str, continues: str) -> Preference:
     worker = before.first()
     if worker not in serving:
         return Preference()
-    return Preference(worker, timezone.now() + dt.timedelta(milliseconds=wait_ms))
+    return Preference(worker, wait_ms)
 
 
 class Later:

@@ -121,7 +121,7 @@ def _ring_preferred(model: str, preferred: Preference) -> None:
     """Ring for the worker that is preferred, and later for all: it may be busy, or dead."""
     ring(model, preferred.worker)
     if preferred.worker:
-        later.call(settings.AFFINITY_WAIT_MS / 1000, lambda: ring(model))
+        later.call(preferred.open_after_s, lambda: ring(model))
 
 
 def _commit(order: Enqueue, preferred: Preference, record: Callable[[], None] | None) -> None:

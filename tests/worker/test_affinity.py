@@ -53,9 +53,24 @@ def test_the_worker_of_the_one_before_is_preferred_for_a_moment(
 ) -> None:
     settings.AFFINITY_WAIT_MS = 5_000
     preferred = preference("m", before(api_key, "two"))
-    assert preferred.worker == "two"
-    assert preferred.until is not None
-    assert timedelta(seconds=4) < preferred.until - timezone.now() <= timedelta(seconds=5)
+    assert (preferred.worker, preferred.wait_ms) == ("two", 5_000)
+    assert preferred.open_after_s > 5
+
+
+def test_until_when_a_worker_is_preferred_is_a_time_of_the_database(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared with the database's clock; that of the web host may be wrong."""
+    real = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: real + timedelta(hours=1))
+    row = create_generation(
+        api_key[0], preferred_worker="one", preferred_until=Preference("one", 60_000).until
+    )
+    row.refresh_from_db()
+    assert row.preferred_until is not None
+    assert abs(row.preferred_until - real - timedelta(minutes=1)) < timedelta(minutes=1)
+    assert claimed("two") is None
+    assert Preference().until is None
 
 
 def test_nothing_is_preferred_without_a_choice(
