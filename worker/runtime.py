@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from django.conf import settings
 from redis.exceptions import RedisError
@@ -20,7 +21,7 @@ from worker.commands import Command, Listener, send
 from worker.engines.base import EngineLoadError, ModelSpec
 from worker.hooks import check_hooks
 from worker.hosted import HostedModel
-from worker.leases import LEASE_S, Lease, LiveWorker, ModelState, live_view
+from worker.leases import LEASE_S, Lease, LiveWorker, ModelState, ServedModel, live_view
 from worker.machine import devices, read_ahead
 from worker.models import Claim, Generation
 from worker.offshoots import Offshoots
@@ -110,7 +111,7 @@ class Runtime:
         self._offshoots.wait(settings.DRAIN_TIMEOUT_S)
         self._publisher.stop()
         self._lease.stop()
-        for model in self._models.values():
+        for model in tuple(self._models.values()):
             model.close()
 
     def serve(self, model_id: str) -> None:
@@ -169,13 +170,13 @@ class Runtime:
                 self._is_draining = True
             case "resume":
                 self._is_draining = False
-                for model in self._models:
+                for model in tuple(self._models):
                     ears.opened(model)
         self._lease.renew()
 
     def described(self) -> LiveWorker:
         """Return what the lease says."""
-        models = [model.served for model in self._models.values()]
+        models = [self._served(model) for model in tuple(self._models.values())]
         return LiveWorker(
             self.id,
             tuple(models),
@@ -188,12 +189,20 @@ class Runtime:
             release=settings.VERSION,
         )
 
+    def _served(self, model: HostedModel) -> ServedModel:
+        """Return what is said of a model: it takes work only once all have been loaded."""
+        served = model.served
+        if self._is_up or served.state != ModelState.READY:
+            return served
+        return replace(served, state=ModelState.LOADING)
+
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
         if self._parent or not self._is_up or self._takes_nothing:
             return ()
-        failed = {id_ for id_, m in self._models.items() if m.state == ModelState.FAILED}
-        taken = (self._models.keys() - failed) | self._offshoots.models
+        models = tuple(self._models.items())
+        taken = {id_ for id_, model in models if model.state != ModelState.FAILED}
+        taken |= self._offshoots.models
         specs = catalog().models.values()
         return tuple(
             spec.id
@@ -203,7 +212,7 @@ class Runtime:
 
     def _load_all(self) -> None:
         reasons = []
-        for model in self._models.values():
+        for model in tuple(self._models.values()):
             try:
                 self._load(model)
             except EngineLoadError as exc:
@@ -272,7 +281,7 @@ class Runtime:
     def _tell_parent(self, reason: str) -> None:
         if not self._parent:
             return
-        for model in self._models:
+        for model in tuple(self._models):
             send(self._parent, Command("failed", model, reason))
 
     def _watch_orphans(self) -> None:

@@ -225,6 +225,43 @@ def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) ->
     assert [(model.id, model.state, model.free) for model in seen] == [("m", "loading", 0)]
 
 
+def test_a_model_is_not_announced_as_ready_while_another_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody hears the bells of this process until all its models are loaded."""
+    worker = Runtime([ModelSpec("first", "scripted"), ModelSpec("second", "scripted")])
+    states: list[list[str]] = []
+
+    def load(spec: ModelSpec) -> Engine:
+        found = announced(worker)
+        assert found is not None
+        states.append([model.state for model in found.models])
+        return load_engine(spec)
+
+    monkeypatch.setattr(hosted, "load_engine", load)
+    worker.start()
+    found = announced(worker)
+    worker.stop()
+    assert states == [["loading", "loading"]] * 2
+    assert found is not None
+    assert [model.state for model in found.models] == ["ready", "ready"]
+
+
+def test_a_model_may_be_dropped_while_the_lease_is_written(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = hosted.HostedModel.served.fget  # type: ignore[attr-defined]  # It is a property.
+
+    def dropped(model: hosted.HostedModel) -> ServedModel:
+        runtime._models.clear()
+        told: ServedModel = served(model)
+        return told
+
+    monkeypatch.setattr(hosted.HostedModel, "served", property(dropped))
+    runtime._models["another"] = hosted.HostedModel(ModelSpec("another", "scripted"))
+    assert [model.id for model in runtime.described().models] == ["m", "another"]
+
+
 def test_a_load_tells_how_much_of_its_file_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
