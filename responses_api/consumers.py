@@ -54,7 +54,7 @@ T = TypeVar("T")
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
     """``WS /v1/responses``. The key comes in the handshake's headers, never in the URL."""
 
-    _caller: Caller
+    _given: tuple[str, str]
     _tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def connect(self) -> None:
@@ -63,8 +63,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
         given = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
         try:
-            self._caller = await _in_thread(lambda: authenticated(*given))
-            require_scope(self._caller, Scope.INFERENCE)
+            self._given = given
+            await _in_thread(self._authenticated)
         except ApiError as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
@@ -163,10 +163,17 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     raise
             await asyncio.sleep(_RETRY_S)
 
+    def _authenticated(self) -> Caller:
+        """Return the caller as its key is now: a socket lives longer than a key may."""
+        caller = authenticated(*self._given)
+        require_scope(caller, Scope.INFERENCE)
+        return caller
+
     def _started(self, body: ResponseRequest) -> tuple[Creation, Follower]:
-        creation = create(self._caller, body, self._memory)
+        caller = self._authenticated()
+        creation = create(caller, body, self._memory)
         request_id = f"req_{secrets.token_hex(16)}"
-        return creation, start(self._caller, request_id, creation.job)
+        return creation, start(caller, request_id, creation.job)
 
     async def _relay(self, follower: Follower, creation: Creation, stream_id: object) -> None:
         while True:

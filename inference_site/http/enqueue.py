@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -17,6 +17,7 @@ from inference_site.http.authentication import caller_of
 from inference_site.http.follower import Follower
 from inference_site.http.handoff import HandOff, hand_off
 from inference_site.http.hub import hub
+from inference_site.http.idempotency import GRACE_S, HEADER
 from worker.assembly import Document
 from worker.attendance import attend
 from worker.generation import GenerationRequest
@@ -58,6 +59,8 @@ def disconnect_grace_s(caller: Caller) -> int:
 
 def submit(request: Request, job: Job) -> HttpResponse:
     """Admit and commit the generation, ring its model's bell, and leave the rest to the relay."""
+    if HEADER in request.headers and not job.background:
+        job = replace(job, grace_s=max(job.grace_s, GRACE_S))  # Who sends it again finds it.
     with admitted(caller_of(request), job.request) as admission:
         follower = _follow(admission, _request_id(request), job)
     handoff = HandOff(follower, job.stream, job.frames, cancels=not job.background)

@@ -3,7 +3,8 @@
 A key of the API has its own idempotency keys, each good for a day. What is remembered of a request
 is its digest, and either its answer or the generation whose stream is its answer; that is read from
 the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``). A request that was refused,
-failed or cancelled is not remembered: sent again, it is a new one.
+failed or cancelled is not remembered: sent again, it is a new one. One that runs goes on for
+``GRACE_S`` when its client is gone, who may send it again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from worker.models import Generation, Status
 from worker.redis_clients import site_client
 
 HEADER = "Idempotency-Key"
+GRACE_S = 10
 _KEPT_S = 86_400
+_LARGEST_BODY = 64 * 1024
+"""Bytes of an answer that are kept; of larger ones it is told that they were given."""
 _PENDING_S = 60
 """How long a request may take until it is accepted; after that its process has died."""
 _TAKE_OVER = """
@@ -48,6 +52,7 @@ class _Memory:
     digest: str
     generation_id: str = ""
     stream: bool = False
+    grace_s: int = 0
     status: int = 0
     body: str = ""
 
@@ -111,8 +116,8 @@ def _remembered(place: str, mine: _Memory) -> _Memory | None:
 
 def _take_over(place: str, known: _Memory, mine: _Memory) -> None:
     """Claim the key of a request that came to nothing; of those who try, one does."""
-    keys, arguments = [place], [_packed(known), _packed(mine), _PENDING_S]
-    if not site_client().eval(_TAKE_OVER, len(keys), *keys, *arguments):
+    arguments = (place, _packed(known), _packed(mine), str(_PENDING_S))
+    if not site_client().eval(_TAKE_OVER, 1, *arguments):
         raise _in_progress()
 
 
@@ -122,13 +127,21 @@ def _in_progress() -> ConflictError:
     )
 
 
+def _expired() -> ConflictError:
+    return ConflictError(
+        "The request was answered; its answer is not kept.", code="idempotency_expired"
+    )
+
+
 def _keep(place: str, request: Request, response: HttpResponse, digest: str) -> None:
     handoff = place_of(request._request).handoff
     if handoff is not None:
-        memory = _Memory(digest, handoff.generation_id, handoff.stream)
+        grace_s = handoff.follower.grace_s
+        memory = _Memory(digest, handoff.generation_id, handoff.stream, grace_s)
     elif isinstance(response, Response) and response.status_code < 400:
-        body = orjson.dumps(response.data).decode()
-        memory = _Memory(digest, status=response.status_code, body=body)
+        body = orjson.dumps(response.data)
+        kept = body.decode() if len(body) <= _LARGEST_BODY else ""
+        memory = _Memory(digest, status=response.status_code, body=kept)
     else:
         site_client().delete(place)
         return
@@ -139,6 +152,8 @@ def _again(request: Request, known: _Memory) -> HttpResponse | None:
     """Return the first answer; None when that came to nothing."""
     if known.body:
         return Response(orjson.loads(known.body), status=known.status)
+    if known.status:
+        raise _expired()
     if not known.generation_id:
         raise _in_progress()
     statuses = Generation.objects.filter(public_id=known.generation_id)
@@ -150,14 +165,11 @@ def _again(request: Request, known: _Memory) -> HttpResponse | None:
 
 def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpResponse:
     """Hand the stream of the first answer over, from its beginning."""
-    follower = hub.follow(known.generation_id)
+    follower = hub.follow(known.generation_id, grace_s=known.grace_s)
     try:
         logged = read_log(known.generation_id)
         if not logged and has_ended:
-            raise ConflictError(
-                "The request was answered; its answer is kept no longer.",
-                code="idempotency_expired",
-            )
+            raise _expired()
         if not (logged and logged[-1].ending):
             follow(known.generation_id, hub.channel)
             logged = read_log(known.generation_id)

@@ -88,25 +88,34 @@ def test_a_request_that_was_refused_may_be_mended(http: httpx.Client) -> None:
     assert http.post(CHAT, json=body(), headers=keyed("mended")).status_code == 200
 
 
-def test_what_was_cut_off_runs_anew(stack: ServedStack) -> None:
-    asked = body(slow(10, 100), "scripted", stream=True)
-    with stack.http() as http:
-        with http.stream("POST", CHAT, json=asked, headers=keyed("cut")) as first:
-            next(first.iter_lines())
-        wait_until(
-            lambda: (
-                stack.sql(
-                    "SELECT status FROM worker_generation WHERE request_id = %s",
-                    first.headers["x-request-id"],
-                )
-                == [("cancelled",)]
-            ),
-            10,
-            "cancelled",
-        )
+def cut_off(http: httpx.Client, asked: dict[str, Any], key: str) -> str:
+    """Send it, read a little and leave; return the request's id."""
+    with http.stream("POST", CHAT, json=asked, headers=keyed(key)) as first:
+        next(first.iter_lines())
+    return str(first.headers["x-request-id"])
+
+
+def test_who_was_cut_off_and_sends_it_again_gets_all_of_it(stack: ServedStack) -> None:
+    key = make_key(stack)
+    asked = body(slow(20, 100), "scripted", stream=True)
+    with key.http(stack) as http:
+        cut_off(http, asked, "cut")
         again = http.post(CHAT, json=asked, headers=keyed("cut"))
+    assert again.text.count('"content":"x "') == 20
     assert again.text.endswith("data: [DONE]\n\n")
-    assert '"finish_reason":"stop"' in again.text
+    rows = stack.sql("SELECT status FROM worker_generation WHERE api_key_id = %s", key.id)
+    assert rows == [("completed",)]
+
+
+def test_what_nobody_came_back_for_in_time_runs_anew(stack: ServedStack) -> None:
+    key = make_key(stack)
+    asked = body(slow(10, 2000), "scripted", stream=True)
+    statement = "SELECT status FROM worker_generation WHERE api_key_id = %s ORDER BY id"
+    with key.http(stack) as http:
+        cut_off(http, asked, "late-cut")
+        wait_until(lambda: stack.sql(statement, key.id) == [("cancelled",)], 30, "cancelled")
+        cut_off(http, asked, "late-cut")
+    assert len(stack.sql(statement, key.id)) == 2
 
 
 def test_of_those_who_repeat_what_failed_one_runs(stack: ServedStack) -> None:
