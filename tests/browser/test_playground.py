@@ -104,6 +104,57 @@ def test_stop_really_stops(page: Page, stack: ServedStack, way: str) -> None:
     expect(usage(page, 1)).to_contain_text("completed")
 
 
+def test_a_new_conversation_builds_on_nothing_that_was_running(
+    open_page: Callable[..., Page], stack: ServedStack
+) -> None:
+    page = open_page()
+    page.goto("/playground")
+    page.get_by_label("Model").select_option("scripted")
+    message(page).fill(slow(4000))
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer .bubble-text")).to_contain_text("x x x")
+    newest = "SELECT public_id FROM worker_generation ORDER BY id DESC LIMIT 1"
+    ((running,),) = stack.sql(newest)
+    page.get_by_role("button", name="New conversation").click()
+    say(page, {"text": "first"})
+    expect(usage(page, 0)).to_contain_text("completed")
+    wait_until(lambda: stack.row(running)["status"] == "cancelled", 10, "it is stopped")
+    say(page, {"text": "second"})
+    expect(usage(page, 1)).to_contain_text("completed")
+    chain = stack.sql(
+        "SELECT one.previous_id IS NULL, two.previous_id = one.id"
+        " FROM responses_api_storedresponse two, responses_api_storedresponse one"
+        " WHERE two.id = (SELECT max(id) FROM responses_api_storedresponse)"
+        " AND one.id = (SELECT max(id) FROM responses_api_storedresponse WHERE id < two.id)"
+    )
+    assert chain == [(True, True)]
+
+
+def test_an_answer_that_is_begun_anew_is_shown_once(open_page: Callable[..., Page]) -> None:
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "content": []}
+    response = {"id": "resp_1", "status": "in_progress", "output": []}
+    told = [
+        *[
+            event
+            for text in ("half of", "all of it")
+            for event in (
+                {"type": "response.in_progress", "response": response},
+                {"type": "response.output_item.added", "output_index": 0, "item": item},
+                {"type": "response.output_text.delta", "output_index": 0, "delta": text},
+            )
+        ],
+        {"type": "response.completed", "response": {**response, "status": "completed"}},
+    ]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in told)
+    page = open_page()
+    page.route(f"**{ADDRESS}", lambda route: route.fulfill(body=stream))
+    page.goto("/playground")
+    message(page).fill("hi")
+    page.keyboard.press("Enter")
+    expect(usage(page, 0)).to_contain_text("completed")
+    expect(page.locator(".answer .bubble-text")).to_have_text("all of it")
+
+
 def test_who_leaves_the_page_stops_the_answer(
     open_page: Callable[..., Page], stack: ServedStack
 ) -> None:

@@ -50,7 +50,7 @@ export class AnswerView {
     if (short === "output_item.added") this.#begin(event.output_index, event.item);
     else if (short.endsWith(".delta")) this.#grow(event);
     else if (short === "output_item.done") this.#end(event.output_index, event.item);
-    else if (short === "in_progress") this.state.textContent = "Running …";
+    else if (short === "in_progress") this.#start();
     else if (short === "queued") this.state.textContent = "Waiting in the queue …";
     else if (event.type === "error") this.fail(event.message);
     return event.response;
@@ -67,6 +67,15 @@ export class AnswerView {
   speed(tokens = this.#deltas) {
     const seconds = (performance.now() - this.#startedAt) / 1000;
     return this.#startedAt === null || seconds <= 0 ? 0 : tokens / seconds;
+  }
+
+  /** What came before is of an attempt that another worker began anew. */
+  #start() {
+    this.#container.replaceChildren(this.state);
+    this.#texts.clear();
+    this.#startedAt = null;
+    this.#deltas = 0;
+    this.state.textContent = "Running …";
   }
 
   #begin(index, item) {

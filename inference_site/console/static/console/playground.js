@@ -7,7 +7,12 @@ const $ = (id) => document.getElementById(id);
 const settings = $("settings");
 const message = $("message");
 const origin = settings.dataset.origin;
-const talk = { previous: null, running: null, calls: [], last: null };
+let talk = newTalk();
+
+/** A conversation: an answer that ends when it is no longer this one changes nothing here. */
+function newTalk() {
+  return { previous: null, running: null, calls: [], last: null };
+}
 
 function made(name, classes, text = "") {
   const element = document.createElement(name);
@@ -60,7 +65,7 @@ function showCode() {
   }
 }
 
-function isRunning(running) {
+function setRunning(running) {
   talk.running = running;
   $("stop").hidden = !running;
   $("send").disabled = Boolean(running);
@@ -112,6 +117,7 @@ function showUsage(view, response, ignored) {
   view.state.replaceWith(usage);
 }
 
+/** Show an answer while it comes; return the response, or null if it was cut off. */
 async function follow(answer, view, running) {
   const ignored = answer.headers.get("x-unsupported-params");
   let last = null;
@@ -129,15 +135,19 @@ async function follow(answer, view, running) {
   }
   if (!last || ["queued", "in_progress"].includes(last.status)) {
     view.fail("The answer was cut off.");
-    return;
+    return null;
   }
   showUsage(view, last, ignored);
-  talk.previous = last.id;
-  askForResults(last.output);
+  return last;
+}
+
+function goOnFrom(response) {
+  talk.previous = response.id;
+  askForResults(response.output);
   const link = $("in-admin");
   if (link) {
     link.hidden = false;
-    link.href = `${link.href.split("?")[0]}?q=${last.id}`;
+    link.href = `${link.href.split("?")[0]}?q=${response.id}`;
   }
 }
 
@@ -157,19 +167,23 @@ async function send() {
   $("turns").append(container);
   const view = new AnswerView(container);
   const running = { id: null, isStopped: false };
-  isRunning(running);
+  const own = talk;
+  let ended = null;
+  setRunning(running);
   message.value = "";
   askForResults([]);
   try {
     const sent = { method: "POST", headers: headers(), body: JSON.stringify(asked) };
     const answer = await fetch(ADDRESS, sent);
-    if (answer.ok) await follow(answer, view, running);
+    if (answer.ok) ended = await follow(answer, view, running);
     else throw new Error((await answer.json()).error.message);
   } catch (error) {
     view.fail(error.message);
     view.state.remove();
   }
-  isRunning(null);
+  if (own !== talk) return;
+  if (ended) goOnFrom(ended);
+  setRunning(null);
   message.focus();
   showCode();
 }
@@ -191,7 +205,8 @@ function stop() {
 
 function startAnew() {
   stop();
-  Object.assign(talk, { previous: null, calls: [], last: null });
+  talk = newTalk();
+  setRunning(null);
   $("turns").replaceChildren();
   askForResults([]);
   showCode();
