@@ -12,6 +12,7 @@ from django.http import StreamingHttpResponse
 
 from responses_api.models import Item, StoredResponse
 from responses_api.recovery import shown_many
+from responses_api.search import search_time
 from worker.admin.keyset import look_down
 from worker.models import lent_connection
 
@@ -36,13 +37,14 @@ async def _lines(rows: QuerySet[StoredResponse]) -> AsyncIterator[bytes]:
 
 
 def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, int | None]:
-    """Return the next lines, and where those after them begin."""
+    """Return the next lines, and where those after them begin. Raise SearchTooBroad."""
     given = Prefetch(
         "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="given"
     )
     rows = rows.select_related("previous", "conversation").prefetch_related(given)
     with lent_connection():
-        found = look_down(rows, before, _AT_ONCE)
+        with search_time():
+            found = look_down(rows, before, _AT_ONCE)
         objects = shown_many(found.rows)
     lines = [_line(row, shown) for row, shown in zip(found.rows, objects, strict=True)]
     return b"".join(lines), found.reached

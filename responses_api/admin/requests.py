@@ -47,7 +47,9 @@ def run_again(stored: StoredResponse, request_id: str) -> str:
     It builds on the same items, but adds nothing to a conversation. Raise ApiError for what cannot
     be done, as when the key is revoked.
     """
-    asked = Generation.objects.get(public_id=stored.public_id)
+    asked = Generation.objects.filter(public_id=stored.public_id).first()
+    if asked is None:
+        raise ConflictError("The usage log, which knew its key, does not have it any more.")
     caller = caller_of_key(asked.api_key_id)
     if caller is None:
         raise ConflictError("The key that it was asked with is not accepted any more.")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 import redis.exceptions
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -16,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from inference_site.http.errors import ApiError
+from inference_site.http.errors import api_error
 from responses_api.admin.export import export
 from responses_api.admin.requests import curl, run_again
 from responses_api.admin.tree import tree
@@ -29,6 +33,8 @@ from worker.admin.keyset import KeyFilter, KeysetAdmin, SinceFilter
 from worker.interventions import stop
 from worker.models import Generation
 from worker.queue import new_id
+
+_TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 
 
 class KeyOfResponseFilter(KeyFilter):
@@ -68,15 +74,17 @@ class StoredResponseAdmin(KeysetAdmin):
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Return the page; a search of words takes the time that a page has, and no more."""
+        try:
+            return self._found(request)
+        except SearchTooBroad:
+            messages.warning(request, _TOO_BROAD)
+            request.GET = QueryDict("q=resp_none")  # Finds nothing.
+            return super().get_changelist_instance(request)
+
+    def _found(self, request: HttpRequest) -> Any:
         if not request.GET.get("q"):
             return super().get_changelist_instance(request)
-        try:
-            with search_time():
-                return super().get_changelist_instance(request)
-        except SearchTooBroad:
-            text = "Too much would have to be searched: choose a project, or give more words."
-            messages.warning(request, text)
-            request.GET = QueryDict("q=resp_none")  # Finds nothing.
+        with search_time():
             return super().get_changelist_instance(request)
 
     def get_search_results(
@@ -176,8 +184,11 @@ class StoredResponseAdmin(KeysetAdmin):
         stored = self._acted_on(request, pk)
         try:
             new = run_again(stored, new_id("req_"))
-        except ApiError as exc:
-            messages.error(request, f"It could not be run again: {exc.message}")
+        except Exception as exc:
+            error = api_error(exc)
+            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise  # A fault that nobody foresaw.
+            messages.error(request, f"It could not be run again: {error.message}")
             return self._back(pk)
         self.log_change(request, stored, f"Run again as {new}.")
         return self._back(StoredResponse.objects.get(public_id=new).pk)
@@ -186,7 +197,28 @@ class StoredResponseAdmin(KeysetAdmin):
         """Download what the list shows, all pages of it."""
         if not (self.has_view_permission(request) and may_see_content(request)):
             raise PermissionDenied
-        return export(self.get_changelist_instance(request).queryset)
+        try:
+            found = self._found(request)
+        except SearchTooBroad:
+            messages.warning(request, _TOO_BROAD)
+            kept = request.GET.copy()
+            kept.pop("q")
+            address = reverse("admin:responses_api_storedresponse_changelist")
+            return HttpResponseRedirect(f"{address}?{kept.urlencode()}")
+        self._note_export(request, found.get_filters_params())
+        return export(found.queryset)
+
+    def _note_export(self, request: HttpRequest, filters: dict[str, Any]) -> None:
+        """Note who took what with them; not the words, which may be of what was said."""
+        chosen = [urlencode(filters, doseq=True)] if filters else []
+        chosen += ["a search"] if request.GET.get("q") else []
+        LogEntry.objects.create(
+            user_id=int(request.user.pk or 0),
+            content_type=ContentType.objects.get_for_model(StoredResponse),
+            object_repr="Responses",
+            action_flag=CHANGE,
+            change_message=f"Exported: {', '.join(chosen) or 'all'}.",
+        )
 
     def _acted_on(self, request: HttpRequest, pk: int) -> StoredResponse:
         if not self._may_act(request):

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis.exceptions
 from django.contrib.admin.models import LogEntry
 from django.db import connection
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey
+from responses_api import search
 from responses_api.admin import export
 from responses_api.admin.requests import body_of
 from responses_api.admin.tree import tree
 from responses_api.admin.turns import turns
 from responses_api.models import Conversation, StoredResponse
+from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
 from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from worker.models import Generation, Status
@@ -214,6 +220,28 @@ def test_a_response_of_a_revoked_key_is_not_run_again(
     assert StoredResponse.objects.count() == 1
 
 
+def test_a_response_that_the_log_has_forgotten_is_not_run_again(
+    admin: Client, chain: Chain
+) -> None:
+    stored = chain.turn("a")
+    assert "Run again" in page(admin, stored)
+    Generation.objects.all().delete()
+    assert "Run again" not in page(admin, stored)
+    assert "does not have it any more" in _followed(admin, f"{LIST}{stored.pk}/again/")
+    assert StoredResponse.objects.count() == 1
+
+
+def test_without_redis_nothing_is_run_again(
+    admin: Client, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise redis.exceptions.ConnectionError
+
+    stored = chain.turn("a")
+    monkeypatch.setattr("responses_api.admin.responses.run_again", fail)
+    assert "It could not be run again" in _followed(admin, f"{LIST}{stored.pk}/again/")
+
+
 def test_the_export_has_every_response_with_what_it_was_sent(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +263,49 @@ def test_the_export_has_every_response_with_what_it_was_sent(
 
 def test_the_export_needs_the_permission(staff: Callable[..., Client]) -> None:
     assert staff(VIEW).get(f"{LIST}export/").status_code == 403
+
+
+def test_the_audit_log_knows_of_an_export_but_not_the_words(admin: Client, chain: Chain) -> None:
+    wanted = chain.turn("about penguins")
+    chain.turn("about cats")
+    query = {"q": "penguins", "status__exact": "completed", "before": "9"}
+    response = admin.get(f"{LIST}export/", query)
+    assert response.status_code == 200
+    entry = LogEntry.objects.get()
+    assert entry.change_message == "Exported: status__exact=completed, a search."
+    assert entry.object_repr == "Responses"
+    lines, _ = export._some(StoredResponse.objects.filter(pk=wanted.pk), None)
+    assert json.loads(lines)["id"] == wanted.public_id
+    admin.get(f"{LIST}export/")
+    assert LogEntry.objects.latest("pk").change_message == "Exported: all."
+    assert "Exported: all." in admin.get("/admin/admin/logentry/").content.decode()
+
+
+def test_an_export_that_would_search_too_much_is_not_begun(
+    admin: Client, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def no_time() -> Iterator[None]:
+        raise SearchTooBroad
+        yield
+
+    chain.turn("about penguins")
+    monkeypatch.setattr("responses_api.admin.responses.search_time", no_time)
+    response = admin.get(f"{LIST}export/", {"q": "penguins", "status__exact": "completed"})
+    assert response.status_code == 302
+    assert response["Location"] == f"{LIST}?status__exact=completed"
+    assert "Too much would have to be searched" in admin.get(response["Location"]).content.decode()
+    assert not LogEntry.objects.exists()
+
+
+def test_an_export_searches_no_longer_than_a_list(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.turn("a")
+    monkeypatch.setattr(search, "_LIST_MS", 50)
+    slow = RawSQL("pg_sleep(30) IS NOT NULL", [], output_field=BooleanField())
+    with pytest.raises(SearchTooBroad):
+        export._some(StoredResponse.objects.filter(slow), None)
 
 
 def test_a_conversation_shows_its_items_a_page_at_a_time(
