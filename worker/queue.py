@@ -106,13 +106,14 @@ def _enqueue(
     preferred = preference(order.model, order.continues)
     save_document(order.generation_id, document, follower, frames)
     try:
+        # Before the row is committed: when Redis fails, nothing is accepted.
+        if settings.LOAD_WAIT_S and not order.background and not live_view.serving(order.model):
+            wait_for_load(order.generation_id, settings.LOAD_WAIT_S)
         _commit(order, preferred, record)
     except BaseException:
         with contextlib.suppress(redis.exceptions.RedisError):
             drop_document(order.generation_id)
         raise
-    if settings.LOAD_WAIT_S and not order.background and not live_view.serving(order.model):
-        wait_for_load(order.generation_id, settings.LOAD_WAIT_S)
     if unheard < ENOUGH_BELLS:
         _ring_preferred(order.model, preferred)
 

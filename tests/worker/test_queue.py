@@ -109,6 +109,22 @@ def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
     assert bells(model) == 0
 
 
+def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_model(
+    api_key: Key, model: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: str) -> None:
+        raise redis.exceptions.ConnectionError("down")
+
+    settings.LOAD_WAIT_S = 30
+    monkeypatch.setattr(queue.live_view, "serving", fail)
+    order, document = order_of(api_key[0], model)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        enqueue(order, document, "web.one")
+    assert not Generation.objects.exists()
+    assert load_document(order.generation_id).document is None
+    assert bells(model) == 0
+
+
 def test_no_bell_is_rung_for_a_row_that_was_refused(api_key: Key, model: str) -> None:
     order, document = order_of(api_key[0], model)
     create_generation(api_key[0], public_id=order.generation_id)
