@@ -1,7 +1,8 @@
 """What an operator tells a worker: a list in Redis for each, and the thread that reads it.
 
-A command is no task: it must be heard by a worker that is loading, or all of whose slots are busy.
-It is heard at most once; the state that the worker announces says what came of it.
+A command is no task: it must be heard by a worker all of whose slots are busy. One that is loading
+hears it when it has loaded. It is heard at most once; the state that the worker announces says what
+came of it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from worker.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
 
-_LIVES_S = 30
-"""A command that nobody has heard for so long is dropped."""
+_LIVES_S = 3600
+"""A command that nobody has heard for so long is dropped: longer than any worker loads. No worker
+hears that of another, whose id it would need."""
 _WAIT_S = 1.0
 _RETRY_S = 0.5
 

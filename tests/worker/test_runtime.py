@@ -304,6 +304,22 @@ def test_an_unloaded_model_ends_what_runs_and_is_gone(
     assert not runtime.is_open("m")
 
 
+def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Runtime([ModelSpec("m", "scripted")])
+
+    def load(spec: ModelSpec) -> Engine:
+        obey(worker, "unload", "m")
+        assert int(site_client().ttl(f"worker:{worker.id}:commands")) > 600  # A load is long.
+        return load_engine(spec)
+
+    monkeypatch.setattr(hosted, "load_engine", load)
+    worker.start()
+    wait_until(lambda: (found := announced(worker)) is not None and not found.models)
+    worker.stop()
+
+
 def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> None:
     obey(runtime, "drain")
     wait_until(lambda: not runtime.is_open("m"))
