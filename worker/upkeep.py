@@ -28,6 +28,7 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from worker.attendance import forget, unattended
+from worker.deadlines import Deadlines
 from worker.endings import cancel_waiting, end_in_place
 from worker.errors import ModelLoading, QueueTimeout, WorkerLost
 from worker.event_log import request_cancel
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 _CONFIRM_S = 2.5
 """A worker is given up when its lease is found missing twice, this far apart: longer than the time
 between renewals, so that a restart of Redis, which loses all leases, kills no worker."""
+_suspects = Deadlines("suspects")
 _ORPHAN_S = 5.0
 """How old a claim must be before its worker can be said not to run it."""
 _TENDED, _TENDED_S = "upkeep", 60
@@ -116,8 +118,7 @@ def _each(acts: Iterable[tuple[str, Callable[[], object]]]) -> None:
 def give_up_abandoned() -> None:
     """Fail what runs on workers that have been without a lease for ``_CONFIRM_S``."""
     running = Generation.objects.filter(status=Status.RUNNING)
-    workers = running.values_list("worker", flat=True).distinct()
-    dead = [worker for worker in workers if _is_dead(worker)]
+    dead = _dead_among(set(running.values_list("worker", flat=True).distinct()))
     for worker in dead:
         logger.warning("worker %s is dead", worker)
     if dead:
@@ -218,19 +219,11 @@ def drop_gone() -> None:
         drop_bells_of(worker)
 
 
-def _is_dead(worker: str) -> bool:
-    """Whether the lease is missing now and was missing ``_CONFIRM_S`` ago."""
-    client, key = site_client(), f"suspect:{worker}"
-    if is_alive(worker):
-        client.delete(key)
-        return False
-    now_s, now_us = _redis_time(client)
-    now = now_s + now_us / 1e6
-    client.set(key, now, nx=True, ex=60)
-    since: Any = client.get(key)
-    return since is not None and now - float(since) >= _CONFIRM_S
-
-
-def _redis_time(client: Any) -> tuple[int, int]:
-    time: tuple[int, int] = client.time()
-    return time
+def _dead_among(workers: set[str]) -> set[str]:
+    """Return those whose lease is missing now and was missing ``_CONFIRM_S`` ago."""
+    silent = {worker for worker in workers if not is_alive(worker)}
+    for worker in silent:
+        _suspects.push(worker, _CONFIRM_S, "NX")
+    confirmed = set(_suspects.passed())
+    _suspects.forget((workers | confirmed) - silent)
+    return silent & confirmed

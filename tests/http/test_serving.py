@@ -15,7 +15,7 @@ from inference_site.http import serving
 from inference_site.http.errors import UnavailableError
 from inference_site.http.serving import require_served
 from tests.generations import chat_document, create_generation
-from worker import fleet, load_waits, queue, upkeep
+from worker import fleet, queue, upkeep
 from worker.documents import save_document
 from worker.engines.base import ModelSpec
 from worker.leases import LiveView, LiveWorker, ModelState, ServedModel
@@ -140,7 +140,7 @@ def accept(api_key: Key, *, background: bool = False) -> Generation:
 
 def pass_time(row: Generation) -> None:
     """Let the time pass until which a generation waits for its model, if it does."""
-    site_client().zadd(load_waits._KEY, {row.public_id: 1}, xx=True)
+    site_client().zadd("load-waits", {row.public_id: 1}, xx=True)
 
 
 def test_who_waits_too_long_for_a_load_is_told_so(
@@ -160,7 +160,7 @@ def test_who_waits_too_long_for_a_load_is_told_so(
     assert (late.status, late.error_code) == (Status.FAILED, "model_loading")
     waiting = {early.status, background.status, accepted_before.status}
     assert waiting == {Status.QUEUED}
-    assert site_client().zscore(load_waits._KEY, late.public_id) is None
+    assert site_client().zscore("load-waits", late.public_id) is None
 
 
 def test_who_waited_for_a_load_waits_for_a_slot_once_it_is_done(

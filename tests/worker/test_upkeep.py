@@ -41,7 +41,8 @@ Key = tuple[ApiKey, str]
 def worker() -> Iterator[str]:
     name = new_id("host:")
     yield name
-    site_client().delete(f"worker:{name}", f"suspect:{name}")
+    site_client().delete(f"worker:{name}")
+    site_client().zrem("suspects", name)
     prune()
 
 
@@ -68,7 +69,7 @@ def waiting(api_key: Key, age_s: float, **fields: Any) -> Generation:
 def suspect(worker: str, ago_s: float) -> None:
     """Have the lease be found missing so long ago, by the clock of Redis."""
     seconds, _ = site_client().time()
-    site_client().set(f"suspect:{worker}", seconds - ago_s, ex=60)
+    site_client().zadd("suspects", {worker: seconds - ago_s + 2.5})
 
 
 def state(row: Generation) -> tuple[str, str]:
@@ -112,6 +113,16 @@ def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -
     site_client().delete(f"worker:{worker}")
     give_up_abandoned()  # Missing again: the first look of a new suspicion.
     assert state(row) == (Status.RUNNING, "")
+
+
+def test_no_suspicion_outlives_what_the_worker_was_running(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row)[0] == Status.FAILED
+    assert site_client().zscore("suspects", worker) is not None
+    give_up_abandoned()
+    assert site_client().zscore("suspects", worker) is None
 
 
 def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, worker: str) -> None:
