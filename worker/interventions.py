@@ -24,9 +24,13 @@ def stop(generation: Generation) -> bool:
 
 
 def move_up(generation: Generation) -> bool:
-    """Let one that waits go before all others of its model; False if it waits no more."""
+    """Let one that waits go before all of its model that were not moved up.
+
+    Return False if it waits no more, or was moved up already.
+    """
     waiting = Generation.objects.filter(pk=generation.pk, status=Status.QUEUED)
-    return bool(waiting.update(service_class=ServiceClass.URGENT))
+    lower = waiting.exclude(service_class=ServiceClass.URGENT)
+    return bool(lower.update(service_class=ServiceClass.URGENT))
 
 
 def _stop_waiting(generation: Generation) -> bool:

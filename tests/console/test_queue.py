@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
+from inference_site.console import queue
 from tests.generations import chat_document, create_generation
 from worker.documents import save_document
 from worker.event_log import read_log
@@ -41,6 +43,55 @@ def test_one_that_is_moved_up_is_claimed_first(admin: Client, api_key: Key) -> N
     assert claim.public_id == late.public_id
     entry = LogEntry.objects.get()
     assert (entry.change_message, entry.object_id) == ("Moved up.", str(late.pk))
+
+
+def ids(text: str) -> list[int]:
+    return [int(pk) for pk in re.findall(r"/admin/worker/generation/(\d+)/change/", text)]
+
+
+def test_the_line_is_in_the_order_in_which_it_is_taken(
+    admin: Client, api_key: Key, other_key: ApiKey
+) -> None:
+    create_generation(api_key[0])
+    assert Generation.objects.claim("m", "w") is not None
+    create_generation(other_key, model="another", status=Status.RUNNING)
+    late = create_generation(api_key[0], service_class=ServiceClass.BACKGROUND)
+    own, fair = create_generation(api_key[0]), create_generation(other_key)
+    urgent = create_generation(api_key[0], service_class=ServiceClass.URGENT)
+    shown = ids(admin.get(QUEUE).content.decode())
+    waiting = [urgent, fair, own, late]
+    assert shown[:4] == [one.pk for one in waiting]
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    assert claim.public_id == urgent.public_id
+
+
+def test_one_model_does_not_hide_the_others(
+    admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_MOST", 2)
+    many = [create_generation(api_key[0], model="a") for _ in range(3)]
+    other = create_generation(api_key[0], model="b/c&d")
+    text = admin.get(QUEUE).content.decode()
+    assert ids(text) == [one.pk for one in many[:2]]
+    address = f"{QUEUE}?model=b%2Fc%26d"
+    assert f'href="{address.removeprefix(QUEUE)}"' in text
+    text = admin.get(address).content.decode()
+    assert ids(text) == [other.pk]
+    action = f"{QUEUE}{other.pk}/?model=b%2Fc%26d"
+    assert f'action="{action}"' in text
+    assert admin.post(action, {"act": "up"})["Location"] == address
+
+
+def test_what_is_moved_up_already_and_what_is_no_action_change_nothing(
+    admin: Client, api_key: Key
+) -> None:
+    waiting = create_generation(api_key[0])
+    for what in ("up", "up", "sideways", ""):
+        assert act(admin, waiting, what) == 302
+    waiting.refresh_from_db()
+    assert waiting.service_class == ServiceClass.URGENT
+    assert [entry.change_message for entry in LogEntry.objects.all()] == ["Moved up."]
 
 
 def test_one_that_waits_is_stopped_and_its_client_is_told(admin: Client, api_key: Key) -> None:
