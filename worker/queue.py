@@ -25,9 +25,10 @@ from django.utils import timezone
 from worker.affinity import Preference, later, preference
 from worker.assembly import Document
 from worker.bells import own_queue, own_queue_keys, queue_name
+from worker.deadlines import Deadlines
 from worker.documents import drop_document, save_document
 from worker.errors import QueueFull
-from worker.leases import live_view
+from worker.leases import is_alive, live_view
 from worker.load_waits import wait_for_load
 from worker.log_context import note
 from worker.models import Generation, ServiceClass, Status
@@ -40,6 +41,11 @@ ENOUGH_BELLS = 128
 """With so many unheard no more are rung: whoever hears one claims until nothing waits."""
 
 GENERATE_TASK = "worker.generate"
+
+_gone = Deadlines("gone-workers")
+_BELIEVED_S = 30.0
+"""How long bells may be rung for a worker that is gone: longer than its lease is remembered and a
+row takes to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +176,20 @@ def ring(model: str, worker: str = "") -> None:
 
 
 def drop_bells_of(worker: str) -> None:
-    """Drop the bells for a worker that is gone."""
+    """Drop the bells for a worker that is gone, and have ``drop_late_bells`` do so again.
+
+    For a moment others believe that it lives, and ring for it.
+    """
     broker_client().delete(*own_queue_keys(worker))
+    _gone.push(worker, _BELIEVED_S)
+
+
+def drop_late_bells() -> None:
+    """Drop the bells that were rung for workers when they were gone."""
+    for worker in _gone.passed():
+        if not is_alive(worker):  # It was only late, and listens to its queue.
+            broker_client().delete(*own_queue_keys(worker))
+        _gone.forget([worker])
 
 
 def bells(model: str) -> int:

@@ -5,7 +5,7 @@ expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
 unattended  left by all its readers, for longer than its grace: cancelled
 unheard     waiting with no bell: rung for again
-gone        workers without a lease: dropped from the index
+gone        workers without a lease: dropped from the index, and their bells
 
 A worker that lives gives up its own orphans, with the same move.
 
@@ -42,7 +42,7 @@ from worker.models import (
     Status,
     lent_connection,
 )
-from worker.queue import ENOUGH_BELLS, bells, drop_bells_of, ring
+from worker.queue import ENOUGH_BELLS, bells, drop_bells_of, drop_late_bells, ring
 from worker.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
@@ -217,6 +217,7 @@ def drop_gone() -> None:
     """Drop the workers without a lease from the index, and the bells that were rung for them."""
     for worker in prune():
         drop_bells_of(worker)
+    drop_late_bells()
 
 
 def _dead_among(workers: set[str]) -> set[str]:

@@ -17,15 +17,16 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from tests.generations import chat_document, create_generation
-from worker.bells import queue_name
+from worker.bells import own_queue, own_queue_keys, queue_name
 from worker.documents import load_document, save_document
 from worker.event_log import Batch, log_key
 from worker.leases import Lease, LiveWorker, prune
 from worker.models import Generation, Status
-from worker.queue import bells, new_id, ring
+from worker.queue import bells, drop_bells_of, new_id, ring
 from worker.redis_clients import broker_client, client_for, site_client
 from worker.upkeep import (
     attempt,
+    drop_gone,
     expire_waiting,
     give_up_abandoned,
     give_up_orphans,
@@ -272,6 +273,25 @@ def test_what_goes_wrong_is_logged_and_more_than_a_server_that_is_down_is_an_err
 
     assert not attempt("upkeep", fail)
     assert [record.levelno for record in caplog.records] == [level]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_bell_rung_for_a_worker_that_has_just_gone_does_not_stay(
+    worker: str, model: str, is_back: bool
+) -> None:
+    """One that was only late to renew its lease keeps its queue."""
+    drop_bells_of(worker)
+    ring(model, worker)
+    drop_gone()
+    assert broker_client().llen(own_queue(worker)) == 1
+    site_client().zadd("gone-workers", {worker: 1})
+    if is_back:
+        Lease(worker, lambda: LiveWorker(worker)).renew()
+    drop_gone()
+    left = [key for key in own_queue_keys(worker) if broker_client().exists(key)]
+    assert own_queue(worker) in left if is_back else left == []
+    assert site_client().zscore("gone-workers", worker) is None
+    broker_client().delete(*own_queue_keys(worker))
 
 
 def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, worker: str) -> None:
