@@ -23,6 +23,7 @@ from worker.bells import queue_name
 from worker.documents import load_document
 from worker.errors import QueueFull
 from worker.event_log import document_key, followers_key
+from worker.leases import live_view
 from worker.models import Generation, ServiceClass, Status
 from worker.queue import Enqueue, bells, enqueue, new_id, ring
 from worker.redis_clients import broker_client, client_for
@@ -116,7 +117,7 @@ def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_
         raise redis.exceptions.ConnectionError("down")
 
     settings.LOAD_WAIT_S = 30
-    monkeypatch.setattr(queue.live_view, "serving", fail)
+    monkeypatch.setattr(live_view, "serving", fail)
     order, document = order_of(api_key[0], model)
     with pytest.raises(redis.exceptions.ConnectionError):
         enqueue(order, document, "web.one")

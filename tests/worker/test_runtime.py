@@ -28,7 +28,7 @@ from worker.documents import save_document
 from worker.engines.base import Engine, EngineLoadError, ModelSpec
 from worker.engines.registry import load_engine
 from worker.event_log import Batch, log_key
-from worker.leases import LiveWorker, ModelState, ServedModel, live_workers
+from worker.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
 from worker.models import Generation, Status
 from worker.redis_clients import client_for, site_client
 from worker.runtime import Runtime
@@ -147,7 +147,7 @@ def test_a_bell_that_a_draining_worker_hears_is_left_to_another(
     rung: list[str] = []
     monkeypatch.setattr(worker_runtime, "ring", rung.append)
     other = LiveWorker("other", (ServedModel("m", 1, 0),))
-    monkeypatch.setattr(worker_runtime.live_view, "workers", lambda: [other])
+    monkeypatch.setattr(live_view, "workers", lambda: [other])
     runtime.serve("m")
     assert rung == []
     runtime.drain()
@@ -161,7 +161,7 @@ def test_a_bell_that_cannot_be_passed_on_is_left_to_upkeep(
     def down() -> list[LiveWorker]:
         raise redis.exceptions.ConnectionError("down")
 
-    monkeypatch.setattr(worker_runtime.live_view, "workers", down)
+    monkeypatch.setattr(live_view, "workers", down)
     runtime.drain()
     runtime.serve("m")
     assert "a bell for m is lost" in caplog.text
