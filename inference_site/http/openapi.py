@@ -114,7 +114,7 @@ class ViewSchema(AutoSchema):
         yield from (errors.InvalidRequestError, errors.InternalError, errors.UnavailableError)
         yield from endpoint.errors
         if self.view.get_authenticators():
-            yield errors.AuthenticationError
+            yield from (errors.AuthenticationError, errors.ForbiddenError)
         if endpoint.body is not None:
             yield from (errors.PayloadTooLargeError, errors.UnsupportedMediaError)
         if endpoint.queued or "{" in self.path:
