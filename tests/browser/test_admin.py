@@ -193,7 +193,9 @@ def test_the_queue_moves_up_and_stops_what_waits(
     waiting = page.get_by_role("region", name="Next in line")
     row = waiting.get_by_role("row").filter(has_text=last[:18])
     row.get_by_role("button", name="Move up").click()
-    expect(page.get_by_text("It goes before all of its model that were not moved up.")).to_be_visible()
+    expect(
+        page.get_by_text("It goes before all of its model that were not moved up.")
+    ).to_be_visible()
     expect(waiting.get_by_role("rowheader").first).to_contain_text(last[:18])
     row = waiting.get_by_role("row").filter(has_text=first[:18])
     row.get_by_role("button", name="Stop").click()
