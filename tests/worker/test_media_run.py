@@ -67,4 +67,5 @@ def test_an_image_that_is_not_to_be_had_is_the_clients_fault(
     assert b"has no public address" in stream.ending.body
     assert not requests
     assert not server.asked
-    assert not caplog.records
+    assert all(record.levelno == logging.INFO for record in caplog.records)
+    assert "127.0.0.1" not in caplog.text
