@@ -42,7 +42,7 @@ def test_a_collector_without_the_library_is_a_warning_with_a_fix(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     tracing.start_tracing("worker")
-    assert "Install requirements-otel.lock." in caplog.text
+    assert "Install the extra 'otel' of pyproject.toml." in caplog.text
     assert tracing.begin("a").traceparent == ""
 
 
