@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import redis.exceptions
-from django.http import HttpRequest, QueryDict
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
 from inference_site.accounts.histograms import percentile
@@ -25,6 +27,7 @@ from inference_site.accounts.usage import (
     total_by,
     usage_by,
 )
+from inference_site.accounts.usage_csv import usage_rows
 from inference_site.console.charts import Chart, Series, chart
 from worker.catalog import catalog
 from worker.leases import live_workers
@@ -124,6 +127,21 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "table": table,
         "group_label": GROUPS[choice.group],
     }
+
+
+def usage_csv(request: HttpRequest) -> HttpResponse:
+    """Answer with what the home page shows, by bucket, project, key and model."""
+    if not request.user.has_perm(PERMISSION):
+        raise PermissionDenied
+    choice = chosen(request.GET)
+    span = choice.span(timezone.now())
+    with reading():
+        usage = usage_by(span, "project_id", "api_key_id", "model")
+    name = f"usage-{choice.range.id}-{timezone.now():%Y%m%d-%H%M}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    answer = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    csv.writer(answer).writerows(usage_rows(usage))
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet import fleet_context, tell
-from inference_site.console.home import home_context
+from inference_site.console.home import home_context, usage_csv
 from inference_site.console.queue import act, queue_context
 
 
@@ -26,6 +26,7 @@ class ConsoleSite(UnfoldAdminSite):
         """Return the pages that belong to no model."""
         own = self.admin_view
         return [
+            path("usage.csv", own(usage_csv), name="usage-csv"),
             path("queue/", own(self._page("Queue", queue_context, "queue")), name="queue"),
             path("queue/<int:pk>/", own(require_POST(act)), name="queue-act"),
             path(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -102,6 +104,22 @@ def test_the_table_is_by_model_project_or_key(
     row = re.search(rf'<th scope="row">{name}</th><td>(\d+)</td>', page(admin, by=by))
     assert row is not None
     assert row.group(1) == "1"
+
+
+def test_the_same_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: ApiKey) -> None:
+    used(api_key[0])
+    used(other_key, model="small")
+    answer = admin.get("/admin/usage.csv", {"range": "1h", "project": other_key.project_id})
+    assert answer["Content-Disposition"].startswith('attachment; filename="usage-1h-')
+    [row] = csv.DictReader(answer.content.decode().splitlines())
+    assert (row["project"], row["key"], row["model"]) == ("other", "other key", "small")
+    assert (row["requests"], row["input_tokens"]) == ("1", "100")
+
+
+def test_usage_is_downloaded_by_who_may_see_it(admin: Client) -> None:
+    user = get_user_model().objects.create_user("staff", is_staff=True)
+    admin.force_login(user)
+    assert admin.get("/admin/usage.csv").status_code == 403
 
 
 def test_nonsense_in_the_address_shows_the_default(admin: Client) -> None:
