@@ -109,7 +109,8 @@ def test_the_table_is_by_model_project_or_key(
 def test_the_same_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: ApiKey) -> None:
     used(api_key[0])
     used(other_key, model="small")
-    answer = admin.get("/admin/usage.csv", {"range": "1h", "project": other_key.project_id})
+    query: dict[str, str | int] = {"range": "1h", "project": other_key.project_id}
+    answer = admin.get("/admin/usage.csv", query)
     assert answer["Content-Disposition"].startswith('attachment; filename="usage-1h-')
     [row] = csv.DictReader(answer.content.decode().splitlines())
     assert (row["project"], row["key"], row["model"]) == ("other", "other key", "small")
