@@ -87,6 +87,9 @@ ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + e
 
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
+HELD = "CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END"
+HOLDS = "generation.created_at >= budget.created_at"
+"""A budget that is younger than the generation holds nothing back for it."""
 DRAWS_ON = """
     budget.project_id = generation.project_id
     AND (budget.api_key_id IS NULL OR budget.api_key_id = generation.api_key_id)
@@ -112,14 +115,12 @@ WHERE generation.id = ANY(%(ids)s)
 ON CONFLICT DO NOTHING
 """  # noqa: S608
 
-# A budget that is younger than the generation holds nothing back for it.
 _SETTLE = f"""
 UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
 FROM (
     SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
-        coalesce(sum(CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END)
-            FILTER (WHERE generation.created_at >= budget.created_at), 0) AS held
+        coalesce(sum({HELD}) FILTER (WHERE {HOLDS}), 0) AS held
     FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
     WHERE generation.id = ANY(%(ids)s)
     GROUP BY 1, 2

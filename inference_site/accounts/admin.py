@@ -14,6 +14,7 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
+from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import issue_key, revoke_key, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
 
@@ -135,17 +136,13 @@ class BudgetAdmin(ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
         """Read what was spent this month in one query for all."""
-        month = BudgetSpend.objects.filter(start__gte=_today().replace(day=1))
+        first = period_start(Budget.Every.MONTH, timezone.now())
+        month = BudgetSpend.objects.filter(start__gte=first)
         found: QuerySet[Budget] = super().get_queryset(request)
         return found.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
 
     @admin.display(description="spent now")
     def spent(self, budget: Any) -> str:
-        today = _today()
-        start = today if budget.every == Budget.Every.DAY else today.replace(day=1)
+        start = period_start(budget.every, timezone.now())
         spent = sum((s.spent for s in budget.spends_now if s.start == start), Decimal(0))
         return f"{spent.normalize():f}"
-
-
-def _today() -> dt.date:
-    return timezone.now().date()

@@ -19,6 +19,8 @@ from django.utils import timezone
 from inference_site.accounts.accounting import (
     BUCKET,
     DRAWS_ON,
+    HELD,
+    HOLDS,
     MEASURES,
     ROLLUP_KEY,
     SPEND_START,
@@ -27,6 +29,7 @@ from inference_site.accounts.accounting import (
     USED,
     hold_lock,
 )
+from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget, LatencyRollup, Period, UsageRollup
 from inference_site.accounts.pruning import KEPT_DAYS
 from worker.models import Generation
@@ -51,9 +54,7 @@ GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
-    coalesce(sum(CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END)
-        FILTER (WHERE NOT is_accounted AND generation.created_at >= budget.created_at), 0)
-        AS reserved
+    coalesce(sum({HELD}) FILTER (WHERE NOT is_accounted AND {HOLDS}), 0) AS reserved
 FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
 WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
 GROUP BY 1, 2
@@ -166,12 +167,16 @@ def _spends(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[
     return {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
 
 
+def _month() -> dt.date:
+    return period_start(Budget.Every.MONTH, timezone.now())
+
+
 def _compare_spends(cursor: Any) -> list[Difference]:
     budgets = list(Budget.objects.values_list("pk", flat=True))
     true = _spends(cursor, budgets)
     cursor.execute(
         "SELECT budget_id, start, spent, reserved FROM accounts_budgetspend WHERE start >= %s",
-        [timezone.now().date().replace(day=1)],
+        [_month()],
     )
     kept = {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
     nothing = (0, 0)
@@ -189,8 +194,7 @@ def _compare_spends(cursor: Any) -> list[Difference]:
 
 
 def _recount(cursor: Any, budgets: list[int]) -> None:
-    month = timezone.now().date().replace(day=1)
-    of_month = {"budgets": budgets, "month": month}
+    of_month = {"budgets": budgets, "month": _month()}
     # The rows of the periods that run must be there to be locked: whoever reserves waits then.
     cursor.execute(
         """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)

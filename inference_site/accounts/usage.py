@@ -93,24 +93,23 @@ def usage_by(span: Span, *group_by: str) -> dict[tuple[dt.datetime, GroupKey], U
 
     ``group_by`` are some of ``project_id``, ``api_key_id``, ``model``; a group is their values.
     """
-    rows = _rows(UsageRollup, span).values("start", *group_by).order_by("start", *group_by)
-    summed = rows.annotate(**{f"sum_{field.name}": Sum(field.name) for field in fields(Usage)})
-    return {
-        (row["start"], tuple(row[name] for name in group_by)): Usage(
-            **{field.name: row[f"sum_{field.name}"] for field in fields(Usage)}
-        )
-        for row in summed
-    }
+    sums = _sums(span, "start", *group_by)
+    return {(start, tuple(group)): usage for (start, *group), usage in sums.items()}
 
 
 def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
     """Return the usage of each group over the whole span."""
     # Without a group, values() would mean every column; the period is the same in all rows.
-    rows = _rows(UsageRollup, span).values("period", *group_by).order_by(*group_by)
-    summed = rows.annotate(**{f"sum_{field.name}": Sum(field.name) for field in fields(Usage)})
+    return {group[1:]: usage for group, usage in _sums(span, "period", *group_by).items()}
+
+
+def _sums(span: Span, *columns: str) -> dict[GroupKey, Usage]:
+    rows = _rows(UsageRollup, span).values(*columns).order_by(*columns)
+    names = [field.name for field in fields(Usage)]
+    summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
     return {
-        tuple(row[name] for name in group_by): Usage(
-            **{field.name: row[f"sum_{field.name}"] for field in fields(Usage)}
+        tuple(row[column] for column in columns): Usage(
+            **{name: row[f"sum_{name}"] for name in names}
         )
         for row in summed
     }

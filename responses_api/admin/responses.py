@@ -16,7 +16,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDi
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
@@ -28,7 +27,7 @@ from responses_api.admin.turns import MOST_TURNS, turns
 from responses_api.models import ENDED, StoredResponse
 from responses_api.search import SearchTooBroad, search_time
 from worker.admin.bubbles import may_see_content, pretty
-from worker.admin.generations import ModelFilter, status_label
+from worker.admin.generations import ModelFilter, status_label, time_label
 from worker.admin.keyset import KeyFilter, KeysetAdmin, SinceFilter
 from worker.interventions import stop
 from worker.models import Generation
@@ -237,9 +236,7 @@ class StoredResponseAdmin(KeysetAdmin):
 
     @admin.display(description="time (UTC)")
     def time(self, stored: StoredResponse) -> SafeString:
-        return format_html(
-            '<span class="nowrap">{}</span>', f"{stored.created_at:%Y-%m-%d %H:%M:%S}"
-        )
+        return time_label(stored.created_at)
 
     @admin.display(description="status")
     def shown_status(self, stored: StoredResponse) -> SafeString:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from django.contrib import admin
@@ -32,6 +33,11 @@ class ModelFilter(admin.SimpleListFilter):
 def status_label(status: str) -> SafeString:
     """Return a status as lists show it."""
     return format_html('<span class="status status-{}">{}</span>', status, status.replace("_", " "))
+
+
+def time_label(moment: dt.datetime) -> SafeString:
+    """Return a moment as lists show it."""
+    return format_html('<span class="nowrap">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
 
 
 def milliseconds(value: float | None) -> str:
@@ -109,9 +115,7 @@ class GenerationAdmin(KeysetAdmin):
 
     @admin.display(description="time (UTC)")
     def time(self, generation: Generation) -> SafeString:
-        return format_html(
-            '<span class="nowrap">{}</span>', f"{generation.created_at:%Y-%m-%d %H:%M:%S}"
-        )
+        return time_label(generation.created_at)
 
     @admin.display(description="status")
     def shown_status(self, generation: Generation) -> SafeString:
