@@ -104,10 +104,8 @@ def test_stop_really_stops(page: Page, stack: ServedStack, way: str) -> None:
     expect(usage(page, 1)).to_contain_text("completed")
 
 
-def test_a_new_conversation_builds_on_nothing_that_was_running(
-    open_page: Callable[..., Page], stack: ServedStack
-) -> None:
-    page = open_page()
+def begun(page: Page, stack: ServedStack) -> str:
+    """Ask for a long answer and see it begin; return the id of its generation."""
     page.goto("/playground")
     page.get_by_label("Model").select_option("scripted")
     message(page).fill(slow(4000))
@@ -115,6 +113,14 @@ def test_a_new_conversation_builds_on_nothing_that_was_running(
     expect(page.locator(".answer .bubble-text")).to_contain_text("x x x")
     newest = "SELECT public_id FROM worker_generation ORDER BY id DESC LIMIT 1"
     ((running,),) = stack.sql(newest)
+    return str(running)
+
+
+def test_a_new_conversation_builds_on_nothing_that_was_running(
+    open_page: Callable[..., Page], stack: ServedStack
+) -> None:
+    page = open_page()
+    running = begun(page, stack)
     page.get_by_role("button", name="New conversation").click()
     say(page, {"text": "first"})
     expect(usage(page, 0)).to_contain_text("completed")
@@ -159,13 +165,7 @@ def test_who_leaves_the_page_stops_the_answer(
     open_page: Callable[..., Page], stack: ServedStack
 ) -> None:
     page = open_page()
-    page.goto("/playground")
-    page.get_by_label("Model").select_option("scripted")
-    message(page).fill(slow(4000))
-    page.keyboard.press("Enter")
-    expect(page.locator(".answer .bubble-text")).to_contain_text("x x x")
-    newest = "SELECT public_id FROM worker_generation ORDER BY id DESC LIMIT 1"
-    ((running,),) = stack.sql(newest)
+    running = begun(page, stack)
     page.goto("/admin/")
     wait_until(lambda: stack.row(running)["status"] == "cancelled", 10, "it is stopped")
 
