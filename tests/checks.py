@@ -7,13 +7,14 @@ import os
 import django
 from django.core.management import call_command
 
+from tests import embedded_services
+
 
 def main() -> None:
     """Run ``check --deploy`` and ``makemigrations --check``; raise on any finding."""
     os.environ["HTTPS"] = "true"  # What a deployment has; the local stack turns it off.
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
-    from tests import embedded_services  # noqa: F401  # Starts PostgreSQL and Redis.
-
+    embedded_services.start()
     django.setup()
     call_command("check", deploy=True, fail_level="WARNING", databases=["default"])
     call_command("migrate", verbosity=0)

@@ -24,11 +24,13 @@ def project() -> Project:
     return Project.objects.create(name="one")
 
 
-@pytest.fixture(params=["index", "list"])
+@pytest.fixture(params=["index", "list", "list by statistics"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways to search."""
+    """Each of the two ways to search, and of the two reasons to take the second."""
     if request.param == "list":
         monkeypatch.setattr(search, "_MOST_HITS", -1)
+    elif request.param == "list by statistics":
+        monkeypatch.setattr(search, "_SURELY_MORE", -1)
     return str(request.param)
 
 
@@ -107,12 +109,11 @@ def test_text_of_every_sort_of_item_is_searched(project: Project, data: dict[str
     assert found(data["type"], project) == set()  # What is no text is not.
 
 
-@pytest.mark.usefixtures("way")
-def test_projects_are_apart_unless_all_are_searched(project: Project) -> None:
+def test_projects_are_apart_unless_all_are_searched(project: Project, way: str) -> None:
     other = Project.objects.create(name="other")
     ours, theirs = store(project, message("brown")), store(other, message("brown"))
     assert found("brown") == {ours, theirs}
-    if search._MOST_HITS > 0:  # The list is always that of a project.
+    if way == "index":  # The list is always that of a project.
         assert found("brown", project) == {ours}
         assert found("brown", other) == {theirs}
     assert found(str(project.pk), project) == set()  # The mark of the project is no word.
@@ -132,10 +133,10 @@ def test_item_of_as_many_words_as_can_be_is_stored(project: Project, letter: str
 
 def test_search_of_a_project_is_one_look_into_the_index(project: Project) -> None:
     store(project, message("brown"))
-    asked: dict[str, str | int] = {"text": "brown", "project": f"' {project.pk}'", "most": 2}
+    asked: dict[str, str | int] = {"text": "brown", "project": f"' {project.pk}'"}
     with transaction.atomic(), connection.cursor() as cursor:
         search._limit(1000)
-        cursor.execute("EXPLAIN " + search._HITS, asked)
+        cursor.execute(f"EXPLAIN {search._HITS} LIMIT 2", asked)
         plan = "\n".join(line for (line,) in cursor)
     assert "item_words" in plan
     assert "Seq Scan" not in plan
@@ -152,13 +153,27 @@ def test_frequent_words_are_looked_for_in_the_order_of_the_list(
         assert [row.pk for row in page] == [made[5], made[4]]
 
 
+def test_statistics_tell_what_is_frequent(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_SURELY_MORE", 20)
+    for n in range(60):
+        store(project, message(f"brown w{n}"))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE responses_api_item")
+    with transaction.atomic():
+        assert search._hits("brown", project.pk) is None
+        assert len(search._hits("w7", project.pk) or ()) == 1
+    assert len(found("brown", project)) == 60
+
+
 def test_search_that_takes_too_long_is_told(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(project, message("brown"))
     with pytest.raises(SearchTooBroad), search_time(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(5)")
-    monkeypatch.setattr(search, "_HITS", "SELECT pg_sleep(5), %(text)s, %(project)s, %(most)s")
+    monkeypatch.setattr(search, "_HITS", "SELECT pg_sleep(5), %(text)s, %(project)s")
     assert len(found("brown", project)) == 1  # The other way is still there.
 
 
