@@ -3,6 +3,8 @@
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# In how many processes the tests run; each starts services and stacks of its own.
+JOBS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
@@ -13,7 +15,7 @@ serve: .venv/.installed
 	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT)
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

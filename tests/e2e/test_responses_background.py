@@ -37,7 +37,7 @@ def begin(client: openai.OpenAI, given: str = ENDLESS, **fields: Any) -> Any:
 def running(client: openai.OpenAI, **fields: Any) -> Any:
     """Create one and wait until it has said something."""
     made = begin(client, **fields)
-    wait_until(lambda: client.responses.retrieve(made.id).output_text, 5, "output")
+    wait_until(lambda: client.responses.retrieve(made.id).output_text, 15, "output")
     return made
 
 

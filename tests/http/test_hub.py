@@ -70,9 +70,11 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     try:
         yield site
     finally:
-        for task in hub._tasks:
-            task.cancel()
-        await asyncio.gather(*hub._tasks, return_exceptions=True)
+        # redis-py takes a cancel that comes with an answer for a time-out; then it takes another.
+        while pending := {task for task in hub._tasks if not task.done()}:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.2)
         for client in clients:
             await client.aclose()
 
