@@ -100,14 +100,11 @@ def find_conversation(
 
 def find_response(project_id: int, public_id: str) -> StoredResponse:
     """Return a stored response of the project. Raise NotFoundError."""
-    found = (
-        StoredResponse.objects.select_related("previous", "conversation")
-        .filter(project_id=project_id, public_id=public_id, deleted_at=None)
-        .first()
-    )
-    if found is None:
-        raise NotFoundError(f"Response with id '{public_id[:100]}' not found.")
-    return found
+    rows = StoredResponse.objects.select_related("previous", "conversation")
+    try:
+        return rows.get(project_id=project_id, public_id=public_id, deleted_at=None)
+    except StoredResponse.DoesNotExist:
+        raise NotFoundError(f"Response with id '{public_id[:100]}' not found.") from None
 
 
 def _find_previous(project_id: int, public_id: str) -> StoredResponse:

@@ -66,8 +66,9 @@ def shown_many(rows: Sequence[StoredResponse]) -> list[dict[str, Any]]:
     """Return the objects of responses, in order; the output of all of them is one query."""
     items = Item.objects.filter(response__in=[row.pk for row in rows], is_output=True)
     output: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
-    for item in items.order_by("response", "position"):
-        output[item.response_id].append({"id": item.public_id, **item.data})
+    ordered = items.order_by("response_id", "position")
+    for response_id, public_id, data in ordered.values_list("response_id", "public_id", "data"):
+        output[response_id].append({"id": public_id, **data})
     return [
         stored_object(row, output[row.pk]) if row.status in ENDED else _running(row) for row in rows
     ]

@@ -38,6 +38,8 @@ _REATTACHED = Counter(
     "Readers that came to the stream of a response after it was made.",
     ["source"],
 )
+for _source in ("log", "compacted"):
+    _REATTACHED.labels(_source)  # Nought is told, too.
 
 
 class ResponsesView(ApiView):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 from typing import Any
 
+import redis.exceptions
 from celery import Celery, signals
 
 from worker.bells import ears, own_queue, queue_name
@@ -68,7 +70,8 @@ def run_worker(
     )
     worker.start()
     runtime.stop()
-    drop_bells_of(runtime.id)
+    with contextlib.suppress(redis.exceptions.RedisError):  # Upkeep elsewhere does it, later.
+        drop_bells_of(runtime.id)
     return int(worker.exitcode or 0)
 
 

@@ -9,6 +9,8 @@ from urllib.parse import urlencode
 import redis.exceptions
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -196,14 +198,16 @@ class StoredResponseAdmin(KeysetAdmin):
         """Download what the list shows, all pages of it."""
         if not (self.has_view_permission(request) and may_see_content(request)):
             raise PermissionDenied
+        address = reverse("admin:responses_api_storedresponse_changelist")
         try:
             found = self._found(request)
         except SearchTooBroad:
             messages.warning(request, _TOO_BROAD)
             kept = request.GET.copy()
             kept.pop("q")
-            address = reverse("admin:responses_api_storedresponse_changelist")
             return HttpResponseRedirect(f"{address}?{kept.urlencode()}")
+        except IncorrectLookupParameters:
+            return HttpResponseRedirect(f"{address}?{ERROR_FLAG}=1")  # As the list itself does.
         self._note_export(request, found.get_filters_params())
         return export(found.queryset)
 
