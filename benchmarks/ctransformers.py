@@ -1,21 +1,23 @@
 """What the platform makes of ctransformers: against a bare ``llm.generate()`` loop, in one run.
 
-``python -m benchmarks.ctransformers``. Both have the same file, threads and samplers, answer one
-request after another with as many tokens, and are loaded in turn, several times, because the
-machine is never quite the same for long. The platform is asked over HTTP, and streams.
+``python -m benchmarks.ctransformers``. Both have the same file, threads, samplers and prompts,
+answer one request after another with as many tokens, and are loaded in turn, several times, because
+the machine is never quite the same for long. The platform is asked over HTTP, and streams.
 """
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.load import LoadPlan, run_load
+import httpx
+
+from benchmarks.load import LoadPlan, messages, run_load
 from benchmarks.processes import CACHE, end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 from benchmarks.weights import random_weights
@@ -37,15 +39,27 @@ class Bare:
         self._llm: Any = LLM(str(file), config=config)
         self._llm.is_eos_token = lambda _token: False  # As with `ignore_eos`.
 
-    def tokens_per_s(self, prompts: Iterator[str], max_tokens: int) -> float:
+    def tokens_per_s(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
         """Answer the prompts; the time to read them counts."""
         tokens, started = 0, time.perf_counter()
         for prompt in prompts:
-            for number, _token in enumerate(self._llm.generate(self._llm.tokenize(prompt)), 1):
+            for number, _token in enumerate(self._llm.generate(prompt), 1):
                 if number == max_tokens:
                     break
             tokens += max_tokens
         return tokens / (time.perf_counter() - started)
+
+
+def prompts_of(endpoint: Endpoint, first: int, count: int) -> list[list[int]]:
+    """Return the tokens that the platform's model reads of so many prompts of the load."""
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    found = []
+    with httpx.Client(headers=headers) as client:
+        for number in range(first, first + count):
+            body = {"model": endpoint.model, "messages": messages(number)}
+            answer = client.post(f"{endpoint.url}/tokenize", json=body).raise_for_status()
+            found.append(answer.json()["tokens"])
+    return found
 
 
 def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> float:
@@ -62,7 +76,7 @@ def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> floa
     alone, through, errors = [], [], 0
     for repetition in range(options.repetitions + 1):
         first = repetition * options.rounds
-        prompts = (f"{first + n} Tell me a story about a fox." for n in range(options.rounds))
+        prompts = prompts_of(endpoint, first, options.rounds)
         alone.append(bare.tokens_per_s(prompts, options.max_tokens))
         loaded = asyncio.run(run_load(replace(plan, first_prompt=first)))
         through.append(loaded.tokens_per_s)
@@ -77,8 +91,8 @@ def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("demo", "130m"), default="demo")
-    parser.add_argument("--rounds", type=int, default=10, help="requests of each repetition")
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5, help="requests of each repetition")
+    parser.add_argument("--max-tokens", type=int, default=512)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -122,12 +122,17 @@ class ChatStream(asyncio.Protocol):
             self.ended.set_result(None)
 
 
+def messages(number: int) -> list[dict[str, str]]:
+    """Return the chat that prompt ``number`` is."""
+    return [{"role": "user", "content": f"{number} Tell me a story about a fox."}]
+
+
 def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
     """Return the HTTP request that asks prompt ``number``."""
     body = json.dumps(
         {
             "model": plan.model,
-            "messages": [{"role": "user", "content": f"{number} Tell me a story about a fox."}],
+            "messages": messages(number),
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": plan.max_tokens,

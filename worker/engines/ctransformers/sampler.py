@@ -17,6 +17,8 @@ from worker.engines.ctransformers.dry import dry_penalties
 from worker.generation import Sampling
 
 Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int64]
+Candidates = tuple[Tokens, Floats]
 
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = 0.8, 40, 0.95, 0.05
 """What requests and the model's record leave out: llama.cpp's own defaults."""
@@ -44,11 +46,10 @@ class Sampler:
         self._penalise(logits, history, output)
         if self._temperature <= 0:
             return int(np.argmax(logits))
-        candidates = self._candidates(logits)
-        scores = logits[candidates] / self._temperature
-        heights = np.cumsum(np.exp(scores - scores.max()), dtype=np.float64)
+        tokens, weights = self._candidates(logits)
+        heights = np.power(weights, 1 / self._temperature, dtype=np.float64).cumsum()
         chosen = int(heights.searchsorted(self._random.random() * heights[-1], side="right"))
-        return int(candidates[min(chosen, len(candidates) - 1)])
+        return int(tokens[min(chosen, len(tokens) - 1)])
 
     def _penalise(self, logits: Floats, history: Sequence[int], output: Sequence[int]) -> None:
         settings = self._settings
@@ -56,7 +57,7 @@ class Sampler:
             if token < len(logits):
                 logits[token] += bias
         if (factor := _or(settings.repetition_penalty, 1.0)) != 1.0 and history:
-            seen = list(set(history[-_PENALISED:]))
+            seen = np.array(history[-_PENALISED:])  # Twice the same changes it once.
             scores = logits[seen]
             logits[seen] = np.where(scores > 0, scores / factor, scores * factor)
         presence = _or(settings.presence_penalty, 0.0)
@@ -67,44 +68,51 @@ class Sampler:
         for token, penalty in dry_penalties(settings, history, self._breakers).items():
             logits[token] -= penalty
 
-    def _candidates(self, logits: Floats) -> npt.NDArray[np.int64]:
-        """Return the tokens to choose from, the likeliest first."""
-        tokens = _top_k(logits, _or(self._settings.top_k, _TOP_K))
+    def _candidates(self, logits: Floats) -> Candidates:
+        """Return the tokens to choose from, the likeliest first, with how likely they are.
+
+        The weights are relative to the likeliest of all: what is cut off later changes none.
+        """
+        tokens, scores = _top_k(logits, _or(self._settings.top_k, _TOP_K))
+        weights = np.exp(scores - scores[0])
         for cut in self._cuts:
             if len(tokens) > 1:
-                tokens = cut(tokens, _softmax(logits[tokens]))
-        return tokens
+                kept = cut(weights)
+                tokens, weights = tokens[kept], weights[kept]
+        return tokens, weights
 
-    def _all_cuts(self) -> Iterator[tuple[Callable[[Any, Floats], Any], bool]]:
-        """Yield the cuts in their order, and whether each cuts anything with these settings."""
+    def _all_cuts(self) -> Iterator[tuple[Callable[[Floats], Any], bool]]:
+        """Yield the cuts in their order, and whether each cuts anything with these settings.
+
+        A cut takes the weights of the candidates and returns which it keeps, in their order.
+        """
         settings = self._settings
         yield self._typical, _or(settings.typical_p, 1.0) < 1
         yield self._top_p, _or(settings.top_p, _TOP_P) < 1
         yield self._min_p, _or(settings.min_p, _MIN_P) > 0
         yield self._xtc, _or(settings.xtc_probability, 0.0) > 0
 
-    def _typical(self, tokens: Any, probabilities: Floats) -> Any:
-        mass = _or(self._settings.typical_p, 1.0)
+    def _typical(self, weights: Floats) -> Any:
+        probabilities = weights / weights.sum()
         surprise = -np.log(probabilities + 1e-10)
         expected = float((probabilities * surprise).sum())
         order = np.argsort(np.abs(surprise - expected), kind="stable")
-        kept = order[: _reaching(probabilities[order], mass)]
-        return tokens[np.sort(kept)]
+        kept = order[: _reaching(weights[order], _or(self._settings.typical_p, 1.0))]
+        return np.sort(kept)
 
-    def _top_p(self, tokens: Any, probabilities: Floats) -> Any:
-        mass = _or(self._settings.top_p, _TOP_P)
-        return tokens[: _reaching(probabilities, mass)]
+    def _top_p(self, weights: Floats) -> Any:
+        return slice(_reaching(weights, _or(self._settings.top_p, _TOP_P)))
 
-    def _min_p(self, tokens: Any, probabilities: Floats) -> Any:
-        least = _or(self._settings.min_p, _MIN_P) * probabilities[0]
-        return tokens[: max(1, int((probabilities >= least).sum()))]
+    def _min_p(self, weights: Floats) -> Any:
+        likely = weights >= _or(self._settings.min_p, _MIN_P) * weights[0]
+        return slice(max(1, np.count_nonzero(likely)))
 
-    def _xtc(self, tokens: Any, probabilities: Floats) -> Any:
+    def _xtc(self, weights: Floats) -> Any:
         """Exclude top choices: now and then, all that are likely but the least likely of them."""
         if self._random.random() >= _or(self._settings.xtc_probability, 0.0):
-            return tokens
-        likely = int((probabilities >= _or(self._settings.xtc_threshold, 0.1)).sum())
-        return tokens[max(0, likely - 1) :]
+            return slice(None)
+        least = _or(self._settings.xtc_threshold, 0.1) * weights.sum()
+        return slice(max(0, np.count_nonzero(weights >= least) - 1), None)
 
 
 def log_probabilities(logits: Floats) -> Floats:
@@ -118,20 +126,19 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _top_k(logits: Floats, k: int) -> npt.NDArray[np.int64]:
-    """Return the k likeliest tokens, best first; all that are allowed for k ≤ 0."""
+def _top_k(logits: Floats, k: int) -> Candidates:
+    """Return the k likeliest tokens, best first, with their logits; for k ≤ 0 all allowed ones."""
     tokens = logits.argpartition(-k)[-k:] if 0 < k < len(logits) else np.arange(len(logits))
     scores = logits[tokens]
     order = np.argsort(-scores, kind="stable")
-    return tokens[order[: np.isfinite(scores).sum()]]
+    tokens, scores = tokens[order], scores[order]
+    if scores[-1] > -np.inf:
+        return tokens, scores
+    allowed = np.count_nonzero(np.isfinite(scores))
+    return tokens[:allowed], scores[:allowed]
 
 
-def _softmax(scores: Floats) -> Floats:
-    weights = np.exp(scores - scores.max())
-    result: Floats = weights / weights.sum()
-    return result
-
-
-def _reaching(probabilities: Floats, mass: float) -> int:
-    """Return how many of these, in order, it takes to reach this much."""
-    return int(np.searchsorted(np.cumsum(probabilities), mass)) + 1
+def _reaching(weights: Floats, mass: float) -> int:
+    """Return how many of these, in order, it takes to reach this part of their sum."""
+    sums = weights.cumsum()
+    return int(sums.searchsorted(mass * sums[-1])) + 1
