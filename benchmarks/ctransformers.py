@@ -91,8 +91,8 @@ def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("demo", "130m"), default="demo")
-    parser.add_argument("--rounds", type=int, default=5, help="requests of each repetition")
-    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each repetition")
+    parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

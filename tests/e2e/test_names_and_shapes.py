@@ -1,0 +1,118 @@
+"""Where clients of other servers stumble: names of models, ids, shapes of streams and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.scripts import events, frames, script, stream_raw
+
+CHAT: dict[str, Any] = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": script({"text": "one"}, {"text": " two"})}],
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        (" demo ", "demo"),
+        ("DEMO", "demo"),
+        ("demo:latest", "demo"),
+        ("default", "demo"),
+        ("own-story", "tuned"),
+        ("Own-Story", "tuned"),
+    ],
+)
+def test_models_are_found_by_their_names(client: openai.OpenAI, asked: str, answers: str) -> None:
+    completion = client.chat.completions.create(
+        model=asked, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
+    )
+    assert completion.model == answers
+    assert client.models.retrieve(answers).id == answers
+
+
+def test_aliases_are_not_models_of_their_own(client: openai.OpenAI) -> None:
+    assert "own-story" not in {model.id for model in client.models.list()}
+
+
+def test_ids_are_random_and_never_the_same(client: openai.OpenAI) -> None:
+    made = [client.chat.completions.create(**CHAT).id for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(re.fullmatch(r"chatcmpl-[0-9a-f]{32}", id_) for id_ in made)
+
+
+def test_every_chunk_is_whole_and_the_stream_ends_with_done(http: httpx.Client) -> None:
+    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        raw = frames(response)
+    assert raw[-1] == "data: [DONE]"
+    chunks = [json.loads(frame.removeprefix("data: ")) for frame in raw[:-1]]
+    for chunk in chunks:
+        assert chunk["object"] == "chat.completion.chunk"
+        assert (chunk["id"], chunk["model"]) == (chunks[0]["id"], "scripted")
+        assert type(chunk["created"]) is int
+    *deltas, finish, usage = chunks
+    assert [c["choices"][0]["finish_reason"] for c in deltas] == [None] * len(deltas)
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    assert finish["choices"][0]["delta"] == {}
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] > 0
+    assert {chunk["usage"] for chunk in chunks[:-1]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/chat/completions", {"model": "demo", "messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"model": "demo"}, 400, "messages"),
+        ("/v1/chat/completions", {**CHAT, "model": "nobody"}, 404, "model"),
+        ("/v1/responses", {"model": "scripted", "input": "x", "n": 2}, 400, "n"),
+        ("/v1/nowhere", {}, 404, None),
+    ],
+)
+def test_every_refusal_is_the_envelope_with_its_four_keys(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    message = {"role": "user", "content": [image]}
+    response = http.post("/v1/chat/completions", json={"model": "demo", "messages": [message]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[0].content[0].image_url.url"
+
+
+def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI) -> None:
+    context = client.models.retrieve("demo").to_dict()["context_length"]
+    completion = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        extra_body={"ignore_eos": True},
+    )
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert completion.usage.total_tokens == context
+
+
+def test_response_has_whole_seconds_statuses_and_its_usage_last(http: httpx.Client) -> None:
+    last = events(stream_raw(http, input=script({"text": "one"})))[-1]
+    assert last["type"] == "response.completed"
+    shown = last["response"]
+    assert type(shown["created_at"]) is int
+    assert shown["usage"]["output_tokens"] > 0
+    (item,) = shown["output"]
+    assert item["status"] == "completed"
+    assert (item["content"][0]["annotations"], item["content"][0]["logprobs"]) == ([], [])
