@@ -27,9 +27,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start what the tests of this process need."""
     hands_out = bool(early_config.known_args_namespace.numprocesses) and not _IS_WORKER
     if hands_out and environment.text("REDIS_URL"):
-        raise pytest.UsageError(
-            "Processes cannot share the Redis of REDIS_URL: set JOBS=0."
-        )
+        raise pytest.UsageError("Processes cannot share the Redis of REDIS_URL: set JOBS=0.")
     if not hands_out:
         start()
 
