@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,8 +64,21 @@ def create(
         metadata=body.metadata or {},
     )
     document = to_document(project_id, body, context, spec, response)
+    job = _job(body, response, context, document)
+    if response["store"]:
+        job = replace(
+            job,
+            record=partial(accept, project_id, response, body, context),
+            grace_s=0 if job.background else grace_s,
+        )
+    return Creation(response, context, job)
+
+
+def _job(
+    body: ResponseRequest, response: dict[str, Any], context: Context, document: Document
+) -> Job:
     is_background, is_flex = bool(body.background), body.service_tier == "flex"
-    job = Job(
+    return Job(
         RESPONSE,
         response["id"],
         document.request,
@@ -77,12 +90,9 @@ def create(
         ),
         end_user=body.safety_identifier or body.user or "",
         frames=accepted(response) if document.assembly["emits"] else (),
-        record=partial(accept, project_id, response, body, context) if response["store"] else None,
         background=is_background,
         continues=context.continues,
-        grace_s=grace_s if response["store"] and not is_background else 0,
     )
-    return Creation(response, context, job)
 
 
 def to_document(
