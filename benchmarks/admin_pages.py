@@ -150,7 +150,16 @@ def pages(
     yield "responses of 24 hours", lambda _: f"{list_}?since=24h"
     yield "responses by metadata", lambda n: f"{list_}?q=topic%3Dt{n % 50}"
     yield "responses by id", lambda n: f"{list_}?q={_response_id(database, place(n, responses))}"
-    yield "responses by a common word", lambda _: f"{list_}?q=recent"
+    words = {
+        "that nothing has": "nowhere",
+        "that all items have": "the",
+        "of 70 %, the newest": "recent",
+        "of 30 %, the oldest": "bygone",
+        "of 2 %": "subject7",
+        "of 2 %, in a project": f"subject7&project__id__exact={project}",
+    }
+    for name, word in words.items():
+        yield f"responses by a word {name}", lambda _, w=word: f"{list_}?q={w}"  # type: ignore[misc]
     yield (
         "a response at the end of 100 turns",
         (lambda n: f"{list_}{place(n, responses) // 100 * 100 + 99}/change/"),

@@ -17,7 +17,7 @@ from django.db import OperationalError, connection, models, transaction
 from django.db.models.expressions import RawSQL
 
 _MOST_HITS = 20_000
-_SURELY_MORE = 5 * _MOST_HITS
+_SURELY_MORE = 2 * _MOST_HITS
 """From this estimate on the index is not asked: statistics are seldom that far from the truth."""
 _HITS_MS, _LIST_MS = 800, 1200
 """What the one and the other may take; with them a view comes back before it counts as stalled."""
@@ -91,13 +91,13 @@ def _hits(text: str, project_id: int | None) -> set[int] | None:
             is_frequent = _expected(cursor.fetchone()) > _SURELY_MORE
             if not is_frequent:
                 cursor.execute(f"{_HITS} LIMIT {_MOST_HITS + 1}", wanted)
-                found = {pk for (pk,) in cursor}
+                found = [pk for (pk,) in cursor]
             _limit(_LIST_MS)
     except OperationalError as exc:
         if not isinstance(_told(exc), SearchTooBroad):
             raise
         return None
-    return None if is_frequent or len(found) > _MOST_HITS else found
+    return None if is_frequent or len(found) > _MOST_HITS else set(found)
 
 
 def _expected(explained: Any) -> int:

@@ -157,7 +157,8 @@ def test_a_list_goes_back_as_far_as_asked(admin: Client, api_key: Key) -> None:
 def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "_WINDOW", 10)
+    monkeypatch.setattr(keyset, "_LARGEST_WINDOW", 10)
+    monkeypatch.setattr(keyset, "_FIRST_WINDOW", 10)
     monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
     rare = finished(api_key[0], status=Status.FAILED)
     for _ in range(15):

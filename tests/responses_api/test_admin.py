@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from responses_api.admin.turns import turns
 from responses_api.models import Conversation, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
+from worker.admin import keyset
 from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from worker.models import Generation, Status
 from worker.queue import new_id
@@ -285,6 +287,24 @@ def test_the_audit_log_knows_of_an_export_but_not_the_words(admin: Client, chain
     admin.get(f"{LIST}export/")
     assert LogEntry.objects.latest("pk").change_message == "Exported: all."
     assert "Exported: all." in admin.get("/admin/admin/logentry/").content.decode()
+
+
+def test_a_search_that_is_slow_shows_a_part_and_goes_on(
+    admin: Client, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = chain.turn("about penguins")
+    for number in range(9):
+        chain.turn(f"about cat {number}")
+    monkeypatch.setattr(search, "_SURELY_MORE", -1)
+    monkeypatch.setattr(keyset, "_FIRST_WINDOW", 2)
+    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    text, pages = admin.get(LIST, {"q": "penguins"}).content.decode(), 1
+    while f"/{wanted.pk}/change/" not in text:
+        assert "Look further back" in text
+        (older,) = re.findall(r'rel="next" href="([^"]+)"', text)
+        text = admin.get(f"{LIST}{html.unescape(older)}").content.decode()
+        pages += 1
+    assert pages > 2
 
 
 def test_an_export_that_would_search_too_much_is_not_begun(

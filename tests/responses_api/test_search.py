@@ -153,6 +153,14 @@ def test_frequent_words_are_looked_for_in_the_order_of_the_list(
         assert [row.pk for row in page] == [made[5], made[4]]
 
 
+def test_many_items_of_few_responses_are_many_hits(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_MOST_HITS", 6)
+    made = {store(project, *[message("brown")] * 5) for _ in range(4)}
+    assert found("brown", project) == made
+
+
 def test_statistics_tell_what_is_frequent(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 A page begins below an id (``before``) or above one (``after``). Rows are looked for in windows of
 ids, one after the other, until the page is full or the patience is used up; then the link to the
 next page goes on from there. So a filter that fits next to nothing answers as fast as any other.
+Windows begin small and grow: a filter may cost microseconds a row, or have to read texts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
 BEFORE, AFTER = "before", "after"
-_WINDOW = 100_000
+_FIRST_WINDOW, _LARGEST_WINDOW = 1_000, 100_000
 _PATIENCE_S = 0.1
 _DISORDER = dt.timedelta(minutes=1)
 """Rows may get their ids in another order than their times, by as much as a transaction lasts."""
@@ -42,9 +43,9 @@ def look_down(rows: QuerySet[Any], before: int | None, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     top = highest + 1 if before is None else min(before, highest + 1)
     found: list[Any] = []
-    give_up_at = time.monotonic() + _PATIENCE_S
+    give_up_at, size = time.monotonic() + _PATIENCE_S, _FIRST_WINDOW
     while top > lowest and len(found) <= wanted:
-        bottom = max(lowest, top - _WINDOW)
+        bottom, size = max(lowest, top - size), _larger(size)
         window = rows.filter(pk__lt=top, pk__gte=bottom).order_by("-pk")
         found += window[: wanted + 1 - len(found)]
         top = bottom
@@ -58,9 +59,9 @@ def look_up(rows: QuerySet[Any], after: int, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     bottom = max(after, lowest - 1)
     found: list[Any] = []
-    give_up_at = time.monotonic() + _PATIENCE_S
+    give_up_at, size = time.monotonic() + _PATIENCE_S, _FIRST_WINDOW
     while bottom < highest and len(found) <= wanted:
-        top = bottom + _WINDOW
+        top, size = bottom + size, _larger(size)
         window = rows.filter(pk__gt=bottom, pk__lte=top).order_by("pk")
         found += window[: wanted + 1 - len(found)]
         bottom = top
@@ -71,6 +72,10 @@ def look_up(rows: QuerySet[Any], after: int, wanted: int) -> Found:
 
 def _page(found: list[Any], wanted: int) -> Found:
     return Found(found[:wanted], found[wanted - 1].pk if len(found) > wanted else None)
+
+
+def _larger(size: int) -> int:
+    return min(4 * size, _LARGEST_WINDOW)
 
 
 def _bounds(model: type[Model]) -> tuple[int, int]:
