@@ -300,11 +300,14 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
     monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
     text, pages = admin.get(LIST, {"q": "penguins"}).content.decode(), 1
     while f"/{wanted.pk}/change/" not in text:
-        assert "Look further back" in text
+        assert "Nothing found yet" in text
         (older,) = re.findall(r'rel="next" href="([^"]+)"', text)
         text = admin.get(f"{LIST}{html.unescape(older)}").content.decode()
         pages += 1
     assert pages > 2
+    assert "Nothing found yet" not in text
+    monkeypatch.setattr(keyset, "_PATIENCE_S", 60)
+    assert "Nothing fits the search" in admin.get(LIST, {"q": "resp_none"}).content.decode()
 
 
 def test_an_export_that_would_search_too_much_is_not_begun(
