@@ -34,6 +34,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.parser
 	$(BIN)/python -m benchmarks.upstream
 	$(BIN)/python -m benchmarks.ctransformers
+	$(BIN)/python -m benchmarks.disconnect
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

@@ -197,7 +197,7 @@ def test_second_run_does_not_wait_for_ever(client: openai.OpenAI, stream: bool) 
     started = time.monotonic()
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="scripted", input="x", conversation=made.id, stream=stream)
-    assert 0.9 < time.monotonic() - started < 3
+    assert 0.9 < time.monotonic() - started < 10
     assert (caught.value.code, caught.value.param) == ("conversation_locked", "conversation")
     client.responses.cancel(first.id)
 

@@ -90,13 +90,13 @@ def test_foreground_is_stopped_when_its_client_leaves(client: openai.OpenAI) -> 
     assert stored.output[0].to_dict()["status"] == "incomplete"
 
 
-def test_cancel_stops_the_engine_within_a_second(
+def test_cancel_stops_the_engine(
     stack: ServedStack, client: openai.OpenAI, http: httpx.Client
 ) -> None:
     made = running(client)
     started = time.monotonic()
     cancelled = client.responses.cancel(made.id)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5  # It would have gone on for 80 s.
     assert cancelled.status == "cancelled"
     assert stack.row(made.id)["status"] == "cancelled"
     assert cancelled.output_text.startswith("x ")
@@ -128,7 +128,7 @@ def test_cancelled_before_it_is_claimed_never_runs(
     assert client.responses.retrieve(made.id).status == "queued"
     started = time.monotonic()
     cancelled = client.responses.cancel(made.id)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5  # It would have gone on for 80 s.
     assert (cancelled.status, cancelled.output) == ("cancelled", [])
     assert types(replay_raw(http, made.id)) == ["created", "queued", "failed"]
     assert stack.row(made.id)["claimed_at"] is None
@@ -223,7 +223,7 @@ def test_deleting_what_runs_stops_it_first(stack: ServedStack, client: openai.Op
     made = running(client)
     started = time.monotonic()
     client.responses.delete(made.id)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5  # It would have gone on for 80 s.
     assert stack.row(made.id)["status"] == "cancelled"
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)

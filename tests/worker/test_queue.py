@@ -92,7 +92,7 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     order, document = order_of(api_key[0], model)
     started = time.monotonic()
     enqueue(order, document, "web.one")
-    assert time.monotonic() - started < 1.0  # The client waits for this.
+    assert time.monotonic() - started < 3  # The client waits for this.
     assert Generation.objects.get(public_id=order.generation_id).status == Status.QUEUED
     assert bells(model) == 0
     assert f"could not ring for {model}" in caplog.text
