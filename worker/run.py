@@ -60,14 +60,18 @@ class Run:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta
-        elif self._first_token_at is None:
+        else:
+            self._note(delta)
+        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
+            self._pass_on(piece)
+
+    def _note(self, delta: Delta) -> None:
+        if self._first_token_at is None:
             self._first_token_at = timezone.now()
         if isinstance(delta, Finish):
             self._unfinished -= 1
         else:
             self._meter.tick()
-        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
-            self._pass_on(piece)
 
     def _pass_on(self, delta: Delta) -> None:
         passed = delta if self._hooks is None else self._hooks.pass_on(delta)

@@ -22,7 +22,7 @@ from worker.documents import save_document
 from worker.engines.base import EngineUnavailable, ModelSpec
 from worker.engines.scripted import ScriptedEngine
 from worker.event_log import cancel_key, document_key
-from worker.generation import GenerationRequest, Sink, TextDelta
+from worker.generation import GenerationRequest, Sink, TextDelta, Usage
 from worker.models import Claim, Generation, GenerationQuerySet, Status
 from worker.publisher import StopReason, Stream
 from worker.redis_clients import client_for
@@ -307,3 +307,18 @@ def test_the_end_waits_for_a_database_that_is_down(
     monkeypatch.setattr(GenerationQuerySet, "finish", flaky)
     assert attempt.drive().status == Status.COMPLETED
     assert not failures
+
+
+def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[object] = []
+    monkeypatch.setattr(run.Meter, "tick", lambda meter: ticks.append(meter))
+
+    class Counting(ScriptedEngine):
+        def chat(self, request: GenerationRequest, sink: Sink) -> None:
+            sink.feed(Usage(input_tokens=3, output_tokens=1))
+            super().chat(request, sink)
+
+    attempt = start([{"text": "one"}, {"text": " two"}])
+    attempt.engine = Counting(ModelSpec("m", "scripted"))
+    assert attempt.drive().status == Status.COMPLETED
+    assert len(ticks) == 2  # Neither the counts nor the end.

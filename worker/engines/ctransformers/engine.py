@@ -106,20 +106,20 @@ class CtransformersEngine(Engine):
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
         counts = Counts()
-        for number, prompt in enumerate(prompts):
-            with self._contexts.take(prompt) as context:
-                for choice in range(request.choices):
-                    index = number * request.choices + choice
-                    run = ChoiceRun(
-                        request,
-                        self._vocabulary,
-                        sink,
-                        counts,
-                        index,
-                        self._sampler(request.sampling, index),
-                    )
-                    run.run(context, prompt, self._limit(request, prompt))
-        sink.feed(counts.usage())
+        try:
+            for number, prompt in enumerate(prompts):
+                with self._contexts.take(prompt) as context:
+                    for choice in range(request.choices):
+                        run = self._choice(request, sink, counts, number * request.choices + choice)
+                        run.run(context, prompt, self._limit(request, prompt))
+        finally:
+            sink.feed(counts.usage())  # However it ends: what was used is accounted.
+
+    def _choice(
+        self, request: GenerationRequest, sink: Sink, counts: Counts, index: int
+    ) -> ChoiceRun:
+        sampler = self._sampler(request.sampling, index)
+        return ChoiceRun(request, self._vocabulary, sink, counts, index, sampler)
 
     def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
         room = self._context_length - len(prompt)

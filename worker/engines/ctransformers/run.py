@@ -85,7 +85,6 @@ class ChoiceRun:
             raw = logits.copy() if self.request.top_logprobs is not None else None
             token = self._choose(logits, history, matcher)
             self.counts.output_tokens += 1
-            self.sink.feed(self.counts.usage())
             ended = self._ended(token, text)
             if ended is None and matcher is not None and not matcher.consume_token(token):
                 raise GenerationFailed(f"The grammar does not allow its own token {token}.")
