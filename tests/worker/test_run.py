@@ -310,8 +310,13 @@ def test_the_end_waits_for_a_database_that_is_down(
 
 
 def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks: list[object] = []
-    monkeypatch.setattr(run.Meter, "tick", lambda meter: ticks.append(meter))
+    ticks = 0
+
+    def tick(meter: object) -> None:
+        nonlocal ticks
+        ticks += 1
+
+    monkeypatch.setattr(run.Meter, "tick", tick)
 
     class Counting(ScriptedEngine):
         def chat(self, request: GenerationRequest, sink: Sink) -> None:
@@ -321,4 +326,4 @@ def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatc
     attempt = start([{"text": "one"}, {"text": " two"}])
     attempt.engine = Counting(ModelSpec("m", "scripted"))
     assert attempt.drive().status == Status.COMPLETED
-    assert len(ticks) == 2  # Neither the counts nor the end.
+    assert ticks == 2  # Neither the counts nor the end.
