@@ -13,6 +13,7 @@ from celery import Celery, signals
 
 from worker.bells import ears, own_queue, queue_name
 from worker.engines.base import ModelSpec
+from worker.heap import settle_heap
 from worker.offshoots import end_with_parent
 from worker.queue import drop_bells_of, ring
 from worker.runtime import Runtime
@@ -57,6 +58,7 @@ def run_worker(
 
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)
+    signals.worker_ready.connect(settle_heap, weak=False)
     worker = app.Worker(
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from daphne import http_protocol
 from daphne.cli import CommandLineInterface
 from django.conf import settings
+from django.urls import resolve
 
 from inference_site.http import metrics
 from inference_site.http.draining import DrainingServer
+from worker.heap import settle_heap
 from worker.tracing import start_tracing
 
 _APPLICATION = "inference_site.asgi:application"
@@ -46,6 +49,9 @@ def run_server(host: str, port: int) -> Any:
     http_protocol.WebRequest = BoundedRequest
     metrics.register()
     start_tracing("web")
+    import_module(_APPLICATION.partition(":")[0])
+    resolve("/v1/models")  # Imports the views.
+    settle_heap()
     command = CommandLineInterface()
     command.server_class = DrainingServer
     return command.run(
