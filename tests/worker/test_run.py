@@ -23,6 +23,7 @@ from worker.engines.base import EngineUnavailable, ModelSpec
 from worker.engines.scripted import ScriptedEngine
 from worker.event_log import cancel_key, document_key
 from worker.generation import GenerationRequest, Sink, TextDelta, Usage
+from worker.metrics import Meter
 from worker.models import Claim, Generation, GenerationQuerySet, Status
 from worker.publisher import StopReason, Stream
 from worker.redis_clients import client_for
@@ -316,7 +317,7 @@ def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatc
         nonlocal ticks
         ticks += 1
 
-    monkeypatch.setattr(run.Meter, "tick", tick)
+    monkeypatch.setattr(Meter, "tick", tick)
 
     class Counting(ScriptedEngine):
         def chat(self, request: GenerationRequest, sink: Sink) -> None:
