@@ -19,6 +19,7 @@ from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, s
 from tests.waiting import wait_until
 from tests.worker.openai_upstream.conftest import Load
 from worker.engines.base import Engine, EngineLoadError, EngineUnavailable, GenerationFailed
+from worker.engines.openai_upstream import client, transport
 from worker.generation import GenerationRequest, Message, ToolCallDelta
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
@@ -290,6 +291,48 @@ def test_a_server_that_comes_back_is_found(load: Load) -> None:
         with UpstreamServer(port).running():
             asked.result(5)
     assert sink.text == "Hello there"
+
+
+@contextmanager
+def slow_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A resolver that says nothing before the end of the block."""
+    over = threading.Event()
+
+    def resolve(*_: object, **__: object) -> object:
+        over.wait(30)
+        raise socket.gaierror("no such host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport.socket, "getaddrinfo", resolve)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def test_a_cancelled_run_does_not_wait_for_the_resolver(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)  # It connects anew.
+    engine, sink = load(), RecordingSink()
+    with slow_resolver(monkeypatch):
+        run = threading.Thread(target=engine.chat, args=(HELLO, sink))
+        run.start()
+        time.sleep(0.2)
+        assert run.is_alive()
+        sink.cancelled = True
+        run.join(5)
+        assert not run.is_alive()
+    assert sink.finishes == []
+
+
+def test_a_resolver_that_does_not_answer_is_given_up(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)
+    engine = load(timeout_s=0.3)
+    with slow_resolver(monkeypatch), pytest.raises(EngineUnavailable):
+        engine.chat(HELLO, RecordingSink())
 
 
 def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:

@@ -7,9 +7,11 @@ costs nothing more than a plain one. The run is the one of the calling thread (`
 
 from __future__ import annotations
 
+import queue
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -146,12 +148,8 @@ class _Network(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Connect to the first of the host's addresses that answers."""
         deadline = time.monotonic() + (timeout or 0.0)
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as exc:
-            raise httpcore.ConnectError(exc) from exc
         error: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in _addresses(host, port, deadline):
             sock = socket.socket(family, kind, protocol)
             try:
                 _connect(sock, address, deadline)
@@ -165,6 +163,31 @@ class _Network(httpcore.NetworkBackend):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return _Stream(sock)
         raise httpcore.ConnectError(error)
+
+
+def _addresses(host: str, port: int, deadline: float) -> list[Any]:
+    """Return what the system's resolver says, which takes its time and cannot be interrupted."""
+    found: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as exc:
+            found.put(exc)
+
+    threading.Thread(target=ask, name="resolver", daemon=True).start()
+    while True:
+        try:
+            answer = found.get(timeout=POLL_S)
+        except queue.Empty:
+            raise_if_cancelled()
+            if time.monotonic() > deadline:
+                raise httpcore.ConnectTimeout(f"{host} is not resolved") from None
+        else:
+            break
+    if isinstance(answer, OSError):
+        raise httpcore.ConnectError(answer) from answer
+    return answer
 
 
 def _connect(sock: socket.socket, address: Any, deadline: float) -> None:
