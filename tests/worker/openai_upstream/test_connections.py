@@ -19,7 +19,7 @@ from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, s
 from tests.waiting import wait_until
 from tests.worker.openai_upstream.conftest import Load
 from worker.engines.base import Engine, EngineLoadError, EngineUnavailable, GenerationFailed
-from worker.engines.openai_upstream import client, transport
+from worker.engines.openai_upstream import client
 from worker.generation import GenerationRequest, Message, ToolCallDelta
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
@@ -303,7 +303,7 @@ def slow_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise socket.gaierror("no such host")
 
     with monkeypatch.context() as patch:
-        patch.setattr(transport.socket, "getaddrinfo", resolve)
+        patch.setattr(socket, "getaddrinfo", resolve)
         try:
             yield
         finally:
