@@ -19,8 +19,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
     models = MORE_MODELS.format(root=ROOT, adapters=adapters)
-    settings = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
-    with served_stack(models, DEFAULT_MODEL="demo", **settings) as running:
+    with served_stack(models, KEEP_ALIVE_INTERVAL="400", CONVERSATION_LOCK_WAIT_S="1") as running:
         yield running
 
 

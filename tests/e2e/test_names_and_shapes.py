@@ -24,7 +24,6 @@ CHAT: dict[str, Any] = {
         (" demo ", "demo"),
         ("DEMO", "demo"),
         ("demo:latest", "demo"),
-        ("default", "demo"),
         ("own-story", "tuned"),
         ("Own-Story", "tuned"),
     ],
