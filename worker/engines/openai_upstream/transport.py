@@ -167,12 +167,12 @@ class _Network(httpcore.NetworkBackend):
 
 def _addresses(host: str, port: int, deadline: float) -> list[Any]:
     """Return what the system's resolver says, which takes its time and cannot be interrupted."""
-    found: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    found: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:
             found.put(exc)
 
     threading.Thread(target=ask, name="resolver", daemon=True).start()
@@ -185,7 +185,7 @@ def _addresses(host: str, port: int, deadline: float) -> list[Any]:
                 raise httpcore.ConnectTimeout(f"{host} is not resolved") from None
         else:
             break
-    if isinstance(answer, OSError):
+    if isinstance(answer, Exception):
         raise httpcore.ConnectError(answer) from answer
     return answer
 
