@@ -40,7 +40,7 @@ def test_requests_are_counted_up_to_the_limit() -> None:
     assert [remaining(hit(one, 0)) for _ in range(3)] == [[2], [1], [0]]
     with pytest.raises(RateLimited, match="3 requests a minute of this key") as caught:
         hit(one, 0)
-    assert 0 < caught.value.window.reset_s <= 60
+    assert 0 <= caught.value.window.reset_s <= 60  # 0: the window has moved on meanwhile.
 
 
 def test_the_project_holds_back_all_its_keys() -> None:
