@@ -21,7 +21,7 @@ import psutil
 import psycopg
 import redis
 
-from inference_site.supervisor.services import free_port
+from tests.ports import free_port
 from tests.responses_api.validation import ClientCheck
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,6 +87,7 @@ class ServedStack:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"serve did not get ready:\n{self.text()}")
             time.sleep(0.05)
+        assert "not ready after" not in self.text(), self.text()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> float:
         """Stop it; return how many seconds that took."""

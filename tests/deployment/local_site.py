@@ -23,11 +23,11 @@ from psycopg import sql
 
 from inference_site.supervisor.services import (
     EmbeddedPostgres,
-    free_port,
     plan_redis,
     wait_for_redis,
 )
 from tests.deployment.compose import ROOT, Service, service
+from tests.ports import free_port
 
 WITHOUT = Path(__file__).parent / "without"
 _UNTOUCHED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")

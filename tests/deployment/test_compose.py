@@ -17,12 +17,12 @@ import orjson
 import psycopg
 import pytest
 
-from inference_site.supervisor.services import free_port
 from tests.deployment.compose import ROOT
 from tests.deployment.conftest import Site
 from tests.deployment.local_site import Container
 from tests.deployment.test_files import tool
 from tests.e2e.scripts import slow
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.

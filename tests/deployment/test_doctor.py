@@ -9,8 +9,8 @@ import psycopg
 import pytest
 import redis
 
-from inference_site.supervisor.services import free_port
 from tests.deployment.conftest import Site
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
 

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from inference_site.http.site_metrics import SiteMetrics
-from inference_site.supervisor.services import free_port
+from tests.ports import free_port
 
 
 def redis_check(client: Client) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_site.supervisor.services import free_port
 from tests.certificates import write_certificate
+from tests.ports import free_port
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 from tests.waiting import wait_until
