@@ -129,7 +129,8 @@ def test_of_those_who_repeat_what_failed_one_runs(stack: ServedStack) -> None:
         answers = list(again)
     rows = stack.sql("SELECT count(*) FROM worker_generation WHERE api_key_id = %s", key.id)
     assert set(answers) <= {500, 409}
-    assert rows[0][0] == 1 + answers.count(500)
+    # Those who come while it runs again are told how that run ended.
+    assert 2 <= rows[0][0] <= 1 + answers.count(500)
 
 
 def test_stored_objects_are_made_once(stack: ServedStack, client: openai.OpenAI) -> None:
