@@ -6,7 +6,6 @@ of one word, in turns without limits and with all of them.
 """
 
 import argparse
-import json
 import time
 from statistics import median
 
@@ -93,12 +92,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     options = parser.parse_args()
     end_on_sigterm()
-    with platform_with({"scripted": SCRIPTED}) as endpoint:
-        assert endpoint.data_dir is not None
-        services = json.loads((endpoint.data_dir / "services.json").read_text())
-        with psycopg.connect(services["DATABASE_URL"], autocommit=True) as database:
-            print(f"accounted: {account_all(database, options.rows):,.0f} generations/s")
-            free_ms, limited_ms = compare(endpoint, database)
+    with (
+        platform_with({"scripted": SCRIPTED}) as endpoint,
+        psycopg.connect(endpoint.database_url, autocommit=True) as database,
+    ):
+        print(f"accounted: {account_all(database, options.rows):,.0f} generations/s")
+        free_ms, limited_ms = compare(endpoint, database)
     print(
         f"a request: {free_ms:.2f} ms; limited, with two budgets: {limited_ms:.2f} ms "
         f"({limited_ms / free_ms:.2f} ×)"

@@ -8,7 +8,6 @@ Then the running platform is asked over HTTP, one request at a time.
 
 import argparse
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -242,12 +241,12 @@ def _bytes(database: psycopg.Connection) -> int:
 @contextmanager
 def filled(total: int) -> Iterator[tuple[Endpoint, psycopg.Connection]]:
     """Run the platform on a database of this size."""
-    with platform_with({"scripted": SCRIPTED}) as endpoint:
-        assert endpoint.data_dir is not None
-        services = json.loads((endpoint.data_dir / "services.json").read_text())
-        with psycopg.connect(services["DATABASE_URL"]) as database:
-            fill(database, total)
-            yield endpoint, database
+    with (
+        platform_with({"scripted": SCRIPTED}) as endpoint,
+        psycopg.connect(endpoint.database_url) as database,
+    ):
+        fill(database, total)
+        yield endpoint, database
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The servers that are compared: the platform, llama.cpp's own, and LiteLLM in front of that."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,13 @@ class Endpoint:
     model: str
     process: subprocess.Popen[bytes]
     data_dir: Path | None = None
+
+    @property
+    def database_url(self) -> str:
+        """Where the platform's PostgreSQL is."""
+        assert self.data_dir is not None
+        services = json.loads((self.data_dir / "services.json").read_text())
+        return str(services["DATABASE_URL"])
 
 
 @contextmanager
