@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks.load import LoadPlan, LoadResult, run_load
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, ServedFile, platform
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 
 SCHEMA = {
     "type": "object",

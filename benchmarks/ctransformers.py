@@ -21,7 +21,7 @@ from benchmarks.load import LoadPlan, messages, run_load
 from benchmarks.processes import CACHE, end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 from benchmarks.weights import random_weights
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 
 MUST = 0.90
 CONTEXT_LENGTH = 2048

@@ -27,8 +27,8 @@ def main() -> None:
     django.setup()
     from prometheus_client import CollectorRegistry, Histogram
 
-    from worker.generation import Usage
-    from worker.metrics import Meter
+    from inference_site.domain.generation import Usage
+    from inference_site.observability.metrics import Meter
 
     meter = Meter("demo", 1, 0.01)
     histogram = Histogram("gap", "A gap.", ["model"], registry=CollectorRegistry()).labels("demo")
@@ -52,7 +52,7 @@ def _accessed() -> None:
 
 
 def _access(send: Callable[[dict[str, Any]], Awaitable[None]]) -> Any:
-    from inference_site.http.access import Access
+    from inference_site.gateway.access import Access
 
     path = "/v1/chat/completions"
     access = Access({"type": "http", "method": "POST", "path": path, "headers": []}, send)

@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.load import Address, LoadPlan, request_bytes, run_load
 from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.targets import ServedFile, llama_cpp
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 from worker.engines.base import Engine, ModelSpec
 from worker.engines.registry import load_engine
-from worker.generation import Delta, GenerationRequest, Message, Sampling, Usage
+from inference_site.domain.generation import Delta, GenerationRequest, Message, Sampling, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ class CompletionsConfig(AppConfig):
         from completions.embedding_assembler import EMBEDDING, EmbeddingAssembler
         from completions.storage import settle
         from completions.token_assembler import TOKENS, TokenAssembler
-        from worker.assembly import Kind, register
+        from inference_site.generations.kinds import Kind, register
 
         register(CHAT, Kind(ChatAssembler.from_assembly, failure, settle))
         register(COMPLETION, Kind(CompletionAssembler.from_assembly, failure))

@@ -33,17 +33,9 @@ from completions.wire.tools import (
     MessageFunctionToolCall,
     MessageToolCall,
 )
-from inference_site.http.errors import api_error
-from worker.assembly import Assembler, Ending
-from worker.generation import (
-    Delta,
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    Usage,
-)
+from inference_site.errors.api_errors import api_error
+from inference_site.generations.kinds import Assembler, Ending
+from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, Usage
 
 CHAT = "chat.completion"
 """Name of this kind of generation."""
@@ -119,7 +111,7 @@ class _ChoiceFold:
 
 
 class ChatAssembler(Assembler):
-    """Assembles one chat completion (see ``worker.assembly.Assembler``)."""
+    """Assembles one chat completion (see ``inference_site.generations.kinds.Assembler``)."""
 
     def __init__(
         self,
@@ -335,7 +327,7 @@ def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: i
     """End a completion of either kind: a status before the first byte, an event after it.
 
     ``partial`` is the object with what was answered until then. Events of completions have no
-    numbers, so that of the ``first`` is not told (see ``worker.assembly.Failure``).
+    numbers, so that of the ``first`` is not told (see ``inference_site.generations.kinds.Failure``).
     """
     told = api_error(error)
     envelope = told.envelope

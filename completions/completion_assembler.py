@@ -18,8 +18,8 @@ from completions.assembler import (
     wire_usage,
 )
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
-from worker.assembly import Assembler, Ending
-from worker.generation import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.generations.kinds import Assembler, Ending
+from inference_site.domain.generation import Delta, Finish, TextDelta, TokenLogprob, Usage
 
 COMPLETION = "text_completion"
 """Name of this kind of generation."""
@@ -85,7 +85,7 @@ class _ChoiceFold:
 
 
 class CompletionAssembler(Assembler):
-    """Assembles one completion (see ``worker.assembly.Assembler``).
+    """Assembles one completion (see ``inference_site.generations.kinds.Assembler``).
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
     choices for each prompt the ``n`` likeliest are answered; None answers them all.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from completions.capabilities import require, require_endpoint
-from completions.constraint import to_constraint
+from inference_site.request_fields.capabilities import require, require_endpoint
+from inference_site.request_fields.constraint import to_constraint
 from completions.messages import to_messages
-from completions.sampling import common_fields, to_choices, to_stop
-from completions.template import to_template_vars
+from inference_site.request_fields.sampling import common_fields, to_choices, to_stop
+from inference_site.request_fields.template import to_template_vars
 from completions.tools import ToolPlan, to_tool_plan
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
-from inference_site.http.errors import InvalidRequestError
+from inference_site.errors.api_errors import InvalidRequestError
 from worker.engines.base import ModelSpec
-from worker.generation import Constraint, GenerationRequest
+from inference_site.domain.generation import Constraint, GenerationRequest
 
 
 def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> GenerationRequest:

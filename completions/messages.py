@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from completions.content import to_content
+from inference_site.request_fields.content import to_content
 from completions.wire.messages import (
     AssistantMessage,
     Content,
@@ -16,10 +16,10 @@ from completions.wire.messages import (
     UserMessage,
 )
 from completions.wire.tools import RequestCustomToolCall, RequestToolCall
-from inference_site.http.errors import InvalidRequestError
-from worker.custom_tools import custom_arguments
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.domain.custom_tools import custom_arguments
 from worker.engines.base import ModelSpec
-from worker.generation import Message, Part, Role, ToolCall
+from inference_site.domain.generation import Message, Part, Role, ToolCall
 
 
 def to_messages(messages: Sequence[RequestMessage], spec: ModelSpec) -> tuple[Message, ...]:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from completions.wire.models import ModelEvent, ModelWorker
-from worker import fleet
-from worker.fleet import LiveWorker, ModelState, ServedModel
+from inference_site.fleet import fleet
+from inference_site.fleet.fleet import LiveWorker, ModelState, ServedModel
 
 _LOOK_S = 0.5
 _DONE = b"data: [DONE]\n\n"

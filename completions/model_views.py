@@ -17,17 +17,17 @@ from completions.wire.models import (
     ModelList,
 )
 from inference_site.accounts.models import Scope
-from inference_site.http.authentication import caller_of
-from inference_site.http.errors import ConflictError, NotFoundError
-from inference_site.http.feed import hand_feed
-from inference_site.http.model_access import may_use
-from inference_site.http.payload import parse
-from inference_site.http.schema import documented
-from inference_site.http.views import ApiView
-from worker import fleet
-from worker.catalog import catalog
+from inference_site.api.authentication import caller_of
+from inference_site.errors.api_errors import ConflictError, NotFoundError
+from inference_site.gateway.feed import hand_feed
+from inference_site.submission.model_access import may_use
+from inference_site.api.payload import parse
+from inference_site.api.schema import documented
+from inference_site.api.views import ApiView
+from inference_site.fleet import fleet
+from inference_site.catalogue.catalogue import catalog
 from worker.engines.base import ModelSpec
-from worker.leases import LiveWorker, live_view
+from inference_site.fleet.leases import LiveWorker, live_view
 
 
 class ModelsView(ApiView):

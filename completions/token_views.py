@@ -8,7 +8,7 @@ from typing import Any, Literal
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from completions.capabilities import require, require_endpoint
+from inference_site.request_fields.capabilities import require, require_endpoint
 from completions.completion_mapping import to_prompts
 from completions.embedding_assembler import EMBEDDING
 from completions.mapping import to_generation_request
@@ -17,16 +17,16 @@ from completions.wire.chat import ChatCompletionRequest
 from completions.wire.embedding import EmbeddingList, EmbeddingRequest
 from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
 from inference_site.accounts.models import Scope
-from inference_site.http.authentication import caller_of
-from inference_site.http.enqueue import Job, submit
-from inference_site.http.errors import InvalidRequestError
-from inference_site.http.model_access import served_model
-from inference_site.http.payload import WireRequest, parse
-from inference_site.http.schema import documented
-from inference_site.http.views import ApiView
+from inference_site.api.authentication import caller_of
+from inference_site.submission.submit import Job, submit
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.submission.model_access import served_model
+from inference_site.api.payload import WireRequest, parse
+from inference_site.api.schema import documented
+from inference_site.api.views import ApiView
 from worker.engines.base import ModelSpec
-from worker.generation import GenerationRequest
-from worker.queue import new_id
+from inference_site.domain.generation import GenerationRequest
+from inference_site.generations.queue import new_id
 
 
 class EmbeddingsView(ApiView):

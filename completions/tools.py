@@ -13,9 +13,9 @@ from completions.wire.tools import (
     NamedFunctionTool,
     RequestTool,
 )
-from inference_site.http.errors import InvalidRequestError
-from worker.custom_tools import custom_tool
-from worker.generation import Tool
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.domain.custom_tools import custom_tool
+from inference_site.domain.generation import Tool
 
 
 @dataclass(frozen=True, slots=True)

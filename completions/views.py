@@ -17,16 +17,16 @@ from completions.stored_views import list_stored
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from completions.wire.completion import Completion, CompletionRequest
 from completions.wire.stored import StoredChatCompletion, StoredQuery
-from inference_site.http.authentication import caller_of
-from inference_site.http.enqueue import Job, submit
-from inference_site.http.errors import NotFoundError
-from inference_site.http.model_access import served_model
-from inference_site.http.payload import parse
-from inference_site.http.schema import ListObject, documented
-from inference_site.http.views import ApiView
+from inference_site.api.authentication import caller_of
+from inference_site.submission.submit import Job, submit
+from inference_site.errors.api_errors import NotFoundError
+from inference_site.submission.model_access import served_model
+from inference_site.api.payload import parse
+from inference_site.api.schema import ListObject, documented
+from inference_site.api.views import ApiView
 from worker.engines.base import ModelSpec
-from worker.models import ServiceClass
-from worker.queue import new_id
+from inference_site.generations.models import ServiceClass
+from inference_site.generations.queue import new_id
 
 
 class ChatCompletionsView(ApiView):

@@ -4,11 +4,11 @@ import os
 
 from celery import Celery
 
-from worker import bells
+from inference_site.generations import wake_ups
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
 
-bells.install()
+wake_ups.install()
 app = Celery("inference_site")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()

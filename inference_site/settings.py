@@ -181,7 +181,7 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
-    "upkeep": {"task": "worker.upkeep", "schedule": 1.0, "options": {"expires": 5}},
+    "upkeep": {"task": "inference_site.generations.maintenance", "schedule": 1.0, "options": {"expires": 5}},
     "accounting": {"task": "accounts.account", "schedule": 1.0, "options": {"expires": 5}},
     "pruning": {"task": "accounts.prune", "schedule": 60.0, "options": {"expires": 30}},
 }
@@ -214,7 +214,7 @@ USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are k
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
 EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
 EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
-# Dotted paths of functions that see, change or drop what models yield: worker/hooks.py.
+# Dotted paths of functions that see, change or drop what models yield: worker/runtime/hooks.py.
 ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
@@ -236,13 +236,13 @@ WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for th
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.http.authentication.KeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["inference_site.http.authentication.HasScope"],
-    "DEFAULT_PARSER_CLASSES": ["inference_site.http.parsers.JsonParser"],
-    "DEFAULT_RENDERER_CLASSES": ["inference_site.http.renderers.JsonRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.http.renderers.AlwaysJson",
-    "DEFAULT_SCHEMA_CLASS": "inference_site.http.openapi.ViewSchema",
-    "EXCEPTION_HANDLER": "inference_site.http.errors.exception_handler",
+    "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.api.authentication.KeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["inference_site.api.authentication.HasScope"],
+    "DEFAULT_PARSER_CLASSES": ["inference_site.api.parsers.JsonParser"],
+    "DEFAULT_RENDERER_CLASSES": ["inference_site.api.renderers.JsonRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.api.renderers.AlwaysJson",
+    "DEFAULT_SCHEMA_CLASS": "inference_site.api.openapi.ViewSchema",
+    "EXCEPTION_HANDLER": "inference_site.errors.api_errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 
@@ -279,10 +279,10 @@ logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log t
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"facts": {"()": "worker.log_context.AddFacts"}},
+    "filters": {"facts": {"()": "inference_site.observability.log_context.AddFacts"}},
     "formatters": {
         "line": {
-            "()": "worker.log_context.LineFormatter",
+            "()": "inference_site.observability.log_context.LineFormatter",
             "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
         },
         "json": {

@@ -5,14 +5,14 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from inference_site.http.health import HealthView, ReadyView
-from inference_site.http.metrics import metrics
-from inference_site.http.openapi import OpenApiView
+from inference_site.status.health import HealthView, ReadyView
+from inference_site.status.metrics import metrics
+from inference_site.api.openapi import OpenApiView
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),
-    path("v1/", include("inference_site.http.usage.urls")),
+    path("v1/", include("inference_site.usage.urls")),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
     path("metrics", metrics),

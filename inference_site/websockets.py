@@ -7,7 +7,7 @@ from typing import Any
 from channels.routing import URLRouter
 from django.urls import path, re_path
 
-from inference_site.http.unrouted import UnroutedConsumer
+from inference_site.gateway.unrouted import UnroutedConsumer
 from responses_api.consumers import ResponsesConsumer
 
 websockets: Any = URLRouter(

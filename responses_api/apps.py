@@ -16,7 +16,7 @@ class ResponsesApiConfig(AppConfig):
         from responses_api.counting import INPUT_TOKENS, CountAssembler
         from responses_api.recovery import rebuild, recover
         from responses_api.storage import settle
-        from worker.assembly import Kind, register
+        from inference_site.generations.kinds import Kind, register
 
         kind = Kind(ResponseAssembler.from_assembly, failure, settle, recover, rebuild)
         register(RESPONSE, kind)

@@ -1,4 +1,4 @@
-"""Deltas → the events and the final object of a response (see ``worker.assembly``).
+"""Deltas → the events and the final object of a response (see ``inference_site.generations.kinds``).
 
 A pure fold: the same deltas give the same events, whoever reads them and however often.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from django.conf import settings
 
-from inference_site.http.errors import ApiError, api_error
+from inference_site.errors.api_errors import ApiError, api_error
 from responses_api.events import ACCEPTED, DONE, IN_PROGRESS, Event, encode, error_event, opening
 from responses_api.objects import wire_usage
 from responses_api.output import (
@@ -25,16 +25,8 @@ from responses_api.output import (
     wire_logprobs,
 )
 from responses_api.transcript import Transcript
-from worker.assembly import Assembler, Ending
-from worker.generation import (
-    Delta,
-    Finish,
-    FinishReason,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    Usage,
-)
+from inference_site.generations.kinds import Assembler, Ending
+from inference_site.domain.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 RESPONSE = "response"
 """Name of this kind of generation."""

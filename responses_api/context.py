@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django.db.models import Q
 
-from inference_site.http.errors import InvalidRequestError, NotFoundError
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from responses_api.history import history_of, items_of
 from responses_api.items import IdentifiedItem, ItemData, new_item, to_data
 from responses_api.messages import PlacedItem

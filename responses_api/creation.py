@@ -10,9 +10,9 @@ from typing import Any
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.http.enqueue import Job
-from inference_site.http.errors import InvalidRequestError
-from inference_site.http.model_access import served_model
+from inference_site.submission.submit import Job
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.submission.model_access import served_model
 from responses_api.assembler import RESPONSE
 from responses_api.context import Context, Memory, resolve
 from responses_api.events import accepted
@@ -21,10 +21,10 @@ from responses_api.objects import shell
 from responses_api.storage import accept
 from responses_api.tools import hosted_tools
 from responses_api.wire.request import ResponseRequest
-from worker.assembly import Document
+from inference_site.generations.kinds import Document
 from worker.engines.base import ModelSpec
-from worker.models import ServiceClass
-from worker.queue import new_id
+from inference_site.generations.models import ServiceClass
+from inference_site.generations.queue import new_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from responses_api.wire.items import (
     ReasoningItem,
     Refusal,
 )
-from worker.queue import new_id
+from inference_site.generations.queue import new_id
 
 _PREFIXES = {
     "message": "msg_",

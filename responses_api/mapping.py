@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from completions.capabilities import require, require_endpoint
-from completions.constraint import from_grammar
+from inference_site.request_fields.capabilities import require, require_endpoint
+from inference_site.request_fields.constraint import from_grammar
 from completions.mapping import checked_constraint
-from completions.sampling import common_fields, to_stop
-from completions.template import to_template_vars
+from inference_site.request_fields.sampling import common_fields, to_stop
+from inference_site.request_fields.template import to_template_vars
 from completions.tools import ToolPlan
-from completions.wire.constraint import JsonObjectFormat
-from inference_site.http.errors import InvalidRequestError
+from inference_site.request_fields.wire.constraint import JsonObjectFormat
+from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.messages import PlacedItem, to_messages
 from responses_api.tools import to_tool_plan
 from responses_api.wire.request import (
@@ -22,7 +22,7 @@ from responses_api.wire.request import (
     ResponseRequest,
 )
 from worker.engines.base import ModelSpec
-from worker.generation import Constraint, GenerationRequest
+from inference_site.domain.generation import Constraint, GenerationRequest
 
 LOGPROBS, ENCRYPTED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 

@@ -11,7 +11,7 @@ from django.db import models
 from django.utils import timezone
 
 from responses_api.search import is_mentioned, item_words
-from worker.content import ContentField
+from inference_site.storage.content_field import ContentField
 
 
 class ResponseStatus(models.TextChoices):

@@ -7,7 +7,7 @@ from typing import Any
 from responses_api.models import StoredResponse
 from responses_api.tools import shown_tool
 from responses_api.wire.request import JsonSchemaFormat, ResponseRequest
-from worker.generation import Usage
+from inference_site.domain.generation import Usage
 
 Object = dict[str, Any]
 

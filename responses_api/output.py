@@ -10,8 +10,8 @@ import orjson
 from responses_api.events import Event
 from responses_api.items import output_text
 from responses_api.sealing import seal
-from worker.generation import TokenLogprob
-from worker.queue import new_id
+from inference_site.domain.generation import TokenLogprob
+from inference_site.generations.queue import new_id
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -18,14 +18,14 @@ from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.objects import stored_object
 from responses_api.transcript import Transcript
 from responses_api.wire.request import ResponseRequest
-from worker.assembly import Document
-from worker.catalog import catalog
-from worker.event_log import frames_of, read_log
-from worker.models import Generation, Status
+from inference_site.generations.kinds import Document
+from inference_site.catalogue.catalogue import catalog
+from inference_site.streams.event_log import frames_of, read_log
+from inference_site.generations.models import Generation, Status
 
 
 def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | None:
-    """Return an assembler that ends a response after these frames (see ``worker.assembly.Kind``).
+    """Return an assembler that ends a response after these frames (see ``inference_site.generations.kinds.Kind``).
 
     Its object is in the first of them; when they are lost it is made from what is stored.
     """

@@ -12,7 +12,7 @@ import zlib
 from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
 
-from inference_site.http.errors import InvalidRequestError
+from inference_site.errors.api_errors import InvalidRequestError
 
 
 def seal(text: str, project_id: int) -> str:

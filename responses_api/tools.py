@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from completions.tools import ToolPlan, only
-from inference_site.http.errors import InvalidRequestError
+from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,
@@ -16,8 +16,8 @@ from responses_api.wire.request import (
     NamedTool,
     Tool,
 )
-from worker import generation as domain
-from worker.custom_tools import custom_tool
+from inference_site.domain import generation as domain
+from inference_site.domain.custom_tools import custom_tool
 
 
 def to_tool_plan(body: ContextFields) -> ToolPlan:

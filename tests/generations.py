@@ -6,10 +6,10 @@ from typing import Any
 
 from completions.assembler import CHAT
 from inference_site.accounts.models import ApiKey
-from worker.assembly import Document
-from worker.generation import GenerationRequest, Message
-from worker.models import Generation
-from worker.queue import new_id
+from inference_site.generations.kinds import Document
+from inference_site.domain.generation import GenerationRequest, Message
+from inference_site.generations.models import Generation
+from inference_site.generations.queue import new_id
 
 
 def create_generation(api_key: ApiKey, **fields: Any) -> Generation:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from worker.generation import ToolCallDelta
-from worker.hooks import Chunk, HookContext
+from inference_site.domain.generation import ToolCallDelta
+from worker.runtime.hooks import Chunk, HookContext
 
 
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:

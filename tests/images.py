@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from worker.engines.base import InvalidRequest
-from worker.generation import GenerationRequest, ImagePart, Message, Part
+from inference_site.domain.generation import GenerationRequest, ImagePart, Message, Part
 from worker.media.resolve import resolve_media
 
 PARAM = "messages[0].content[0].image_url.url"

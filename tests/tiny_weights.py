@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 
 _WIDTH, _HEADS, _FEED_FORWARD, _LAYERS = 64, 2, 128, 2
 _LOGIT_STD = 3.0  # Wide enough for some tokens to be likelier than others, whatever came before.

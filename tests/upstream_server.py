@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 
 Answer = Callable[["Talk"], None]
 

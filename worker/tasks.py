@@ -7,14 +7,14 @@ import logging
 from celery import shared_task
 from django.db import OperationalError
 
-from worker.metrics import UPKEEP_DONE
-from worker.process import current_runtime
-from worker.queue import GENERATE_TASK
-from worker.upkeep import attempt, tend
+from inference_site.observability.metrics import UPKEEP_DONE
+from worker.runtime.process import current_runtime
+from inference_site.generations.queue import GENERATE_TASK
+from inference_site.generations.maintenance import attempt, tend
 
 logger = logging.getLogger(__name__)
 
-UPKEEP_TASK = "worker.upkeep"
+UPKEEP_TASK = "inference_site.generations.maintenance"
 
 
 @shared_task(name=GENERATE_TASK, ignore_result=True)

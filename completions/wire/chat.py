@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from completions.wire.constraint import GrammarField, ResponseFormat
+from inference_site.request_fields.wire.constraint import GrammarField, ResponseFormat
 from completions.wire.messages import RequestMessage, wrap_text
-from completions.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.sampling import SamplingFields
 from completions.wire.tools import (
     FunctionCall,
     FunctionCallChoice,
@@ -20,7 +20,7 @@ from completions.wire.tools import (
     RequestTool,
     ToolChoice,
 )
-from inference_site.http.payload import WireObject, WireRequest
+from inference_site.api.payload import WireObject, WireRequest
 
 # --- Request -------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from completions.wire.chat import CompletionUsage, EndUser, StopTexts, StreamOptions, Timings
-from completions.wire.constraint import GrammarField
-from completions.wire.sampling import SamplingFields
-from inference_site.http.payload import WireObject
+from inference_site.request_fields.wire.constraint import GrammarField
+from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.api.payload import WireObject
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 

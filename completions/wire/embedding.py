@@ -8,7 +8,7 @@ from pydantic import Field
 
 from completions.wire.chat import EndUser
 from completions.wire.completion import Prompt
-from inference_site.http.payload import WireObject, WireRequest
+from inference_site.api.payload import WireObject, WireRequest
 
 
 class EmbeddingRequest(WireRequest):

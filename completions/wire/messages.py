@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from completions.wire.tools import RequestFunctionCall, RequestToolCall
-from inference_site.http.payload import WireRequest
+from inference_site.api.payload import WireRequest
 
 
 class TextPart(WireRequest):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from inference_site.http.payload import WireObject, WireRequest
+from inference_site.api.payload import WireObject, WireRequest
 
 Status = Literal["loaded", "loading", "unloaded", "failed"]
 

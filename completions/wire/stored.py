@@ -10,8 +10,8 @@ from pydantic.json_schema import SkipJsonSchema
 from completions.wire.chat import ChatCompletion, Metadata
 from completions.wire.messages import Part
 from completions.wire.tools import RequestToolCall
-from inference_site.http.paging import PageQuery
-from inference_site.http.payload import WireObject
+from inference_site.api.paging import PageQuery
+from inference_site.api.payload import WireObject
 
 
 class StoredQuery(PageQuery):

@@ -24,7 +24,7 @@ class AccountsConfig(AppConfig):
 
 
 def _on_budget_saved(instance: Budget, raw: bool = False, **_: Any) -> None:
-    from inference_site.accounts.reconciliation import count_spends
+    from inference_site.usage.reconciliation import count_spends
 
     if not raw:
         count_spends(instance.pk)

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from worker.admin.keyset import KeysetAdmin
+from inference_site.admin_pages.keyset import KeysetAdmin
 
 admin.site.unregister(User)
 admin.site.unregister(Group)

@@ -15,11 +15,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
 from inference_site.console.audit import note
-from worker import fleet
-from worker.catalog import catalog
+from inference_site.fleet import fleet
+from inference_site.catalogue.catalogue import catalog
 from worker.engines.base import ModelSpec
-from worker.leases import LiveWorker, ServedModel
-from worker.models import Generation, Status
+from inference_site.fleet.leases import LiveWorker, ServedModel
+from inference_site.generations.models import Generation, Status
 
 VIEW, CHANGE = "worker.view_generation", "worker.change_generation"
 

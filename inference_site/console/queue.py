@@ -17,8 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.console.audit import note
-from worker.interventions import move_up, stop
-from worker.models import Generation, ServiceClass, Status
+from inference_site.generations.operator_actions import move_up, stop
+from inference_site.generations.models import Generation, ServiceClass, Status
 
 VIEW, CHANGE = "worker.view_generation", "worker.change_generation"
 _MOST = 100

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from inference_site.doctor.finding import Finding, Level, judged
-from worker.catalog import catalog
+from inference_site.catalogue.catalogue import catalog
 from worker.engines.base import ModelSpec
-from worker.gguf_file import read_gguf
-from worker.leases import live_workers
-from worker.upkeep import last_tended
+from inference_site.catalogue.gguf_file import read_gguf
+from inference_site.fleet.leases import live_workers
+from inference_site.generations.maintenance import last_tended
 
 _UPKEEP_S = 10.0
 

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponse
 
 from responses_api.admin.turns import MOST_ITEMS, Tools
 from responses_api.models import Conversation, Item
-from worker.admin.bubbles import may_see_content
-from worker.admin.keyset import KeysetAdmin, SinceFilter
+from inference_site.admin_pages.bubbles import may_see_content
+from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
 
 
 @admin.register(Conversation)

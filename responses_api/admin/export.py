@@ -13,8 +13,8 @@ from django.http import StreamingHttpResponse
 from responses_api.models import Item, StoredResponse
 from responses_api.recovery import shown_many
 from responses_api.search import search_time
-from worker.admin.keyset import look_down
-from worker.models import lent_connection
+from inference_site.admin_pages.keyset import look_down
+from inference_site.generations.models import lent_connection
 
 _AT_ONCE = 100
 

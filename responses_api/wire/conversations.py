@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from completions.wire.chat import Metadata
-from inference_site.http.payload import WireObject, WireRequest
+from inference_site.api.payload import WireObject, WireRequest
 from responses_api.wire.items import InputItem
 
 

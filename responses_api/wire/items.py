@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_site.http.payload import WireRequest
+from inference_site.api.payload import WireRequest
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]

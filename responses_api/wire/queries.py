@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from inference_site.http.paging import PageQuery
+from inference_site.api.paging import PageQuery
 
 _OptionalText = str | SkipJsonSchema[None]
 MOST_SEARCHED = 500

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from inference_site.http.payload import WireObject
+from inference_site.api.payload import WireObject
 from responses_api.wire.items import ItemStatus
 
 

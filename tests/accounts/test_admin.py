@@ -18,8 +18,8 @@ from django.utils import timezone
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from tests.generations import create_generation
-from worker.admin import keyset
-from worker.models import Generation, Status
+from inference_site.admin_pages import keyset
+from inference_site.generations.models import Generation, Status
 
 Key = tuple[ApiKey, str]
 GENERATIONS = "/admin/worker/generation/"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from completions.assembler import CHAT, ChatAssembler, failure
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
-from worker.assembly import Ending, kind_of
+from inference_site.generations.kinds import Ending, kind_of
 from worker.engines.base import ContextLengthExceeded, GenerationFailed
-from worker.errors import DocumentLost, QueueTimeout
-from worker.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.errors import DocumentLost, QueueTimeout
+from inference_site.domain.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, Usage
 
 Frames = list[bytes]
 DONE = b"data: [DONE]\n\n"

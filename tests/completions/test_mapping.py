@@ -8,10 +8,10 @@ import pytest
 
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
-from inference_site.http.errors import InvalidRequestError
-from inference_site.http.payload import parse
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.api.payload import parse
 from worker.engines.base import ModelSpec
-from worker.generation import GenerationRequest, Message, Sampling
+from inference_site.domain.generation import GenerationRequest, Message, Sampling
 
 SPEC = ModelSpec("demo", "scripted")
 

@@ -9,8 +9,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from worker.leases import Device, Lease, LiveWorker, ModelState, ServedModel
-from worker.redis_clients import site_client
+from inference_site.fleet.leases import Device, Lease, LiveWorker, ModelState, ServedModel
+from inference_site.storage.redis_clients import site_client
 
 FLEET = "/admin/fleet/"
 WORKER = "host:1:abcdef"

@@ -15,10 +15,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference_site.accounts.accounting import account
+from inference_site.usage.accounting import account
 from inference_site.accounts.models import ApiKey
 from tests.generations import create_generation
-from worker.models import Status
+from inference_site.generations.models import Status
 
 Key = tuple[ApiKey, str]
 

@@ -16,8 +16,8 @@ from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.console import playground
 from inference_site.console.playground import playground_caller
 from tests.responses_api.chains import Chain
-from worker import catalog
-from worker.models import Generation, Status
+from inference_site.catalogue import catalogue
+from inference_site.generations.models import Generation, Status
 
 ADDRESS = "/console/playground/responses"
 
@@ -134,10 +134,10 @@ def test_only_own_answers_are_stopped() -> None:
 
 @pytest.mark.django_db
 def test_the_models_are_those_that_the_key_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = catalog.demo_specs()[0]
+    demo = catalogue.demo_specs()[0]
     others = dataclasses.replace(demo, id="of-others", projects=("other",))
     second = dataclasses.replace(demo, id="second")
-    specs = catalog.Catalog([demo, second, others])
+    specs = catalogue.Catalog([demo, second, others])
     monkeypatch.setattr(playground, "catalog", lambda: specs)
     key = key_of("alice")
     text = browser_of(key).get("/playground").content.decode()

@@ -12,9 +12,9 @@ from django.test import Client
 from inference_site.accounts.models import ApiKey
 from inference_site.console import queue
 from tests.generations import chat_document, create_generation
-from worker.documents import save_document
-from worker.event_log import read_log
-from worker.models import Generation, ServiceClass, Status
+from inference_site.streams.request_documents import save_document
+from inference_site.streams.event_log import read_log
+from inference_site.generations.models import Generation, ServiceClass, Status
 
 Key = tuple[ApiKey, str]
 QUEUE = "/admin/queue/"

@@ -44,7 +44,7 @@ def test_every_line_is_json_and_carries_the_ids_from_end_to_end(site: Site) -> N
     assert isinstance(access["project"], int)
     assert access["duration_ms"] > 0
     (ended,) = lines_of(site.workers, **ids)
-    assert ended["logger"] == "worker.run"
+    assert ended["logger"] == "worker.runtime.run"
     assert ended["status"] == "completed"
     assert ended["output_tokens"] == usage["completion_tokens"]
     assert access["trace_id"]

@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.deserialization import DeserializationContext
 
 from inference_site.accounts.models import Scope
-from inference_site.http.openapi import document as document_of_this_site
+from inference_site.api.openapi import document as document_of_this_site
 from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack
 

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.test_tools import OSLO, WEATHER
 from tests.served_stack import ServedStack, served_stack, wait_until
 from tests.upstream_server import Talk, UpstreamServer, chunks, llama_server, streamed, text
-from worker.catalog import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE
 
 MODELS = """
   remote:

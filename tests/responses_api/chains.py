@@ -16,9 +16,9 @@ from responses_api.wire.request import ResponseRequest
 from tests.generations import create_generation
 from tests.responses_api.deltas import begun, new_assembler
 from worker.engines.base import GenerationFailed
-from worker.generation import Delta, Finish, TextDelta
-from worker.models import Generation, Status
-from worker.queue import new_id
+from inference_site.domain.generation import Delta, Finish, TextDelta
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import new_id
 
 STOP = Finish("stop")
 

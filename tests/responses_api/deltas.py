@@ -10,8 +10,8 @@ from responses_api.events import DONE, decode
 from responses_api.objects import shell
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.validation import StreamCheck
-from worker.assembly import Ending
-from worker.generation import Delta, TokenLogprob, ToolCallDelta
+from inference_site.generations.kinds import Ending
+from inference_site.domain.generation import Delta, TokenLogprob, ToolCallDelta
 
 RESPONSE_ID = "resp_" + "0" * 32
 

@@ -28,10 +28,10 @@ from responses_api.admin.turns import turns
 from responses_api.models import Conversation, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
-from worker.admin import keyset
-from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from worker.models import Generation, Status
-from worker.queue import new_id
+from inference_site.admin_pages import keyset
+from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 Key = tuple[ApiKey, str]

@@ -29,8 +29,8 @@ from tests.responses_api.deltas import (
 )
 from tests.responses_api.validation import check
 from worker.engines.base import ContextLengthExceeded, GenerationFailed
-from worker.errors import WorkerLost
-from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from inference_site.domain.errors import WorkerLost
+from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 STOP = Finish("stop")
 LIVELY: list[Delta] = [

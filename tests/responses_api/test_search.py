@@ -12,7 +12,7 @@ from inference_site.accounts.models import Project
 from responses_api import search
 from responses_api.models import Item, StoredResponse
 from responses_api.search import SearchTooBroad, search_time
-from worker.queue import new_id
+from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 

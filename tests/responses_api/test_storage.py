@@ -23,9 +23,9 @@ from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
 from worker.engines.base import ModelSpec
-from worker.generation import Delta, Finish, ReasoningDelta, TextDelta, Usage
-from worker.models import Status
-from worker.queue import new_id
+from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.generations.models import Status
+from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 Key = tuple[ApiKey, str]

@@ -21,7 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from worker.generation import GenerationRequest, Sampling, Sink
+from inference_site.domain.generation import GenerationRequest, Sampling, Sink
 
 
 class EngineError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.engines.base import InvalidRequest
-from worker.generation import Constraint
+from inference_site.domain.generation import Constraint
 
 _MOST_REFERENCES = 1_000
 """In a JSON schema: those that lead to each other are followed by recursion, here as in llama.cpp,

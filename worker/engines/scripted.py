@@ -34,18 +34,7 @@ from worker.engines.base import (
     ModelSpec,
 )
 from worker.engines.stop_texts import StopTexts
-from worker.generation import (
-    Delta,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    Message,
-    ReasoningDelta,
-    Sink,
-    TextDelta,
-    ToolCallDelta,
-    Usage,
-)
+from inference_site.domain.generation import Delta, Finish, FinishReason, GenerationRequest, Message, ReasoningDelta, Sink, TextDelta, ToolCallDelta, Usage
 
 OPTIONS = frozenset({"load_fails", "load_ms", "script"})
 

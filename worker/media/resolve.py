@@ -7,7 +7,7 @@ import binascii
 from dataclasses import replace
 
 from worker.engines.base import InvalidRequest
-from worker.generation import GenerationRequest, ImagePart, Message, Part
+from inference_site.domain.generation import GenerationRequest, ImagePart, Message, Part
 from worker.media.allowance import Allowance, MediaError
 from worker.media.fetch import fetch
 from worker.media.images import image_url

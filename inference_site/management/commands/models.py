@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from worker.catalog import catalog
+from inference_site.catalogue.catalogue import catalog
 from worker.engines.base import ModelSpec
 from worker.engines.registry import model_capabilities
-from worker.gguf_file import GgufInfo, read_gguf
+from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
 
 _HEADER = ("model", "engine", "slots", "context", "needs", "file")
 

@@ -19,7 +19,7 @@ from inference_site import environment
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
-from worker.catalog import catalog
+from inference_site.catalogue.catalogue import catalog
 
 _READY_TIMEOUT_S = 60.0
 

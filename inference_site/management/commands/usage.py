@@ -9,11 +9,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from inference_site.accounts import reconciliation
+from inference_site.usage import reconciliation
 from inference_site.accounts.models import Period
-from inference_site.accounts.settlement import settle
-from inference_site.accounts.usage import Span, usage_by
-from inference_site.accounts.usage_csv import usage_rows
+from inference_site.usage.settlement import settle
+from inference_site.usage.queries import Span, usage_by
+from inference_site.usage.csv_export import usage_rows
 
 _MOST_DAYS = 3660
 

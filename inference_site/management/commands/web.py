@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.http.server import run_server
-from inference_site.migrated import add_wait, wait_if_asked
+from inference_site.gateway.server import run_server
+from inference_site.storage.migrated import add_wait, wait_if_asked
 
 
 class Command(BaseCommand):

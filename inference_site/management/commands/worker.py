@@ -11,10 +11,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
-from inference_site.migrated import add_wait, wait_if_asked
-from worker.catalog import start_specs
+from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.catalogue.catalogue import start_specs
 from worker.engines.base import EngineLoadError
-from worker.process import run_worker
+from worker.runtime.process import run_worker
 
 
 class Command(BaseCommand):

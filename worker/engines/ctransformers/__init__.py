@@ -1,7 +1,7 @@
 """ctransformers in this process: models of the GGML era."""
 
-from worker.chat.adapter import chat_capabilities
-from worker.chat.configuration import CHAT_OPTIONS
+from worker.engines.chat.adapter import chat_capabilities
+from worker.engines.chat.configuration import CHAT_OPTIONS
 from worker.engines.base import ModelSpec
 from worker.engines.ctransformers.engine import COMPLETES, load
 from worker.engines.ctransformers.model_file import has_chat

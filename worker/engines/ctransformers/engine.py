@@ -2,7 +2,7 @@
 
 Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
 "starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
-"basic", or a path); and those of chats (``worker.chat.configuration``), which need a template: the
+"basic", or a path); and those of chats (``worker.engines.chat.configuration``), which need a template: the
 file's own, or one that is named.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.chat.adapter import ChatAdapter
-from worker.chat.configuration import configure_chat
+from worker.engines.chat.adapter import ChatAdapter
+from worker.engines.chat.configuration import configure_chat
 from worker.engines.base import (
     ContextLengthExceeded,
     Engine,
@@ -24,14 +24,7 @@ from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary,
 from worker.engines.ctransformers.run import ChoiceRun, Counts
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.generation import (
-    Finish,
-    GenerationRequest,
-    Sampling,
-    Sink,
-    TextDelta,
-    TokensDelta,
-)
+from inference_site.domain.generation import Finish, GenerationRequest, Sampling, Sink, TextDelta, TokensDelta
 
 COMPLETES = frozenset(
     {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}

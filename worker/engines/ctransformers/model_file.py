@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.chat.configuration import Vocabulary
+from worker.engines.chat.configuration import Vocabulary
 from worker.engines.base import ModelSpec
 
 _USER_DEFINED = 4

@@ -15,7 +15,7 @@ from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilit
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.grammars import check_grammar, llguidance_grammar
-from worker.generation import Finish, GenerationRequest, Sink, TokenLogprob, Usage
+from inference_site.domain.generation import Finish, GenerationRequest, Sink, TokenLogprob, Usage
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.engines.ctransformers.dry import dry_penalties
-from worker.generation import Sampling
+from inference_site.domain.generation import Sampling
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

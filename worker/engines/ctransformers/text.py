@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 from worker.engines.stop_texts import StopTexts
-from worker.generation import TextDelta, TokenLogprob
+from inference_site.domain.generation import TextDelta, TokenLogprob
 
 
 class AnswerText:

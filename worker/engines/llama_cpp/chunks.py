@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from worker.chat.forced_call import ForcedCall, new_call_id
+from worker.engines.chat.forced_call import ForcedCall, new_call_id
 from worker.engines.base import (
     ContextLengthExceeded,
     EngineError,
@@ -15,17 +15,7 @@ from worker.engines.base import (
     InvalidRequest,
 )
 from worker.engines.llama_cpp.stop_tokens import cut_at
-from worker.generation import (
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    ReasoningDelta,
-    Sink,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    Usage,
-)
+from inference_site.domain.generation import Finish, FinishReason, GenerationRequest, ReasoningDelta, Sink, TextDelta, TokenLogprob, ToolCallDelta, Usage
 
 
 class ChunkReader:

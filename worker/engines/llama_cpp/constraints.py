@@ -15,7 +15,7 @@ import orjson
 from worker.engines.base import InvalidRequest
 from worker.engines.grammars import check_grammar, check_references
 from worker.engines.llama_cpp.bounds import check_groups
-from worker.generation import Constraint
+from inference_site.domain.generation import Constraint
 
 _LLGUIDANCE = "%llguidance {}\n"
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from worker.chat.wire import wire_part
+from worker.engines.chat.wire import wire_part
 from worker.engines.base import EngineLoadError, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.files import checked_gguf
-from worker.generation import AudioPart, ImagePart, Message, Part
+from inference_site.domain.generation import AudioPart, ImagePart, Message, Part
 
 MODALITIES = ("vision", "audio")
 

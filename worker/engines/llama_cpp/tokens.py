@@ -13,16 +13,7 @@ from worker.engines.base import ContextLengthExceeded, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat
-from worker.generation import (
-    EmbeddingDelta,
-    Finish,
-    GenerationRequest,
-    PromptDelta,
-    Sink,
-    TextDelta,
-    TokensDelta,
-    Usage,
-)
+from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, PromptDelta, Sink, TextDelta, TokensDelta, Usage
 
 _BATCH = 32
 """Prompts embedded between two looks at cancellation."""

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.chat.forced_call import ForcedCall
+from worker.engines.chat.forced_call import ForcedCall
 from worker.engines.base import GenerationFailed
 from worker.engines.openai_upstream.logprobs import read_logprobs
 from worker.engines.openai_upstream.tool_calls import CallReader
-from worker.generation import (
-    Delta,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-)
+from inference_site.domain.generation import Delta, Finish, FinishReason, GenerationRequest, ReasoningDelta, TextDelta, TokenLogprob
 
 _FAILURES = ("abort", "error")
 _LIMITS = ("length", "max_tokens", "model_length")

@@ -12,7 +12,7 @@ from worker.engines.openai_upstream.counts import Counts
 from worker.engines.openai_upstream.errors import Complaints
 from worker.engines.openai_upstream.sse import DONE, EventLines, NoEventStream
 from worker.engines.openai_upstream.transport import Cancelled
-from worker.generation import Delta, GenerationRequest, Sink
+from inference_site.domain.generation import Delta, GenerationRequest, Sink
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 

@@ -19,7 +19,7 @@ from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import Complaints
 from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
-from worker.generation import GenerationRequest, Sink
+from inference_site.domain.generation import GenerationRequest, Sink
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups
 from worker.engines.openai_upstream.flavors import RESPONSE_FORMAT
 from worker.engines.openai_upstream.options import UpstreamOptions
-from worker.generation import Constraint
+from inference_site.domain.generation import Constraint
 
 
 def constraint_fields(constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:

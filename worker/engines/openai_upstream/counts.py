@@ -6,14 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from worker.generation import (
-    Delta,
-    Finish,
-    GenerationRequest,
-    ReasoningDelta,
-    TextPart,
-    Usage,
-)
+from inference_site.domain.generation import Delta, Finish, GenerationRequest, ReasoningDelta, TextPart, Usage
 
 _CHARACTERS_PER_TOKEN = 4
 

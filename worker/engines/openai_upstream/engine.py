@@ -15,7 +15,7 @@ from worker.engines.openai_upstream.options import parse_options
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.openai_upstream.transport import Cancelled
-from worker.generation import GenerationRequest, Sink
+from inference_site.domain.generation import GenerationRequest, Sink
 
 
 def load(spec: ModelSpec) -> UpstreamEngine:

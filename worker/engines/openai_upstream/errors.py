@@ -30,7 +30,7 @@ from worker.engines.base import (
     RateLimited,
 )
 from worker.engines.openai_upstream.options import UpstreamOptions
-from worker.generation import GenerationRequest
+from inference_site.domain.generation import GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -13,16 +13,7 @@ from worker.engines.base import GenerationFailed, InvalidRequest
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.engines.openai_upstream.payload import Payloads
-from worker.generation import (
-    EmbeddingDelta,
-    Finish,
-    GenerationRequest,
-    PromptDelta,
-    Sink,
-    TextDelta,
-    TokensDelta,
-    Usage,
-)
+from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, PromptDelta, Sink, TextDelta, TokensDelta, Usage
 
 T = TypeVar("T")
 

@@ -1,0 +1,179 @@
+"""``Idempotency-Key``: a POST that is sent again gets the answer of the first, and runs once.
+
+A key of the API has its own idempotency keys, each good for a day. What is remembered of a request
+is its digest, and either its answer or the generation whose stream is its answer; that is read from
+the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``). A request that was refused,
+failed or cancelled is not remembered: sent again, it is a new one. One that runs goes on for
+``GRACE_S`` when its client is gone, who may send it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from django.http import HttpResponse
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.accounts.keys import Caller
+from inference_site.errors.api_errors import ConflictError, InvalidRequestError
+from inference_site.gateway.handoff import HandOff, hand_off, place_of
+from inference_site.gateway.hub import hub
+from inference_site.streams.event_log import follow, read_log
+from inference_site.generations.models import Generation, Status
+from inference_site.storage.redis_clients import site_client
+
+HEADER = "Idempotency-Key"
+GRACE_S = 10
+_KEPT_S = 86_400
+_LARGEST_BODY = 64 * 1024
+"""Bytes of an answer that are kept; of larger ones it is told that they were given."""
+_PENDING_S = 60
+"""How long a request may take until it is accepted; after that its process has died."""
+_TAKE_OVER = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+_WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
+
+Handler = Callable[..., HttpResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is remembered of a request. Without answer and generation it is being accepted."""
+
+    digest: str
+    generation_id: str = ""
+    stream: bool = False
+    grace_s: int = 0
+    status: int = 0
+    body: str = ""
+
+
+def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwargs: Any) -> Any:
+    """Answer a POST, or tell again what its first sending was answered.
+
+    Raise InvalidRequestError for a bad key, or one that was sent with another request, and
+    ConflictError while the first is being accepted, or when its answer is kept no longer.
+    """
+    place, mine = _place(request, caller), _Memory(_digest(request))
+    known = _remembered(place, mine)
+    if known is not None:
+        if (answer := _again(request, known)) is not None:
+            return answer
+        _take_over(place, known, mine)
+    try:
+        response = handler(request, *args, **kwargs)
+    except BaseException:
+        site_client().delete(place)
+        raise
+    _keep(place, request, response, mine.digest)
+    return response
+
+
+def _place(request: Request, caller: Caller) -> str:
+    key = request.headers[HEADER]
+    if not _WELL_FORMED.fullmatch(key):
+        raise InvalidRequestError(
+            f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
+        )
+    return f"idempotent:{caller.api_key_id}:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _digest(request: Request) -> str:
+    inner = request._request
+    return hashlib.sha256(inner.path.encode() + b"\0" + inner.body).hexdigest()
+
+
+def _packed(memory: _Memory) -> bytes:
+    return orjson.dumps(asdict(memory))
+
+
+def _remembered(place: str, mine: _Memory) -> _Memory | None:
+    """Claim the key, or return what it was claimed for."""
+    client = site_client()
+    if client.set(place, _packed(mine), ex=_PENDING_S, nx=True):
+        return None
+    found: Any = client.get(place)
+    if found is None:  # Its time was up just now.
+        return None
+    known = _Memory(**orjson.loads(found))
+    if known.digest != mine.digest:
+        raise InvalidRequestError(
+            f"This '{HEADER}' was sent with another request.",
+            param=HEADER,
+            code="idempotency_key_reused",
+        )
+    return known
+
+
+def _take_over(place: str, known: _Memory, mine: _Memory) -> None:
+    """Claim the key of a request that came to nothing; of those who try, one does."""
+    arguments = (place, _packed(known), _packed(mine), str(_PENDING_S))
+    if not site_client().eval(_TAKE_OVER, 1, *arguments):
+        raise _in_progress()
+
+
+def _in_progress() -> ConflictError:
+    return ConflictError(
+        "The same request is being accepted. Please try again.", code="idempotency_in_progress"
+    )
+
+
+def _expired() -> ConflictError:
+    return ConflictError(
+        "The request was answered; its answer is not kept.", code="idempotency_expired"
+    )
+
+
+def _keep(place: str, request: Request, response: HttpResponse, digest: str) -> None:
+    handoff = place_of(request._request).handoff
+    if handoff is not None:
+        grace_s = handoff.follower.grace_s
+        memory = _Memory(digest, handoff.generation_id, handoff.stream, grace_s)
+    elif isinstance(response, Response) and response.status_code < 400:
+        body = orjson.dumps(response.data)
+        kept = body.decode() if len(body) <= _LARGEST_BODY else ""
+        memory = _Memory(digest, status=response.status_code, body=kept)
+    else:
+        site_client().delete(place)
+        return
+    site_client().set(place, _packed(memory), ex=_KEPT_S)
+
+
+def _again(request: Request, known: _Memory) -> HttpResponse | None:
+    """Return the first answer; None when that came to nothing."""
+    if known.body:
+        return Response(orjson.loads(known.body), status=known.status)
+    if known.status:
+        raise _expired()
+    if not known.generation_id:
+        raise _in_progress()
+    statuses = Generation.objects.filter(public_id=known.generation_id)
+    status = statuses.values_list("status", flat=True).first()
+    if status in (None, Status.CANCELLED, Status.FAILED):
+        return None
+    return _followed(request, known, has_ended=status == Status.COMPLETED)
+
+
+def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpResponse:
+    """Hand the stream of the first answer over, from its beginning."""
+    follower = hub.follow(known.generation_id, grace_s=known.grace_s)
+    try:
+        logged = read_log(known.generation_id)
+        if not logged and has_ended:
+            raise _expired()
+        if not (logged and logged[-1].ending):
+            follow(known.generation_id, hub.channel)
+            logged = read_log(known.generation_id)
+    except BaseException:
+        hub.leave(follower)
+        raise
+    return hand_off(request._request, HandOff(follower, known.stream, known=logged, cancels=False))

@@ -1,0 +1,210 @@
+"""``/v1/openapi.json``: the OpenAPI document, from what the views declare (``schema.py``).
+
+It is made once, when it is first asked for. The JSON schemas of all declared types are made
+together, so that models of one name in several apps become components of different names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal
+
+import orjson
+from django.http import HttpResponse
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from rest_framework.request import Request
+
+from inference_site.errors import api_errors
+from inference_site.api.schema import ErrorEnvelope, declared, documented
+from inference_site.api.views import OpenView
+
+Schema = dict[str, Any]
+
+_JSON, _SSE = "application/json", "text/event-stream"
+_STREAMABLE = (
+    "The answer; with `stream`, events: the schema is that of each `data`; the last is `[DONE]`."
+)
+
+
+class OpenApiView(OpenView):
+    """``GET /v1/openapi.json``."""
+
+    @documented(answer=dict[str, Any])
+    def get(self, request: Request) -> HttpResponse:
+        """Get this document."""
+        return HttpResponse(document(), content_type=_JSON)
+
+
+@cache
+def document() -> bytes:
+    """Return the document, encoded."""
+    generator = Generator()  # type: ignore[no-untyped-call]  # Untyped there.
+    return orjson.dumps(generator.get_schema(public=True))
+
+
+class Generator(SchemaGenerator):
+    """Adds the wire models to what the views' schemas refer to."""
+
+    def get_schema(self, request: Any = None, public: bool = False) -> Schema:
+        document: Schema = super().get_schema(request, public)  # type: ignore[no-untyped-call]
+        document["components"]["schemas"] = dict(sorted(_schemas()[1].items()))
+        return document
+
+
+class ViewSchema(AutoSchema):
+    """Describes the methods of a view. Those that declare nothing are left out."""
+
+    @property
+    def _declared(self) -> documented | None:
+        return getattr(getattr(self.view, self.method.lower()), "documented", None)
+
+    @property
+    def _endpoint(self) -> documented:
+        assert self._declared is not None
+        return self._declared
+
+    def is_excluded(self) -> bool:
+        return self._declared is None
+
+    def get_operation(self, *args: Any) -> Schema | None:
+        operation: Schema | None = super().get_operation(*args)
+        if operation is not None and "requestBody" in operation:
+            operation["requestBody"]["required"] = True
+        return operation
+
+    def get_operation_id(self) -> str:
+        return self.method.lower() + type(self.view).__name__.removesuffix("View")
+
+    def get_summary(self) -> str:
+        return self._docstring()[0].removesuffix(".")
+
+    def get_description(self) -> str:  # type: ignore[override]  # As in the base class.
+        return self._docstring()[1]
+
+    def _docstring(self) -> tuple[str, str]:
+        """Return the first line of the method's own docstring, and the rest."""
+        text = inspect.cleandoc(getattr(self.view, self.method.lower()).__doc__ or "")
+        summary, _, description = text.partition("\n")
+        return summary, description.strip()
+
+    def get_request_serializer(self) -> Any:
+        body = self._endpoint.body
+        return None if body is None else {_JSON: _schema(body, "validation")}
+
+    def get_response_serializers(self) -> Any:
+        endpoint = self._endpoint
+        text = "The answer." if endpoint.event is None else _STREAMABLE
+        responses: dict[Any, Any] = {(200, _JSON): OpenApiResponse(_schema(endpoint.answer), text)}
+        if endpoint.event is not None:
+            responses[200, _SSE] = OpenApiResponse(_schema(endpoint.event), text)
+        for error in sorted(self._errors(), key=lambda error: error.status):
+            body = endpoint.also.get(error.status, ErrorEnvelope)
+            responses[error.status, _JSON] = OpenApiResponse(_schema(body), error.__doc__ or "")
+        return responses
+
+    def _errors(self) -> Iterator[type[api_errors.ApiError]]:
+        endpoint = self._endpoint
+        yield from (api_errors.InvalidRequestError, api_errors.InternalError, api_errors.UnavailableError)
+        yield from endpoint.errors
+        if self.view.get_authenticators():
+            yield from (api_errors.AuthenticationError, api_errors.ForbiddenError)
+        if endpoint.body is not None:
+            yield from (api_errors.PayloadTooLargeError, api_errors.UnsupportedMediaError)
+        if endpoint.queued or "{" in self.path:
+            yield api_errors.NotFoundError
+        if endpoint.queued:
+            yield from (api_errors.RateLimitError, api_errors.QueueTimeoutError)
+
+    def get_override_parameters(self) -> list[Any]:
+        return [*self._query(), *self._headers()]
+
+    def _query(self) -> Iterator[OpenApiParameter]:
+        if self._endpoint.query is None:
+            return
+        schema = TypeAdapter(self._endpoint.query).json_schema()
+        for name, field in schema["properties"].items():
+            kept = {key: value for key, value in field.items() if key not in ("title", "default")}
+            yield OpenApiParameter(
+                name,
+                kept,
+                description=kept.pop("description", ""),
+                required=name in schema.get("required", ()),
+                style="deepObject" if kept["type"] == "object" else None,
+                default=field.get("default"),
+            )
+
+    def _headers(self) -> Iterator[OpenApiParameter]:
+        yield _header("x-request-id", str, True, "The request's own, when it is well formed.")
+        yield _header("openai-processing-ms", int, True, "Until the answer began.")
+        yield _header("Retry-After", int, [429, 503, 504], "Seconds.")
+        yield _header("WWW-Authenticate", str, [401], "`Bearer`.")
+        if self._endpoint.queued:
+            yield OpenApiParameter(
+                "x-unsupported-params",
+                str,
+                "header",
+                description="Fields of the request that were not honoured, separated by commas.",
+                response=[200],
+            )
+
+
+def _header(
+    name: str, type_: type, statuses: Literal[True] | list[int], text: str
+) -> OpenApiParameter:
+    """Return a header that these responses always have."""
+    return OpenApiParameter(name, type_, "header", True, text, response=statuses)
+
+
+class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # Untyped there.
+    """The key, in either of two headers."""
+
+    target_class = "inference_site.api.authentication.KeyAuthentication"
+    name = ["bearer", "x-api-key"]
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> list[Schema]:
+        return [
+            {"type": "http", "scheme": "bearer"},
+            {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        ]
+
+    def get_security_requirement(self, auto_schema: AutoSchema) -> list[dict[str, list[Any]]]:
+        return [{name: []} for name in self.name]
+
+
+class _WireSchema(GenerateJsonSchema):
+    """Schemas of what is sent as it is sent: only what may be None can be left out."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        schema = field["schema"]
+        if self.mode == "serialization" and schema["type"] == "default":
+            return schema.get("default", ...) is not None
+        return super().field_is_required(field, total)
+
+
+def _schema(type_: Any, mode: JsonSchemaMode = "serialization") -> Schema:
+    """Return the schema of a declared type: mostly a reference to a component."""
+    return _schemas()[0][id(type_), mode]
+
+
+@cache
+def _schemas() -> tuple[dict[tuple[int, JsonSchemaMode], Schema], Schema]:
+    """Return the schemas of all declared types, by id and mode, and the components they need."""
+    types: dict[tuple[int, JsonSchemaMode], Any] = {}
+    for endpoint in declared:
+        sent = (endpoint.answer, endpoint.event, ErrorEnvelope, *endpoint.also.values())
+        types |= {(id(type_), "serialization"): type_ for type_ in sent if type_ is not None}
+        if endpoint.body is not None:
+            types[id(endpoint.body), "validation"] = endpoint.body
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(key, mode, TypeAdapter(type_)) for (key, mode), type_ in types.items()],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_WireSchema,
+    )
+    return schemas, definitions["$defs"]

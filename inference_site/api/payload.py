@@ -1,0 +1,211 @@
+"""From a decoded body to a wire model: validation errors in OpenAI's words, and unknown fields.
+
+Errors follow the table of the API: ``missing_required_parameter``, ``invalid_type``,
+``invalid_value``, ``integer_below_min_value`` …, each with the path of the field as ``param``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from django.conf import settings
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from inference_site.errors.api_errors import InvalidRequestError
+
+_MOST_NAMES = 32
+"""How many ignored fields are named: they go into a header and into the row."""
+_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
+_LONGEST_ECHO = 100
+"""Characters of a bad value that its error repeats."""
+
+
+class WireRequest(BaseModel):
+    """Base of request bodies. Fields it does not declare are kept aside and named to the caller."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @property
+    def ignored_params(self) -> list[str]:
+        """The fields that were sent and are not honoured, in the order they came, each once.
+
+        Those of nested objects are named by their path without positions: ``messages[].name``.
+        A name that does not fit a response header is no field of any API and is left out.
+        """
+        names = (name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name))
+        return list(itertools.islice(names, _MOST_NAMES))
+
+    def _ignored(self) -> Iterator[str]:
+        yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, WireRequest):
+                yield from (f"{field}.{name}" for name in value._ignored())
+            elif isinstance(value, list):
+                parts = (part for part in value if isinstance(part, WireRequest))
+                yield from (f"{field}[].{name}" for part in parts for name in part._ignored())
+
+
+class WireObject(BaseModel):
+    """Base of what the server sends: a misspelt field fails at construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+RequestT = TypeVar("RequestT", bound=WireRequest)
+
+
+def parse(model: type[RequestT], body: Any) -> RequestT:
+    """Return the body as a wire model. Raise InvalidRequestError naming the first bad field."""
+    if not isinstance(body, dict):
+        raise InvalidRequestError("The JSON body of your request must be an object.")
+    try:
+        request = model.model_validate(body)
+    except ValidationError as exc:
+        raise _invalid(exc.errors(include_url=False), body) from exc
+    if settings.STRICT_FIELDS and request.ignored_params:
+        name = request.ignored_params[0]
+        raise InvalidRequestError(
+            f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
+        )
+    return request
+
+
+QueryT = TypeVar("QueryT", bound=BaseModel)
+
+
+def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
+    """Return a query as its model. Raise InvalidRequestError naming the first bad parameter."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        raise _invalid(exc.errors(include_url=False), values) from exc
+
+
+def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
+    # Of the branches of a union, the one that got furthest into the body is what was meant.
+    error = max(errors, key=lambda e: len(_path(e, body)))
+    param = _format(_path(error, body))
+    code, message = _describe(error, param)
+    return InvalidRequestError(message, param=param or None, code=code)
+
+
+def _path(error: ErrorDetails, body: Any) -> list[int | str]:
+    """Return the location without the names of union branches, which are not in the body."""
+    path: list[int | str] = []
+    value, loc, missing = body, error["loc"], error["type"] == "missing"
+    for i, part in enumerate(loc):
+        if value is error["input"] and not missing:
+            break
+        if isinstance(value, dict) and (part in value or i == len(loc) - 1):
+            path.append(part)
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            path.append(part)
+            value = value[part] if part < len(value) else None
+    return [*path, *_discriminator(error)]
+
+
+def _discriminator(error: ErrorDetails) -> list[str]:
+    """Return the field that tells the branches of a union apart, when it is what is wrong."""
+    name = str(error.get("ctx", {}).get("discriminator", ""))
+    return [name.strip("'")] if name.startswith("'") else []
+
+
+def _format(path: list[int | str]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+_KINDS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_BOUNDS = {
+    "greater_than": ("below_min", "below minimum value", ">", "gt"),
+    "greater_than_equal": ("below_min", "below minimum value", ">=", "ge"),
+    "less_than": ("above_max", "above maximum value", "<", "lt"),
+    "less_than_equal": ("above_max", "above maximum value", "<=", "le"),
+}
+_JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a decimal"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+]
+
+
+def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
+    """Return the code and the message."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    if kind in ("missing", "union_tag_not_found"):
+        return "missing_required_parameter", f"Missing required parameter: '{param}'."
+    if kind in _KINDS:
+        return (
+            "invalid_type",
+            (
+                f"Invalid type for '{param}': expected {_KINDS[kind]}, "
+                f"but got {_json_type(given)} instead."
+            ),
+        )
+    if kind in ("literal_error", "union_tag_invalid"):
+        supported = _listed(context.get("expected") or context["expected_tags"])
+        echo = repr(str(context.get("tag", given))[:_LONGEST_ECHO])
+        return "invalid_value", f"Invalid value: {echo}. Supported values are: {supported}."
+    if kind in _BOUNDS:
+        side, what, sign, key = _BOUNDS[kind]
+        bound = context[key]
+        number = "integer" if isinstance(bound, int) else "decimal"
+        shown = bound if isinstance(bound, int) else f"{bound:g}"
+        return (
+            f"{number}_{side}_value",
+            (
+                f"Invalid '{param}': {number} {what}. "
+                f"Expected a value {sign} {shown}, but got {given} instead."
+            ),
+        )
+    if kind == "too_short":
+        return (
+            "empty_array",
+            (
+                f"Invalid '{param}': empty array. Expected an array with minimum length "
+                f"{context['min_length']}, but got an empty array instead."
+            ),
+        )
+    if kind == "too_long":
+        return (
+            "array_above_max_length",
+            (
+                f"Invalid '{param}': array too long. Expected an array with maximum length "
+                f"{context['max_length']}, but got an array with length "
+                f"{context['actual_length']} instead."
+            ),
+        )
+    return "invalid_value", f"Invalid '{param}': {error['msg']}."
+
+
+def _listed(quoted: str) -> str:
+    """Return pydantic's list of quoted values as the API writes it: ``'a', 'b', and 'c'``."""
+    values = re.findall(r"'[^']*'", quoted)
+    if len(values) < 3:
+        return " and ".join(values)
+    return f"{', '.join(values[:-1])}, and {values[-1]}"
+
+
+def _json_type(value: Any) -> str:
+    return next((name for type_, name in _JSON_TYPES if isinstance(value, type_)), "null")

@@ -1,0 +1,39 @@
+"""What the views of the API have in common."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from inference_site.accounts.models import Scope
+from inference_site.api.authentication import caller_of
+from inference_site.api.idempotency import HEADER, once
+
+
+class ApiView(APIView):
+    """A view of the API: short, synchronous, JSON in and out, for holders of a key."""
+
+    scope: ClassVar[Scope] = Scope.INFERENCE
+    """What the key must open."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check who calls; have a POST with an idempotency key run once."""
+        super().initial(request, *args, **kwargs)
+        if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
+            # An attribute of this one view, which serves one request, goes before the method.
+            vars(self)["post"] = partial(once, self.post, caller_of(request))
+
+    @property
+    def default_response_headers(self) -> dict[str, str]:
+        """None: DRF would name the allowed methods on every answer, streams included."""
+        return {}
+
+
+class OpenView(ApiView):
+    """A view that needs no key."""
+
+    authentication_classes = ()
+    permission_classes = ()

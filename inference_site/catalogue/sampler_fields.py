@@ -1,0 +1,70 @@
+"""Sampler settings as people write them, with their bounds: in requests, entries and ``SAMPLING``.
+
+The names are those of ``inference_site.domain.generation.Sampling``, which holds what has been read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inference_site.domain.generation import Sampling
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+NotNegative = Annotated[float, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # A key of JSON is text.
+
+
+class SamplerFields(BaseModel):
+    """What requests and defaults have in common: all but ``logit_bias``, whose keys differ."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Probability | None = None
+    typical_p: Probability | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    dry_multiplier: NotNegative | None = None
+    dry_base: Annotated[float, Field(ge=1)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(min_length=1, max_length=64)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
+    mirostat_tau: NotNegative | None = None
+    mirostat_eta: NotNegative | None = None
+
+    def to_sampling(self, biases: dict[int, float]) -> Sampling:
+        """Return the domain's value."""
+        breakers = self.dry_sequence_breakers
+        return Sampling(
+            **{name: getattr(self, name) for name in _SAME},
+            dry_sequence_breakers=None if breakers is None else tuple(breakers),
+            logit_bias=tuple(biases.items()),
+        )
+
+
+_SAME = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
+
+
+class SamplerDefaults(SamplerFields):
+    """A mapping of defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    logit_bias: dict[_TokenId, Bias] | None = None
+
+
+def read_defaults(values: dict[Any, Any]) -> Sampling:
+    """Return the defaults of a mapping. Raise pydantic's ValidationError."""
+    defaults = SamplerDefaults.model_validate(values)
+    return defaults.to_sampling(defaults.logit_bias or {})

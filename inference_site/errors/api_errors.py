@@ -1,0 +1,287 @@
+"""Errors as clients see them: a status and OpenAI's envelope, never HTML, never a traceback.
+
+    ApiError
+    ├── InvalidRequestError     400  the request is wrong; ``param`` says where
+    ├── AuthenticationError     401
+    ├── ForbiddenError          403  the key is good, but not for this
+    ├── NotFoundError           404
+    ├── MethodNotAllowedError   405
+    ├── ConflictError           409
+    ├── PayloadTooLargeError    413
+    ├── UnsupportedMediaError   415
+    ├── RateLimitError          429  try again; carries Retry-After
+    │   └── QuotaError               a budget is used up
+    ├── InternalError           500
+    └── UnavailableError        503  try again; carries Retry-After
+        └── QueueTimeoutError   504
+
+``api_error`` is the one table that maps every other exception to one of these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import kombu.exceptions
+import orjson
+import redis.exceptions
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest
+from rest_framework import exceptions as drf
+from rest_framework.response import Response
+
+from inference_site.domain import errors as worker
+from worker.engines import base as engine
+from inference_site.generations.load_deadlines import LOAD_RETRY_S
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 5
+
+
+class ApiError(Exception):
+    """The server had an error while processing your request."""
+
+    status: ClassVar[int] = 500
+    type: str = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.message = message or (self.__doc__ or "").strip()
+        super().__init__(self.message)
+        self.param = param
+        self.code = code or self.code
+        self.headers = dict(headers or {})
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body: ``{"error": {message, type, param, code}}``, all four keys."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """When to try again, if the answer says so."""
+        told = self.headers.get("Retry-After")
+        return None if told is None else int(told)
+
+    @property
+    def body(self) -> bytes:
+        """The envelope, encoded."""
+        return orjson.dumps(self.envelope)
+
+
+class InvalidRequestError(ApiError):
+    """The request is invalid."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class AuthenticationError(ApiError):
+    """You didn't provide an API key. Send it in the header 'Authorization: Bearer YOUR_KEY'."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, message: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+class ForbiddenError(ApiError):
+    """The API key does not allow this."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
+class NotFoundError(ApiError):
+    """Not found."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowedError(ApiError):
+    """This method is not allowed here."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
+class ConflictError(ApiError):
+    """The object is in use."""
+
+    status = 409
+    type = "conflict_error"
+    code = "conflict"
+
+
+class PayloadTooLargeError(ApiError):
+    """The request body is too large."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaError(ApiError):
+    """The request body must be JSON: send 'Content-Type: application/json'."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_type"
+
+
+class RateLimitError(ApiError):
+    """Too many requests. Please try again later."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry_after_s: int = _RETRY_AFTER_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, headers={**(headers or {}), "Retry-After": str(retry_after_s)})
+
+
+class QuotaError(RateLimitError):
+    """You exceeded your current quota."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class InternalError(ApiError):
+    """The server had an error while processing your request."""
+
+
+class UnavailableError(ApiError):
+    """The server is overloaded or a part of it is down. Please try again later."""
+
+    status = 503
+    code = "server_is_overloaded"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        code: str | None = None,
+        retry_after_s: int = _RETRY_AFTER_S,
+    ) -> None:
+        super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request waited too long for a free slot. Please try again later."""
+
+    status = 504
+    code = "queue_timeout"
+
+
+def _retry_after_s(exc: engine.EngineUnavailable) -> int:
+    return _RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
+
+
+_Make = Callable[[Any], ApiError]
+_TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
+    (
+        (engine.ContextLengthExceeded,),
+        lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
+    ),
+    ((engine.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
+    (
+        (worker.WorkerLost,),
+        lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
+    ),
+    (
+        (worker.DocumentLost, worker.StreamLost, worker.ShuttingDown),
+        lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
+    ),
+    (
+        # Not of a kind that clients try again.
+        (worker.StoppedByOperator,),
+        lambda e: InvalidRequestError(str(e.__doc__), code="stopped_by_operator"),
+    ),
+    ((worker.HookFailed,), lambda _: InternalError(code="hook_failed")),
+    ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
+    (
+        (worker.ModelLoading,),
+        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
+    ),
+    ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
+    (
+        (engine.RateLimited,),
+        lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
+    ),
+    (
+        (engine.EngineUnavailable,),
+        lambda e: UnavailableError(
+            str(e),
+            code="engine_unavailable",
+            retry_after_s=_retry_after_s(e),
+        ),
+    ),
+    ((engine.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
+    (
+        (OperationalError, InterfaceError),
+        lambda _: UnavailableError("The database is not reachable.", code="database_unavailable"),
+    ),
+    (
+        (redis.exceptions.RedisError, kombu.exceptions.OperationalError),
+        lambda _: UnavailableError("The queue is not reachable.", code="queue_unavailable"),
+    ),
+    ((drf.MethodNotAllowed,), lambda e: MethodNotAllowedError(str(e.detail))),
+    ((drf.UnsupportedMediaType,), lambda _: UnsupportedMediaError()),
+    ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
+    ((Http404,), lambda _: NotFoundError()),
+)
+"""What the client is told of each exception; the first row that fits counts."""
+
+
+def api_error(exc: Exception) -> ApiError:
+    """Return what the client is told of this exception. What is not in the table is a 500."""
+    if isinstance(exc, ApiError):
+        return exc
+    make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
+    return InternalError() if make is None else make(exc)
+
+
+def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
+    """Log what is the server's fault; the traceback only of what nobody foresaw."""
+    if error.status < 500 or isinstance(exc, ApiError):
+        return
+    request_id = getattr(request, "request_id", "-")
+    traceback = exc if error.status == 500 else None
+    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
+    """Answer an exception that a DRF view raised."""
+    error = api_error(exc)
+    log_error(context["request"]._request, exc, error)
+    headers = dict(error.headers)
+    if isinstance(error, MethodNotAllowedError):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(error.envelope, status=error.status, headers=headers)

@@ -1,0 +1,128 @@
+"""What is said of each HTTP request when it has been answered: one line of the log, and metrics.
+
+It lies around the whole application, so that streams are timed to their last byte and pages of the
+admin are in the log too. The facts of a request (its id, project, model …) are noted while it runs
+(``inference_site.observability.log_context``) and are on every line that is logged meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.urls import Resolver404, resolve
+from prometheus_client import Counter, Gauge, Histogram
+
+from inference_site.observability.log_context import Facts, logged_with
+from inference_site.observability.tracing import Span, begin, trace_id
+
+logger = logging.getLogger("inference_site.access")
+
+Scope = dict[str, Any]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Any, Send], Awaitable[None]]
+
+SCOPE_KEY = "inference_site.access"
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_QUIET = ("/health", "/metrics", "/static/")
+"""Asked for every few seconds, or with every page: logged at ``DEBUG``."""
+_CUT_OFF = 499
+"""The client left before its answer had come to an end, or the server stopped."""
+_LONGEST_PATH = 200
+
+_REQUESTS = Counter(
+    "inference_http_requests",
+    "Requests that were answered; status 499: cut off before the end.",
+    ["method", "route", "status"],
+)
+_DURATION = Histogram(
+    "inference_http_request_duration_seconds",
+    "From the request to the last byte of its answer.",
+    ["route"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+_IN_FLIGHT = Gauge("inference_http_requests_in_flight", "Requests that are being answered.")
+
+
+class Access:
+    """One request on its way. ``facts`` and ``span`` are filled in and used by whoever answers."""
+
+    __slots__ = ("_began", "_is_complete", "_scope", "_send", "_status", "facts", "span")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self._began = time.monotonic()
+        self._status = 0
+        self._is_complete = False
+        self.facts: Facts = {}
+        self.span = _span(scope)
+        if self.span.traceparent:
+            self.facts["trace_id"] = trace_id(self.span.traceparent)
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Pass a message of the answer on."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif not message.get("more_body", False):
+            self._is_complete = True
+        await self._send(message)
+
+    def end(self) -> None:
+        """Count it, time it and log it."""
+        duration_s = time.monotonic() - self._began
+        method, path = self._scope["method"], self._scope["path"]
+        status = self._status if self._is_complete else _CUT_OFF
+        route = self.facts.pop("route", None) or _route(path)
+        _REQUESTS.labels(method if method in _METHODS else "other", route, status).inc()
+        _DURATION.labels(route).observe(duration_s)
+        told = {"method": method, "path": _one_line(path), "status": status}
+        facts = {**self.facts, **told, "duration_ms": round(duration_s * 1000, 1)}
+        level = logging.DEBUG if path.startswith(_QUIET) else logging.INFO
+        logger.log(level, "answered", extra=facts)
+        self.span.set(http__route=route, http__response__status_code=status, **self.facts)
+        self.span.end(str(status) if status >= 500 else "")
+
+
+def accounted(application: Application) -> Application:
+    """Return the application with an ``Access`` around each of its HTTP requests."""
+
+    async def app(scope: Scope, receive: Any, send: Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+        access = Access(scope, send)
+        with logged_with(access.facts), _IN_FLIGHT.track_inprogress():
+            try:
+                await application({**scope, SCOPE_KEY: access}, receive, access.send)
+            finally:
+                access.end()
+
+    return app
+
+
+def _span(scope: Scope) -> Span:
+    """Begin the span of a request to the API, in the caller's trace if it has one."""
+    if not scope["path"].startswith("/v1"):
+        return Span()
+    parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+    return begin(
+        f"{scope['method']} {_route(scope['path'])}",
+        "server",
+        parent,
+        http__request__method=scope["method"],
+    )
+
+
+def _route(path: str) -> str:
+    """Return the pattern of a path: ids must not become labels."""
+    try:
+        return str(resolve(path.rstrip("/") if path.startswith("/v1") else path).route)
+    except Resolver404:
+        return "static" if path.startswith("/static/") else "unknown"
+
+
+def _one_line(path: str) -> str:
+    """Return a path that cannot be taken for more than one line, nor fill the log."""
+    return path[:_LONGEST_PATH].encode("unicode_escape").decode("ascii")

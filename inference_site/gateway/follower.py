@@ -1,0 +1,76 @@
+"""Followers: who waits for the frames of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from inference_site.streams.event_log import Batch, trim
+
+
+class Follower:
+    """One reader's place in one stream.
+
+    With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
+    ``inference_site.generations.disconnect_grace``).
+    """
+
+    __slots__ = (
+        "_batches",
+        "_ended",
+        "_waiter",
+        "checked_at",
+        "generation_id",
+        "grace_s",
+        "heard_at",
+        "next_number",
+    )
+
+    def __init__(self, generation_id: str, after: int = -1, grace_s: int = 0) -> None:
+        self.generation_id = generation_id
+        self.grace_s = grace_s
+        self.next_number = after + 1
+        self.heard_at = self.checked_at = time.monotonic()
+        self._batches: list[Batch] = []
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def offer(self, batch: Batch) -> bool:
+        """Take a batch; False when frames before it are missing.
+
+        What is known already is cut; after the ending nothing is taken any more.
+        """
+        if self._ended:
+            return True
+        if batch.first > self.next_number:
+            return False
+        self.heard_at = time.monotonic()
+        for rest in trim([batch], self.next_number):
+            self.next_number = rest.next
+            self._ended = rest.ending is not None
+            self._batches.append(rest)
+            self.wake()
+        return True
+
+    def wake(self) -> None:
+        """End the current ``wait``."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> list[Batch]:
+        """Return what has come, in order, and forget it."""
+        batches, self._batches = self._batches, []
+        return batches
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something has come, when woken, or after the timeout."""
+        if self._batches:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, self.wake)  # Half the cost of asyncio.wait_for.
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None

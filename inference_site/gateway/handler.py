@@ -1,0 +1,130 @@
+"""Django's request path for /v1, in one hop to a thread.
+
+Django's own ASGI handler crosses between the loop and threads several times a request, starts a
+thread for each, and runs middleware for sessions, cookies and pages. The API needs none of it: here
+a request runs from routing to response in one call on a pooled thread.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core import signals
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.base import BaseHandler
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix, set_urlconf
+
+from inference_site.accounts.keys import Caller
+from inference_site.gateway.access import SCOPE_KEY as access_key
+from inference_site.gateway.access import Access
+from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotFoundError, api_error, log_error
+from inference_site.observability.log_context import logged_with
+from inference_site.observability.tracing import current
+
+_WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ApiHandler(BaseHandler):
+    """Resolves the view and calls it; whatever goes wrong becomes the error envelope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._view_middleware: list[Any] = []
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+
+    def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
+        """Answer one request. Never raises."""
+        started = time.monotonic()
+        signals.request_started.send(sender=type(self), scope=scope)
+        try:
+            request = ASGIRequest(_scope_of_view(scope, body), io.BytesIO(body))
+        except UnicodeDecodeError:
+            error = InvalidRequestError("The query of the URL is not UTF-8.")
+            return self.refuse(scope, error, started)
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            # No name has one, and PostgreSQL cannot be asked for one.
+            error = InvalidRequestError("The URL must not hold a NUL character.")
+            return self.refuse(scope, error, started)
+        request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
+        request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
+        with _noted(scope, request, request_id):
+            response = _with_common_headers(self._answer(request), request_id, started)
+            response.close()  # Sends request_finished, which gives the database connection back.
+        return response
+
+    def refuse(self, scope: dict[str, Any], error: ApiError, started: float) -> HttpResponseBase:
+        """Answer a request that reaches no view; ``started`` is of the monotonic clock."""
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = _request_id(given)
+        if access := scope.get(access_key):
+            access.facts["request_id"] = request_id
+        return _with_common_headers(error_response(error), request_id, started)
+
+    def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        set_script_prefix("/")
+        set_urlconf(None)
+        try:
+            response: HttpResponseBase = self._get_response(request)  # type: ignore[attr-defined]  # Not in the stubs.
+        except Http404:
+            return error_response(NotFoundError(f"Invalid URL ({request.method} {request.path})"))
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
+            error = api_error(exc)
+            log_error(request, exc, error)
+            return error_response(error)
+        return response
+
+
+@contextmanager
+def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iterator[None]:
+    """Have the log, and what is enqueued, know which request goes on here."""
+    access: Access | None = scope.get(access_key)
+    facts = {} if access is None else access.facts
+    facts["request_id"] = request_id
+    token = current.set("" if access is None else access.span.traceparent)
+    try:
+        with logged_with(facts):
+            yield
+    finally:
+        current.reset(token)
+    if request.resolver_match is not None:
+        facts["route"] = request.resolver_match.route
+    caller = getattr(request, "user", None)
+    if isinstance(caller, Caller):
+        facts |= {"project": caller.project_id, "api_key": caller.api_key_id}
+
+
+def error_response(error: ApiError) -> HttpResponse:
+    """Return the envelope as a response."""
+    return HttpResponse(
+        error.body, status=error.status, content_type="application/json", headers=error.headers
+    )
+
+
+def _scope_of_view(scope: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Return the scope without a trailing slash, and with the length of a body sent in chunks."""
+    headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    return {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
+
+
+def _with_common_headers(
+    response: HttpResponseBase, request_id: str, started: float
+) -> HttpResponseBase:
+    response["x-request-id"] = request_id
+    response["openai-processing-ms"] = str(round((time.monotonic() - started) * 1000))
+    response["openai-version"] = "2020-10-01"
+    return response
+
+
+def _request_id(given: str) -> str:
+    """Return the caller's id when it is well formed, else a new one."""
+    return given if _WELL_FORMED_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"

@@ -1,0 +1,90 @@
+"""Ending a generation in place of a worker: it died, never came, or was not needed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+from django.db import transaction
+
+from inference_site.generations.kinds import Assembler, Ending, Kind, kind_of
+from inference_site.streams.request_documents import drop_document
+from inference_site.streams.event_log import Appended, close_log, frames_of, read_log
+from inference_site.observability.metrics import count_ended
+from inference_site.generations.models import Generation, Status
+from worker.runtime.publisher import MESSAGE_TYPE
+
+
+def end_in_place(
+    generation: Generation, status: Status, move: Callable[[], bool], error: Exception | None
+) -> bool:
+    """End a generation and its stream; without an error it counts as cancelled.
+
+    ``move`` is the guarded update of its row: when that finds that somebody else was first,
+    nothing is done and False is returned.
+    """
+    kind = kind_of(generation.kind)
+    assembler, ending, first = _ended(kind, generation.public_id, error)
+    with transaction.atomic():
+        if not move():
+            return False
+        if kind.settle is not None and assembler is not None:
+            kind.settle(generation.public_id, status, assembler, None)
+    error_code = "" if ending is None else ending.error_code
+    count_ended(generation.model, generation.kind, status, error_code)
+    if ending is None:
+        drop_document(generation.public_id)
+        return True
+    answer = close_log(generation.public_id, ending, first)
+    while answer is None:  # The worker was not dead yet: what it sent meanwhile comes before.
+        _, ending, first = _ended(kind, generation.public_id, error)
+        assert ending is not None
+        answer = close_log(generation.public_id, ending, first)
+    _tell(generation.public_id, answer)
+    return True
+
+
+def cancel_waiting(generation_ids: Collection[str]) -> None:
+    """Cancel those of these generations that nobody has claimed."""
+    waiting = Generation.objects.filter(public_id__in=generation_ids, status=Status.QUEUED)
+    outliving = [g for g in waiting if kind_of(g.kind).recover is not None]
+    for generation in outliving:
+        cancel_one_waiting(generation)
+    rest = set(generation_ids) - {generation.public_id for generation in outliving}
+    known = {generation.public_id: generation for generation in waiting}
+    for generation_id in Generation.objects.cancel_queued(rest):
+        if cancelled := known.get(generation_id):
+            count_ended(cancelled.model, cancelled.kind, Status.CANCELLED)
+        drop_document(generation_id)
+
+
+def cancel_one_waiting(generation: Generation) -> bool:
+    """Cancel a generation if nobody has claimed it; return whether that was so."""
+
+    def cancel() -> bool:
+        return Generation.objects.cancel_waiting(generation.public_id)
+
+    return end_in_place(generation, Status.CANCELLED, cancel, None)
+
+
+def _ended(
+    kind: Kind, generation_id: str, error: Exception | None
+) -> tuple[Assembler | None, Ending | None, int | None]:
+    """Return the ending, what made it, and the number of its first frame, if they depend on it."""
+    if kind.recover is not None:
+        frames = frames_of(read_log(generation_id))
+        first = len(frames)
+        assembler = kind.recover(generation_id, frames)
+        if assembler is not None:
+            ending = assembler.cancel() if error is None else assembler.fail(error)
+            return assembler, ending, first
+        return None, None if error is None else kind.failure(error, first=first), first
+    return None, None if error is None else kind.failure(error), None
+
+
+def _tell(generation_id: str, answer: Appended) -> None:
+    """Tell who follows; they read the log, which knows the numbers of the frames."""
+    send = async_to_sync(get_channel_layer().send)
+    for channel in answer.followers:
+        send(channel, {"type": MESSAGE_TYPE, "streams": [(generation_id, b"")]})

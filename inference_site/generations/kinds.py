@@ -1,0 +1,128 @@
+"""How deltas become what goes over the wire: the contract between the worker and the API apps.
+
+An API app registers, for each kind of generation it enqueues, how its assembler is made from the
+request document. The assembler runs once, in the worker, for streaming and non-streaming clients
+alike: what was streamed and what is stored cannot differ.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inference_site.domain.generation import Delta, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a stream ends.
+
+    ``frames`` close an event stream. ``status`` and ``body`` are the answer to a client that does
+    not stream, or, when ``is_early``, to one whose stream has nothing in it but the failure.
+    ``error_code`` is empty unless it failed, ``finish_reason`` unless it completed.
+    ``retry_after_s`` is what a client is told with a 429, 503 or 504.
+    """
+
+    frames: Sequence[bytes]
+    status: int
+    body: bytes
+    finish_reason: str = ""
+    error_code: str = ""
+    is_early: bool = False
+    retry_after_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A request document: what the engine is asked, what the assembler of the API app needs, and
+    what is to be kept of the result. ``traceparent`` is of the trace it belongs to, if any."""
+
+    request: GenerationRequest
+    assembly: dict[str, Any]
+    store: dict[str, Any] | None = None
+    traceparent: str = ""
+
+
+class Assembler(ABC):
+    """A fold over the deltas of one generation."""
+
+    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Go on after these frames, which were sent before this attempt; return what ends them.
+
+        Called first, and only when there are any.
+        """
+        return ()
+
+    def begin(self) -> Sequence[bytes]:
+        """Return the frames to send before the first delta."""
+        return ()
+
+    @abstractmethod
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta; return the frames to send now (none when nothing is streamed)."""
+
+    @abstractmethod
+    def complete(self) -> Ending:
+        """End after the engine's last delta."""
+
+    @abstractmethod
+    def cancel(self) -> Ending:
+        """End because the client or an operator stopped it."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> Ending:
+        """End because of this error."""
+
+
+class Settle(Protocol):
+    """Keeps the result of a generation."""
+
+    def __call__(
+        self, generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+    ) -> None:
+        """Keep it. Runs in the transaction of the final row, once, whatever the status is.
+
+        ``order`` is the ``store`` of the request document, or None when that is not at hand.
+        """
+
+
+class Failure(Protocol):
+    """Puts an error into words when there is no assembler to do it."""
+
+    def __call__(self, error: Exception, *, first: int = 0) -> Ending:
+        """Return the ending; ``first`` is the number of the first of its frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How generations of one kind are assembled, and kept.
+
+    ``assembler`` takes the ``assembly`` of the request document. ``failure`` ends a generation that
+    has no assembler: its document is gone, it never reached a worker, or its frames were lost.
+
+    Kinds whose results outlive their streams have the others too: ``settle``; ``recover``, which
+    makes an assembler from the id and the frames sent so far (None when there is too little to go
+    by), for what must be ended in place of its worker; and ``rebuild``, which makes the request
+    document anew when it was lost (None when that cannot be).
+    """
+
+    assembler: Callable[[dict[str, Any]], Assembler]
+    failure: Failure
+    settle: Settle | None = None
+    recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
+    rebuild: Callable[[str], Document | None] | None = None
+
+
+_kinds: dict[str, Kind] = {}
+
+
+def register(name: str, kind: Kind) -> None:
+    """Declare a kind of generation; an API app does it when Django starts."""
+    _kinds[name] = kind
+
+
+def kind_of(name: str) -> Kind:
+    """Return a kind. Raise KeyError for one that no installed app registered."""
+    return _kinds[name]

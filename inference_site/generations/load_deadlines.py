@@ -1,0 +1,26 @@
+"""Generations that were accepted while their model was loading, and until when they wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from inference_site.storage.deadlines import Deadlines
+
+LOAD_RETRY_S = 10
+"""When a client is told to try again while a model is loading."""
+_waits = Deadlines("load-waits")
+
+
+def wait_for_load(generation_id: str, wait_s: int) -> None:
+    """Have a generation given up when its model is not served after so long."""
+    _waits.push(generation_id, wait_s)
+
+
+def overdue() -> list[str]:
+    """Return the generations whose time has passed, those among them that have ended too."""
+    return _waits.passed()
+
+
+def forget_waits(generation_ids: Collection[str]) -> None:
+    """Wait no longer for the models of these."""
+    _waits.forget(generation_ids)

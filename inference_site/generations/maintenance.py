@@ -1,0 +1,223 @@
+"""What beat does every second so that no generation is forgotten.
+
+abandoned   running on a worker that is dead: failed
+expired     waiting for longer than the queue timeout: failed
+unloaded    waiting for a model that takes too long to load: failed
+unattended  left by all its readers, for longer than its grace: cancelled
+unheard     waiting with no bell: rung for again
+gone        workers without a lease: dropped from the index, and their bells
+
+A worker that lives gives up its own orphans, with the same move.
+
+What goes wrong with one part, or with one generation, keeps no other from being done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.db import OperationalError
+from django.db.models import Count, Min
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from inference_site.generations.disconnect_grace import forget, unattended
+from inference_site.storage.deadlines import Deadlines
+from inference_site.generations.ending_without_worker import cancel_waiting, end_in_place
+from inference_site.domain.errors import ModelLoading, QueueTimeout, WorkerLost
+from inference_site.streams.event_log import request_cancel
+from inference_site.fleet.leases import is_alive, live_view, prune
+from inference_site.generations.load_deadlines import forget_waits, overdue
+from inference_site.generations.models import MAX_ATTEMPTS, TERMINAL, Generation, ServiceClass, Status, lent_connection
+from inference_site.generations.queue import ENOUGH_BELLS, bells, drop_bells_of, drop_late_bells, ring
+from inference_site.storage.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+_CONFIRM_S = 2.5
+"""A worker is given up when its lease is found missing twice, this far apart: longer than the time
+between renewals, so that a restart of Redis, which loses all leases, kills no worker."""
+_suspects = Deadlines("suspects")
+_ORPHAN_S = 5.0
+"""How old a claim must be before its worker can be said not to run it."""
+_TENDED, _TENDED_S = "upkeep", 60
+_HEARD_S = 2.0
+"""How long a bell may take before a waiting generation counts as unheard."""
+
+
+def tend() -> None:
+    """Do all of it once. Raise what went wrong as a group, after the rest was done."""
+    parts = (
+        give_up_abandoned,
+        expire_waiting,
+        expire_unloaded,
+        stop_unattended,
+        ring_unheard,
+        drop_gone,
+    )
+    _each((part.__name__, part) for part in parts)
+    site_client().set(_TENDED, time.time(), ex=_TENDED_S)
+
+
+def last_tended() -> float | None:
+    """Return when all of it was last done, in Unix time; None when that is a minute ago."""
+    at: Any = site_client().get(_TENDED)
+    return None if at is None else float(at)
+
+
+def attempt(what: str, act: Callable[[], None]) -> bool:
+    """Do it and return True; when that fails say why in the log, and return False.
+
+    A server that is down is no more than a warning: there will be another turn.
+    """
+    is_done = True
+    try:
+        act()
+    except* (OperationalError, RedisError) as down:
+        is_done = False
+        logger.warning("%s: %s", what, "; ".join(map(str, _leaves(down))))
+    except* Exception:
+        is_done = False
+        logger.exception("%s: not all was done", what)
+    return is_done
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    leaves: list[Exception] = []
+    for exc in group.exceptions:
+        leaves += _leaves(exc) if isinstance(exc, BaseExceptionGroup) else [exc]
+    return leaves
+
+
+def _each(acts: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Do each of these, whatever becomes of the others. Raise what went wrong as a group."""
+    faults = []
+    for name, act in acts:
+        try:
+            act()
+        except Exception as exc:  # noqa: BLE001  # It is raised with the rest.
+            exc.add_note(name)
+            faults.append(exc)
+    if faults:
+        raise ExceptionGroup("upkeep", faults)
+
+
+def give_up_abandoned() -> None:
+    """Fail what runs on workers that have been without a lease for ``_CONFIRM_S``."""
+    running = Generation.objects.filter(status=Status.RUNNING)
+    dead = _dead_among(set(running.values_list("worker", flat=True).distinct()))
+    for worker in dead:
+        logger.warning("worker %s is dead", worker)
+    if dead:
+        _give_up(running.filter(worker__in=dead))
+
+
+def give_up_orphans(worker: str, running: frozenset[str]) -> None:
+    """Fail what this live worker claimed a while ago and is not running."""
+    limit = timezone.now() - timedelta(seconds=_ORPHAN_S)
+    claimed = Generation.objects.filter(
+        status=Status.RUNNING, worker=worker, claimed_at__lt=limit
+    ).exclude(public_id__in=running)
+    with lent_connection():
+        _give_up(claimed)
+
+
+def _give_up(generations: Iterable[Generation]) -> None:
+    """Give up those that still run on the worker they are seen with.
+
+    Those in the background are begun anew; the others are failed, and their streams ended.
+    """
+    _each((generation.public_id, partial(_give_up_one, generation)) for generation in generations)
+
+
+def _give_up_one(generation: Generation) -> None:
+    held = (generation.public_id, generation.worker)
+    if generation.background and generation.attempt < MAX_ATTEMPTS:
+        if Generation.objects.requeue(*held):
+            ring(generation.model)
+        return
+    fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
+    end_in_place(generation, Status.FAILED, fail, WorkerLost())
+
+
+def expire_waiting() -> None:
+    """Fail what somebody has waited for longer than ``QUEUE_TIMEOUT_S``."""
+    limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
+    waiting = Generation.objects.filter(
+        status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
+    )
+    _each(
+        (row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in waiting
+    )
+
+
+def _expire(generation: Generation, code: str, error: Exception) -> None:
+    expire = partial(Generation.objects.expire_queued, generation.public_id, code)
+    end_in_place(generation, Status.FAILED, expire, error)
+
+
+def stop_unattended() -> None:
+    """Stop what nobody has read for longer than its grace (see ``inference_site.generations.disconnect_grace``)."""
+    left = unattended()
+    if not left:
+        return
+    rows = Generation.objects.filter(public_id__in=left).exclude(status__in=TERMINAL)
+    going_on = frozenset(rows.values_list("public_id", flat=True))
+    _each((id_, partial(_stop_unattended, id_, id_ in going_on)) for id_ in left)
+
+
+def _stop_unattended(public_id: str, is_going_on: bool) -> None:
+    if is_going_on:
+        request_cancel(public_id)
+        cancel_waiting([public_id])
+    forget([public_id])
+
+
+def expire_unloaded() -> None:
+    """Fail what was accepted while its model was loading, and has waited ``LOAD_WAIT_S`` for it."""
+    late = overdue()
+    if not late:
+        return
+    waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
+    found = {generation.public_id: generation for generation in waiting}
+    _each((id_, partial(_expire_unloaded, id_, found.get(id_))) for id_ in late)
+
+
+def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
+    # With its model served it waits for a slot now, as others do.
+    if waiting is not None and not live_view.serving(waiting.model):
+        _expire(waiting, "model_loading", ModelLoading())
+    forget_waits([public_id])
+
+
+def ring_unheard() -> None:
+    """Ring once for each generation that waits with no bell."""
+    waiting = Generation.objects.filter(status=Status.QUEUED).values("model")
+    heard_by = timezone.now() - timedelta(seconds=_HEARD_S)
+    for row in waiting.annotate(count=Count("id"), oldest=Min("created_at")):
+        if row["oldest"] < heard_by:
+            for _ in range(min(row["count"], ENOUGH_BELLS) - bells(row["model"])):
+                ring(row["model"])
+
+
+def drop_gone() -> None:
+    """Drop the workers without a lease from the index, and the bells that were rung for them."""
+    for worker in prune():
+        drop_bells_of(worker)
+    drop_late_bells()
+
+
+def _dead_among(workers: set[str]) -> set[str]:
+    """Return those whose lease is missing now and was missing ``_CONFIRM_S`` ago."""
+    silent = {worker for worker in workers if not is_alive(worker)}
+    for worker in silent:
+        _suspects.push(worker, _CONFIRM_S, "NX")
+    confirmed = set(_suspects.passed())
+    _suspects.forget((workers | confirmed) - silent)
+    return silent & confirmed

@@ -1,0 +1,139 @@
+"""What a process counts and times of generations, for Prometheus; docs/operations.md lists it.
+
+Prometheus adds up the processes: a generation is counted where it ends, which is its worker, or, in
+place of one, the web process or the maintenance worker that ended it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inference_site.domain.generation import Usage
+
+_WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each counter, which nothing here reads.
+
+BUILD = Gauge("inference_build_info", "1, with what runs here.", ["version", "role", "worker"])
+_ENDED = Counter(
+    "inference_generations",
+    "Generations that have ended.",
+    ["model", "kind", "status", "error_code"],
+)
+_TOKENS = Counter(
+    "inference_tokens", "Tokens by sort; cached ⊂ input, reasoning ⊂ output.", ["model", "sort"]
+)
+_QUEUE_WAIT = Histogram(
+    "inference_queue_wait_seconds",
+    "From acceptance to the first claim.",
+    ["model"],
+    buckets=_WAITS,
+)
+_FIRST_TOKEN = Histogram(
+    "inference_time_to_first_token_seconds",
+    "From acceptance to the first delta; of first attempts.",
+    ["model"],
+    buckets=_WAITS,
+)
+_RUN = Histogram(
+    "inference_run_seconds", "From the claim to the final row.", ["model"], buckets=_WAITS
+)
+EVENT_LOG_LAG = Histogram(
+    "inference_event_log_lag_seconds",
+    "How long the oldest frame of an append waited until it was in the event log.",
+    buckets=(0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30),
+)
+LEASE_RENEWED = Gauge(
+    "inference_worker_lease_renewed_timestamp_seconds",
+    "When this worker last renewed its lease, in Unix time; 0 before.",
+)
+UPKEEP_DONE = Gauge(
+    "inference_upkeep_done_timestamp_seconds",
+    "When upkeep last came to its end here, in Unix time; 0 before.",
+)
+
+
+def count_ended(model: str, kind: str, status: str, error_code: str = "") -> None:
+    """Count a generation that has reached a terminal state by our own move."""
+    _ENDED.labels(model, kind, status, error_code).inc()
+
+
+class _Gaps(Collector):
+    """The times between two deltas of a run.
+
+    A histogram of prometheus_client takes a lock and a chain of calls for each value, which is more
+    than a token may cost. Here each run counts for itself and is added when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def add(self, model: str, counts: Sequence[int], sum_s: float) -> None:
+        with self._lock:
+            known = self._counts.setdefault(model, [0] * len(counts))
+            self._counts[model] = [old + new for old, new in zip(known, counts, strict=True)]
+            self._sums[model] = self._sums.get(model, 0.0) + sum_s
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "inference_inter_token_seconds", "Between two deltas of a run.", labels=["model"]
+        )
+        with self._lock:
+            for model, counts in self._counts.items():
+                family.add_metric([model], _cumulated(counts), self._sums[model])
+        yield family
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return Prometheus' buckets: each with its upper bound, and all that is not above it."""
+    bounds = [*(str(float(bound)) for bound in _GAPS), "+Inf"]
+    return [(bound, sum(counts[: place + 1])) for place, bound in enumerate(bounds)]
+
+
+_gaps = _Gaps()
+REGISTRY.register(_gaps)
+
+
+class Meter:
+    """Times one attempt of a generation, from its claim on."""
+
+    __slots__ = ("_attempt", "_began", "_counts", "_first", "_last", "_model", "_waited_s")
+
+    def __init__(self, model: str, attempt: int, waited_s: float) -> None:
+        self._model, self._attempt, self._waited_s = model, attempt, waited_s
+        self._began = time.perf_counter()
+        self._first = self._last = 0.0
+        self._counts = [0] * (len(_GAPS) + 1)
+        if attempt == 1:
+            _QUEUE_WAIT.labels(model).observe(waited_s)
+
+    def tick(self) -> None:
+        """A delta has come. Called for each of them: benchmarks/metrics.py tells what it costs."""
+        now = time.perf_counter()
+        if self._last:
+            self._counts[bisect_left(_GAPS, now - self._last)] += 1
+        else:
+            self._first = now
+        self._last = now
+
+    def end(self, kind: str, status: str, error_code: str, usage: Usage) -> None:
+        """The attempt has ended in this terminal state."""
+        model = self._model
+        count_ended(model, kind, status, error_code)
+        _RUN.labels(model).observe(time.perf_counter() - self._began)
+        if self._first:
+            if self._attempt == 1:
+                _FIRST_TOKEN.labels(model).observe(self._waited_s + self._first - self._began)
+            _gaps.add(model, self._counts, self._last - self._first)
+        for sort in ("input", "cached", "output", "reasoning"):
+            _TOKENS.labels(model, sort).inc(getattr(usage, f"{sort}_tokens"))

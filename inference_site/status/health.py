@@ -1,0 +1,133 @@
+"""``/health`` and ``/health/ready``: alive, and able to serve. Open to everybody; no secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Literal
+
+import psycopg
+import redis
+from django.conf import settings
+from django.db import connection
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.api.payload import WireObject
+from inference_site.api.schema import ErrorEnvelope, documented
+from inference_site.api.views import OpenView
+from inference_site.fleet import fleet
+from inference_site.catalogue.catalogue import catalog, start_specs
+from inference_site.fleet.fleet import ModelStatus
+from inference_site.fleet.leases import LiveWorker, live_workers
+
+_TIMEOUT_S = 2.0
+_pool = ThreadPoolExecutor(8, thread_name_prefix="health")
+
+
+class Health(WireObject):
+    """The answer of ``GET /health``."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(WireObject):
+    """The answer of ``GET /health/ready``. ``checks`` has "ok" or what is wrong for each part."""
+
+    status: Literal["ready", "unavailable"]
+    checks: dict[str, str]
+
+
+class HealthView(OpenView):
+    """``GET /health``: this process answers."""
+
+    @documented(answer=Health)
+    def get(self, request: Request) -> Response:
+        """Tell that this process answers."""
+        return Response(Health().model_dump())
+
+
+class ReadyView(OpenView):
+    """``GET /health/ready``: PostgreSQL, Redis, and a live worker for each model.
+
+    503 when anything fails; ``checks`` names each part with ``ok`` or what is wrong.
+    """
+
+    @documented(answer=Readiness, also={503: Readiness | ErrorEnvelope})
+    def get(self, request: Request) -> Response:
+        """Tell whether PostgreSQL, Redis, and a worker for each model answer."""
+        checks = _run({"postgres": _check_postgres, "redis": _check_redis})
+        if checks["redis"] == "ok":
+            checks |= _run({"workers": _check_workers})
+        else:
+            checks["workers"] = "unknown while Redis is down"
+        ready = all(result == "ok" for result in checks.values())
+        answer = Readiness(status="ready" if ready else "unavailable", checks=checks)
+        headers = None if ready else {"Retry-After": "5"}
+        return Response(answer.model_dump(), status=200 if ready else 503, headers=headers)
+
+
+def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
+    """Run the checks side by side; one that hangs is reported, not waited for."""
+    futures = {name: _pool.submit(check) for name, check in checks.items()}
+    wait(futures.values(), timeout=_TIMEOUT_S)
+    return {
+        name: future.result() if future.done() else f"no answer within {_TIMEOUT_S:.0f} s"
+        for name, future in futures.items()
+    }
+
+
+def own_connection() -> psycopg.Connection[Any]:
+    """Connect to PostgreSQL apart from the pool, whose connections may hang with the server."""
+    parameters = connection.get_connection_params()
+    parameters.pop("pool", None)
+    parameters.pop("context", None)
+    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
+    return psycopg.connect(**parameters)
+
+
+def _check_postgres() -> str:
+    try:
+        with own_connection() as own:
+            own.execute("SELECT 1")
+    except psycopg.Error as exc:
+        return f"{type(exc).__name__}: not reachable"
+    return "ok"
+
+
+def _check_redis() -> str:
+    urls = {*settings.EVENT_LOG_URLS, settings.BROKER_URL, *settings.CHANNEL_LAYER_URLS}
+    if not settings.RATE_LIMITS_FAIL_OPEN:
+        urls.add(settings.RATE_LIMIT_URL)
+    try:
+        for url in urls:
+            with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
+                client.ping()
+    except redis.RedisError as exc:
+        return f"{type(exc).__name__}: not reachable"
+    return "ok"
+
+
+def _check_workers() -> str:
+    workers = live_workers()
+    missing = [told for model in catalog().models if (told := _missing(model, workers))]
+    return f"no live worker for: {', '.join(missing)}" if missing else "ok"
+
+
+def _missing(model: str, workers: list[LiveWorker]) -> str:
+    """Return the model and how it is; nothing when it is served, or need not be at all times."""
+    status = fleet.status_among(workers, model)
+    if status == ModelStatus.LOADED or not is_expected(model, status):
+        return ""
+    if status == ModelStatus.UNLOADED:
+        return model
+    having = [served for worker in workers if (served := worker.model(model)) is not None]
+    known = [served.progress for served in having if served.progress is not None]
+    return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
+
+
+def is_expected(model: str, status: ModelStatus) -> bool:
+    """Tell whether workers load this model when they start, and not only when somebody wants it."""
+    if settings.START_MODELS:
+        return model in {spec.id for spec in start_specs(settings.START_MODELS)}
+    return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

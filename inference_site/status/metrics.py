@@ -1,0 +1,33 @@
+"""``GET /metrics``: what this web process has counted, and how the site is, for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from prometheus_client import REGISTRY
+
+from inference_site.errors.api_errors import AuthenticationError
+from inference_site.status.site_metrics import SiteMetrics
+from inference_site.observability.metrics import BUILD
+from inference_site.observability.telemetry import may_scrape, rendered
+
+
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Answer who holds ``METRICS_TOKEN``, and peers in ``METRICS_ALLOWED_NETWORKS``."""
+    meta = request.META
+    is_forwarded = "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta
+    if not may_scrape(
+        meta.get("REMOTE_ADDR", ""), meta.get("HTTP_AUTHORIZATION", ""), is_forwarded
+    ):
+        raise AuthenticationError("Metrics are for holders of METRICS_TOKEN.")
+    body, content_type = rendered(meta.get("HTTP_ACCEPT", ""))
+    return HttpResponse(body, content_type=content_type)
+
+
+def register() -> None:
+    """Have the metrics of this process tell how the site is."""
+    BUILD.labels(settings.VERSION, "web", f"{socket.gethostname()}:{os.getpid()}").set(1)
+    REGISTRY.register(SiteMetrics())

@@ -1,0 +1,119 @@
+"""Gauges of the whole site: who waits, what runs, who lives.
+
+Read when ``/metrics`` is asked for, from partial indexes of what has not ended and from the leases;
+the big table is never counted. Each web process tells the same, so that any of them may be asked:
+take their maximum, not their sum.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import psycopg
+import redis.exceptions
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inference_site.status.health import is_expected, own_connection
+from inference_site.gateway.hub import hub
+from inference_site.fleet import fleet
+from inference_site.catalogue.catalogue import catalog
+from inference_site.fleet.leases import live_workers
+from inference_site.generations.queue import bells
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+_pool = ThreadPoolExecutor(4, thread_name_prefix="metrics")
+
+_IN_FLIGHT = """
+SELECT model, status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float
+FROM worker_generation WHERE status IN ('queued', 'running') GROUP BY model, status
+"""
+
+
+class SiteMetrics(Collector):
+    """Gauges that are the same in each web process, but for ``inference_open_streams``."""
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing beforehand: what there is depends on who answers."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask PostgreSQL and Redis side by side; what does not answer in time is left out."""
+        yield GaugeMetricFamily(
+            "inference_open_streams", "Streams that this process follows.", value=hub.followed()
+        )
+        told = GaugeMetricFamily(
+            "inference_scrape_ok", "1 if the source answered for this page.", labels=["source"]
+        )
+        asked = {source: _pool.submit(ask) for source, ask in _SOURCES.items()}
+        wait(asked.values(), timeout=_TIMEOUT_S)
+        for source, answer in asked.items():
+            found = _found(source, answer)
+            told.add_metric([source], found is not None)
+            yield from found or ()
+        yield told
+
+
+def _found(source: str, answer: Future[list[Metric]]) -> list[Metric] | None:
+    try:
+        return answer.result(timeout=0)
+    except (psycopg.Error, redis.exceptions.RedisError, TimeoutError) as exc:
+        logger.warning("metrics: no answer of %s: %s", source, type(exc).__name__)
+        return None
+
+
+_Row = tuple[str, str, int, float]
+
+
+def _of_generations() -> list[Metric]:
+    with own_connection() as connection:
+        connection.execute("SET LOCAL statement_timeout = 1500")
+        rows: list[_Row] = connection.execute(_IN_FLIGHT).fetchall()
+    waiting = _by_model("inference_queue_length", "Generations that wait for a slot.")
+    oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
+    running = _by_model("inference_running", "Generations that run.")
+    known = {(model, status): (count, age_s) for model, status, count, age_s in rows}
+    for model in {*catalog().models, *(row[0] for row in rows)}:
+        count, age_s = known.get((model, "queued"), (0, 0.0))
+        waiting.add_metric([model], count)
+        oldest.add_metric([model], age_s)
+        running.add_metric([model], known.get((model, "running"), (0, 0.0))[0])
+    return [waiting, oldest, running]
+
+
+def _of_workers() -> list[Metric]:
+    workers = live_workers()
+    live = _by_model("inference_live_workers", "Workers that take work for the model.")
+    slots = _by_model("inference_slots", "Slots of these workers.")
+    busy = _by_model("inference_busy_slots", "Slots of these workers that are busy.")
+    for model in catalog().models:
+        serving = [worker for worker in workers if worker.serves(model)]
+        served = [found for worker in serving if (found := worker.model(model)) is not None]
+        # No sample for one that may well be nowhere: 0 is an alert.
+        if served or is_expected(model, fleet.status_among(workers, model)):
+            live.add_metric([model], len(served))
+        slots.add_metric([model], sum(found.slots for found in served))
+        busy.add_metric([model], sum(found.busy for found in served))
+    return [live, slots, busy]
+
+
+def _of_bells() -> list[Metric]:
+    unheard = _by_model("inference_bells_unheard", "Bells that no worker has heard yet.")
+    for model in catalog().models:
+        unheard.add_metric([model], bells(model))
+    return [unheard]
+
+
+def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=["model"])
+
+
+_SOURCES: dict[str, Callable[[], list[Metric]]] = {
+    "postgres": _of_generations,
+    "leases": _of_workers,
+    "broker": _of_bells,
+}

@@ -1,0 +1,260 @@
+"""The event log: every frame of every stream, in a Redis Stream that outlives its readers.
+
+One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
+finds any frame by its number, and an append that is repeated after a lost reply is refused instead
+of written twice. The entry that ends a stream has the greatest id there is: whoever writes it
+closes the log, and a worker that was taken for dead cannot add to it any more.
+
+The log is the truth; what travels over the channel layer is a hint that arrives sooner.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import redis
+import redis.asyncio
+from django.conf import settings
+
+from inference_site.generations.kinds import Ending
+from inference_site.storage.redis_clients import client_for
+
+_LAST_ID = b"18446744073709551615-0"
+FIELD = b"b"
+
+
+class LogState(IntEnum):
+    """What the log says to a writer."""
+
+    OPEN = 0
+    CLOSED = 1  # Somebody ended the stream; stop writing.
+    CANCELLED = 2  # Somebody wants the generation stopped.
+
+
+# KEYS: log, cancel flag, followers, request document of each stream.
+# ARGV: time to live of a finished and of an unfinished log (ms); then for each stream the id of the
+# entry ("" for none, the greatest for the last) and its payload.
+_APPEND = """
+local replies = {}
+for i = 1, #KEYS / 4 do
+  local log, cancel, follow, document = KEYS[4*i-3], KEYS[4*i-2], KEYS[4*i-1], KEYS[4*i]
+  local id, payload = ARGV[2*i+1], ARGV[2*i+2]
+  local state, last = 0, id == "18446744073709551615-0"
+  local followers = redis.call("SMEMBERS", follow)
+  if redis.call("EXISTS", cancel) == 1 then state = 2 end
+  if id ~= "" then
+    local added = redis.pcall("XADD", log, id, "b", payload)
+    if type(added) == "table" and added.err then
+      if not string.find(added.err, "equal or smaller", 1, true) then return added end
+      local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
+      if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
+    elseif last then
+      redis.call("PEXPIRE", log, ARGV[1])
+      redis.call("DEL", cancel, follow, document)
+    elseif redis.call("XLEN", log) == 1 then
+      redis.call("PEXPIRE", log, ARGV[2])
+    end
+  end
+  replies[i] = {state, followers}
+end
+return replies
+"""
+
+
+# KEYS: log, cancel flag, followers, request document of one stream.
+# ARGV: time to live of a finished log (ms); the last id that the caller knows; the last payload.
+_CLOSE = """
+local last = "18446744073709551615-0"
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+local id = tail[1] and tail[1][1] or ""
+if id ~= ARGV[2] then return nil end
+local followers = redis.call("SMEMBERS", KEYS[3])
+if id ~= last then
+  redis.call("XADD", KEYS[1], last, "b", ARGV[3])
+  redis.call("PEXPIRE", KEYS[1], ARGV[1])
+  redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
+end
+return followers
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive frames of one stream; ``first`` is the number of the first one.
+
+    ``ending`` is set on the batch that ends the stream, after its frames.
+    """
+
+    first: int
+    frames: Sequence[bytes]
+    ending: Ending | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the frame after this batch."""
+        return self.first + len(self.frames)
+
+    def pack(self) -> bytes:
+        """Encode for the log and for the channel layer."""
+        end = self.ending
+        tail = None
+        if end is not None:
+            tail = {f.name: getattr(end, f.name) for f in fields(end) if f.name != "frames"}
+        packed: bytes = msgpack.packb((self.first, self.frames, tail))
+        return packed
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Batch:
+        """Decode what ``pack`` made."""
+        first, frames, tail = msgpack.unpackb(payload)
+        if tail is None:
+            return cls(first, frames)
+        # Another release of this program may know fields that this one does not.
+        known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
+        return cls(first, frames, Ending(frames=(), **known))
+
+    @property
+    def entry_id(self) -> bytes:
+        """The id of this batch's entry in the log."""
+        return _LAST_ID if self.ending else b"%d-0" % self.next
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log's answer to one append: its state, and the channels of the processes that follow."""
+
+    state: LogState
+    followers: list[str]
+
+
+def log_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:log"
+
+
+def cancel_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:cancel"
+
+
+def followers_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:followers"
+
+
+def document_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:document"
+
+
+def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
+    """Return how many keys there are, and the keys and arguments of the append script."""
+    keys: list[Any] = []
+    arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
+    for generation_id, entry_id, payload in writes:
+        keys += (
+            log_key(generation_id),
+            cancel_key(generation_id),
+            followers_key(generation_id),
+            document_key(generation_id),
+        )
+        arguments += (entry_id, payload)
+    return len(keys), keys + arguments
+
+
+def parse_appended(reply: list[Any]) -> list[Appended]:
+    """Decode the script's reply, one answer for each write, in order."""
+    return [
+        Appended(LogState(state), [channel.decode() for channel in followers])
+        for state, followers in reply
+    ]
+
+
+class AsyncEventLog:
+    """The event log of one server, for asyncio code."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._append = client.register_script(_APPEND)
+
+    async def append(self, writes: Sequence[tuple[str, bytes, bytes]]) -> list[Appended]:
+        """Write one entry for each (generation id, entry id, payload); an empty id only asks."""
+        count, arguments = append_arguments(writes)
+        reply = await self._append(keys=arguments[:count], args=arguments[count:])
+        return parse_appended(reply)
+
+    async def read_many(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
+        """Return, for each (generation id, frame number), the batches from that frame on."""
+        pipeline = self._client.pipeline(transaction=False)
+        for generation_id, number in wanted:
+            pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
+        return [batches_of(entries) for entries in await pipeline.execute()]
+
+    async def request_cancel(self, generation_ids: Sequence[str]) -> None:
+        """Ask the workers to stop; they see the flags at their next append or poll."""
+        pipeline = self._client.pipeline(transaction=False)
+        for generation_id in generation_ids:
+            pipeline.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+        await pipeline.execute()
+
+
+def follow(generation_id: str, channel: str) -> None:
+    """Have the writer send this stream's frames to the channel as well."""
+    pipeline = client_for(generation_id).pipeline(transaction=False)
+    pipeline.sadd(followers_key(generation_id), channel)
+    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+    pipeline.execute()
+
+
+def request_cancel(generation_id: str) -> None:
+    """Ask the worker to stop; it sees the flag at its next append or poll."""
+    client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+
+
+def read_log(generation_id: str) -> list[Batch]:
+    """Return all that was sent so far."""
+    entries: Any = client_for(generation_id).xrange(log_key(generation_id))
+    return batches_of(entries)
+
+
+def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
+    """End a stream in place of its worker; return who must be told. Ended ones stay as they are.
+
+    ``first`` is the number of the first of its frames, for endings that depend on what was sent
+    before. None is returned when more was sent meanwhile: then nothing is done.
+    """
+    client = client_for(generation_id)
+    batch = Batch(0 if first is None else first, ending.frames, ending)
+    keys = [key(generation_id) for key in (log_key, cancel_key, followers_key, document_key)]
+    ttl_ms = settings.EVENT_LOG_TTL_S * 1000
+    while True:
+        entries: Any = client.xrevrange(log_key(generation_id), count=1)
+        tail = batches_of(entries)
+        if tail and tail[0].ending is None and tail[0].next != batch.first:
+            if first is not None:
+                return None
+            batch = Batch(tail[0].next, ending.frames, ending)
+        known = entries[0][0] if entries else b""
+        reply: Any = client.eval(_CLOSE, 4, *keys, ttl_ms, known, batch.pack())
+        if reply is not None:
+            return Appended(LogState.OPEN, [channel.decode() for channel in reply])
+
+
+def frames_of(batches: Iterable[Batch]) -> list[bytes]:
+    """Return the frames of consecutive batches."""
+    return [frame for batch in batches for frame in batch.frames]
+
+
+def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
+    return [Batch.unpack(entry[FIELD]) for _, entry in entries]
+
+
+def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
+    """Drop the frames below this number; keep an ending even when no frame is left with it."""
+    kept = []
+    for batch in batches:
+        frames = list(itertools.islice(batch.frames, max(0, number - batch.first), None))
+        if frames or batch.ending:
+            kept.append(Batch(max(number, batch.first), frames, batch.ending))
+    return kept

@@ -1,0 +1,58 @@
+"""Whether a model is served now, and what becomes of a request for one that is not."""
+
+from __future__ import annotations
+
+import time
+
+from django.conf import settings
+
+from inference_site.errors.api_errors import UnavailableError
+from inference_site.fleet import fleet
+from worker.engines.base import ModelSpec
+from inference_site.fleet.fleet import ModelStatus, NotLoadable
+from inference_site.fleet.leases import live_view
+from inference_site.generations.load_deadlines import LOAD_RETRY_S
+
+_TRY_AGAIN_S = 60.0
+"""A model that could not be loaded is not tried again on demand for so long."""
+
+
+def require_served(spec: ModelSpec, *, background: bool = False) -> None:
+    """Return when the request can be queued: a worker serves its model, or will in time.
+
+    Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
+    for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded.
+    Raise UnavailableError, ``model_loading`` or ``no_worker``.
+    """
+    if live_view.serving(spec.id):
+        return
+    if not _is_loading(spec):
+        raise UnavailableError(
+            f"No worker serves the model `{spec.id}` now. Please try again later.",
+            code="no_worker",
+        )
+    if not background and not settings.LOAD_WAIT_S:
+        raise UnavailableError(
+            f"The model `{spec.id}` is being loaded. Please try again later.",
+            code="model_loading",
+            retry_after_s=LOAD_RETRY_S,
+        )
+
+
+def _is_loading(spec: ModelSpec) -> bool:
+    """Whether the model is on its way, if need be because this request had it loaded."""
+    status = fleet.status_of(spec.id)
+    if status == ModelStatus.LOADING:
+        return True
+    if not settings.LOAD_ON_DEMAND or (status == ModelStatus.FAILED and _failed_just_now(spec)):
+        return False
+    try:
+        fleet.load(None, spec.id)
+    except NotLoadable:
+        return False
+    return True
+
+
+def _failed_just_now(spec: ModelSpec) -> bool:
+    tried_at = max((served.since for served in live_view.having(spec.id)), default=0.0)
+    return time.time() - tried_at < _TRY_AGAIN_S

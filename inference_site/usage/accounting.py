@@ -1,0 +1,182 @@
+"""Accounting: what has ended is added to the roll-ups and taken from the budgets, exactly once.
+
+A generation that ends is not accounted yet. A step takes some of those, adds them up, and marks
+them, in one transaction: whatever dies in between, nothing is lost and nothing counts twice. Beat
+takes a step every second, and a request does that a budget would refuse; so no request waits for a
+row that all others want too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import OperationalError, connection, transaction
+from psycopg.errors import LockNotAvailable
+
+from inference_site.usage.histograms import bucket_sql
+
+_MOST = 5_000
+_LOCK = 0x1F5A_ACC0
+"""The advisory lock of whoever takes a step; there is one at a time."""
+
+_TAKE = """
+SELECT id FROM worker_generation
+WHERE NOT is_accounted AND status IN ('cancelled', 'completed', 'failed')
+ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+
+_MARK = """
+UPDATE worker_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
+RETURNING project_id, api_key_id, created_at, reserved_tokens, input_tokens + output_tokens
+"""
+
+SUMS = {
+    "requests": "count(*)",
+    "completed": "count(*) FILTER (WHERE status = 'completed')",
+    "failed": "count(*) FILTER (WHERE status = 'failed')",
+    "cancelled": "count(*) FILTER (WHERE status = 'cancelled')",
+    "input_tokens": "sum(input_tokens)",
+    "cached_tokens": "sum(cached_tokens)",
+    "output_tokens": "sum(output_tokens)",
+    "reasoning_tokens": "sum(reasoning_tokens)",
+    "queue_ms": "coalesce(sum(extract(epoch FROM claimed_at - created_at) * 1000), 0)",
+    "prefill_ms": "sum(prefill_ms)",
+    "decode_ms": "sum(decode_ms)",
+    "cost": "sum(cost)",
+}
+"""The columns of a usage roll-up, and how each is added up from the usage log."""
+
+ROLLUP_KEY = "period, start, project_id, api_key_id, model"
+PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
+START = "date_trunc(period, finished_at, 'UTC')"
+
+_ROLL_UP = f"""
+INSERT INTO accounts_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
+SELECT period, {START}, project_id, api_key_id, model, {", ".join(SUMS.values())}
+FROM worker_generation, {PERIODS}
+WHERE id = ANY(%(ids)s)
+GROUP BY period, {START}, project_id, api_key_id, model
+ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
+SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
+"""  # noqa: S608  # Put together from constants, as all of them here.
+
+
+def _milliseconds(start: str, end: str) -> str:
+    return f"extract(epoch FROM {end} - {start})::float * 1000"
+
+
+# The queue wait and the time to first token of each, and its speed after that token.
+MEASURES = f"""LATERAL (VALUES
+    ('queue', {_milliseconds("created_at", "claimed_at")}),
+    ('ttft', {_milliseconds("created_at", "first_token_at")}),
+    ('speed', CASE WHEN output_tokens > 1 AND finished_at > first_token_at THEN
+        (output_tokens - 1) * 1000 / ({_milliseconds("first_token_at", "finished_at")}) END)
+) AS measured (measure, value)"""
+BUCKET = bucket_sql("value")
+
+_ROLL_UP_LATENCY = f"""
+INSERT INTO accounts_latencyrollup AS kept ({ROLLUP_KEY}, measure, bucket, count)
+SELECT period, {START}, project_id, api_key_id, model, measure, {BUCKET}, count(*)
+FROM worker_generation, {MEASURES}, {PERIODS}
+WHERE id = ANY(%(ids)s) AND value IS NOT NULL
+GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
+ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
+"""  # noqa: S608
+
+
+USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
+HELD = "CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END"
+HOLDS = "generation.created_at >= budget.created_at"
+"""A budget that is younger than the generation holds nothing back for it."""
+DRAWS_ON = """
+    budget.project_id = generation.project_id
+    AND (budget.api_key_id IS NULL OR budget.api_key_id = generation.api_key_id)
+"""
+"""Which budgets a generation draws on."""
+
+SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
+
+# In order of their ids, as those who reserve lock them too: nobody waits in a ring.
+_LOCK_SPENDS = f"""
+SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
+    SELECT budget.id, {SPEND_START}
+    FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    WHERE generation.id = ANY(%(ids)s)
+) ORDER BY id FOR UPDATE
+"""  # noqa: S608
+
+_OPEN_SPENDS = f"""
+INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
+FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+WHERE generation.id = ANY(%(ids)s)
+ON CONFLICT DO NOTHING
+"""  # noqa: S608
+
+_SETTLE = f"""
+UPDATE accounts_budgetspend spend
+SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
+FROM (
+    SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
+        coalesce(sum({HELD}) FILTER (WHERE {HOLDS}), 0) AS held
+    FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    WHERE generation.id = ANY(%(ids)s)
+    GROUP BY 1, 2
+) used
+WHERE spend.budget_id = used.budget_id AND spend.start = used.start
+"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """A generation that was accounted: what was held back for it, and what it used, in tokens."""
+
+    project_id: int
+    api_key_id: int
+    created_at: dt.datetime
+    reserved_tokens: int
+    used_tokens: int
+
+
+def hold_lock(cursor: Any) -> None:
+    """Hold the lock of accounting to the end of this transaction."""
+    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+
+
+def _has_lock(cursor: Any, wait_ms: int) -> bool:
+    """Try to hold the lock to the end of this transaction."""
+    if not wait_ms:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
+        return bool(cursor.fetchone()[0])
+    try:
+        with transaction.atomic():
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{wait_ms}ms"])
+            hold_lock(cursor)
+    except OperationalError as exc:
+        if isinstance(exc.__cause__, LockNotAvailable):
+            return False
+        raise
+    cursor.execute("SELECT set_config('lock_timeout', '0', true)")
+    return True
+
+
+_STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _OPEN_SPENDS, _LOCK_SPENDS, _SETTLE, _MARK)
+
+
+def account(most: int = _MOST, wait_ms: int = 0) -> list[Accounted]:
+    """Account at most so many of the generations that ended; return them.
+
+    While another step is taken this one waits for so long, and then does nothing.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        if not _has_lock(cursor, wait_ms):
+            return []
+        cursor.execute(_TAKE, [most])
+        ids = {"ids": [id_ for (id_,) in cursor.fetchall()]}
+        if not ids["ids"]:
+            return []
+        for statement in _STEP:
+            cursor.execute(statement, ids)
+        return [Accounted(*row) for row in cursor.fetchall()]

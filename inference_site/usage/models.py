@@ -1,0 +1,90 @@
+"""Roll-ups: the usage log added up by minute, hour and day, for whoever shows or reads usage."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from inference_site.accounts.models.tenants import ApiKey, Project
+
+
+class Period(models.TextChoices):
+    """How long one row of a roll-up lasts; periods begin with UTC's."""
+
+    MINUTE = "minute", "minute"  # Kept for two days.
+    HOUR = "hour", "hour"  # Kept for thirteen months.
+    DAY = "day", "day"  # Kept.
+
+
+class Rollup(models.Model):
+    """What was used in one period by one key of one model.
+
+    A generation counts in the period in which it ended.
+    """
+
+    period = models.CharField(max_length=8, choices=Period.choices)
+    start = models.DateTimeField()
+    project = models.ForeignKey(
+        Project, on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    api_key = models.ForeignKey(
+        ApiKey, on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    model = models.CharField(max_length=200)
+
+    class Meta:
+        abstract = True
+
+
+class UsageRollup(Rollup):
+    """Requests by their end, tokens, milliseconds and cost; all of them sums."""
+
+    requests = models.PositiveBigIntegerField(default=0)
+    completed = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)
+    cancelled = models.PositiveBigIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    reasoning_tokens = models.PositiveBigIntegerField(default=0)
+    queue_ms = models.FloatField(default=0)
+    prefill_ms = models.FloatField(default=0)
+    decode_ms = models.FloatField(default=0)
+    cost = models.DecimalField(max_digits=24, decimal_places=9, default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["period", "start", "project", "api_key", "model"], name="usage_rollup_once"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["project", "period", "start"], name="usage_rollup_by_project"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.period} of {self.start}"
+
+
+class LatencyRollup(Rollup):
+    """How many generations had a measure in one bucket of it: a histogram, so that they add up."""
+
+    class Measure(models.TextChoices):
+        QUEUE = "queue", "queue wait (ms)"
+        TTFT = "ttft", "time to first token (ms)"
+        SPEED = "speed", "tokens per second"
+
+    measure = models.CharField(max_length=8, choices=Measure.choices)
+    # Its bounds are those of inference_site.usage.histograms.
+    bucket = models.SmallIntegerField()
+    count = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["period", "start", "project", "api_key", "model", "measure", "bucket"],
+                name="latency_rollup_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.bucket} of {self.start}"

@@ -1,0 +1,144 @@
+"""Reading usage: sums and histograms by bucket of time, from the roll-ups alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import QuerySet, Sum
+
+from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.models import Rollup
+
+LENGTH = {
+    Period.MINUTE: dt.timedelta(minutes=1),
+    Period.HOUR: dt.timedelta(hours=1),
+    Period.DAY: dt.timedelta(days=1),
+}
+"""How long the bucket of each period is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Sums over generations that ended; the units are those of ``UsageRollup``."""
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    cost: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is asked for: whole buckets of one period, from ``start`` up to before ``end``.
+
+    ``projects``, ``api_keys`` (primary keys) and ``models`` (ids) narrow it; None is all.
+    """
+
+    period: Period
+    start: dt.datetime
+    end: dt.datetime
+    projects: Sequence[int] | None = None
+    api_keys: Sequence[int] | None = None
+    models: Sequence[str] | None = None
+
+    def starts(self) -> Iterator[dt.datetime]:
+        """Yield the start of each bucket, in order."""
+        start = floor(self.start, self.period)
+        while start < self.end:
+            yield start
+            start += LENGTH[self.period]
+
+
+def floor(moment: dt.datetime, period: Period) -> dt.datetime:
+    """Return the start of the bucket that a moment lies in."""
+    utc = moment.astimezone(dt.UTC).replace(second=0, microsecond=0)
+    if period == Period.MINUTE:
+        return utc
+    return utc.replace(minute=0) if period == Period.HOUR else utc.replace(hour=0, minute=0)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Read roll-ups by their index.
+
+    The planner takes periods and times for independent of each other, and would rather read the
+    whole table for a week of hours: a second instead of a sixth of one, for four million rows.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        yield
+
+
+GroupKey = tuple[Any, ...]
+
+
+def usage_by(span: Span, *group_by: str) -> dict[tuple[dt.datetime, GroupKey], Usage]:
+    """Return the usage of each bucket and group; buckets without any are left out.
+
+    ``group_by`` are some of ``project_id``, ``api_key_id``, ``model``; a group is their values.
+    """
+    sums = _sums(span, "start", *group_by)
+    return {(start, tuple(group)): usage for (start, *group), usage in sums.items()}
+
+
+def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
+    """Return the usage of each group over the whole span."""
+    # Without a group, values() would mean every column; the period is the same in all rows.
+    return {group[1:]: usage for group, usage in _sums(span, "period", *group_by).items()}
+
+
+def _sums(span: Span, *columns: str) -> dict[GroupKey, Usage]:
+    rows = _rows(UsageRollup, span).values(*columns).order_by(*columns)
+    names = [field.name for field in fields(Usage)]
+    summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
+    return {
+        tuple(row[column] for column in columns): Usage(
+            **{name: row[f"sum_{name}"] for name in names}
+        )
+        for row in summed
+    }
+
+
+Histograms = dict[str, dict[dt.datetime, Counter[int]]]
+"""By measure and bucket of time: how many fell into each bucket of the measure."""
+
+
+def histograms(span: Span) -> Histograms:
+    """Return all measures of ``LatencyRollup`` in one reading; ``histograms.percentile`` reads on.
+
+    Counts of several buckets of time add up, percentiles do not.
+    """
+    rows = _rows(LatencyRollup, span).values_list("measure", "start", "bucket").order_by()
+    found: Histograms = defaultdict(lambda: defaultdict(Counter))
+    for measure, start, bucket, count in rows.annotate(Sum("count")):
+        found[measure][start][bucket] = count
+    return found
+
+
+def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
+    rows: QuerySet[Any] = rollup._default_manager.filter(
+        period=span.period, start__gte=floor(span.start, span.period), start__lt=span.end
+    )
+    if span.projects is not None:
+        rows = rows.filter(project__in=span.projects)
+    if span.api_keys is not None:
+        rows = rows.filter(api_key__in=span.api_keys)
+    if span.models is not None:
+        rows = rows.filter(model__in=span.models)
+    return rows

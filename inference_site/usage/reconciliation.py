@@ -1,0 +1,209 @@
+"""Reconciliation: proves that roll-ups and budgets add up to the usage log, or makes them.
+
+The log is the truth. The two sides are compared in one snapshot, in which they agree or do not;
+what is written is written under the locks of those who count.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils import timezone
+
+from inference_site.usage.accounting import BUCKET, DRAWS_ON, HELD, HOLDS, MEASURES, ROLLUP_KEY, SPEND_START, START, SUMS, USED, hold_lock
+from inference_site.accounts.budgets import period_start
+from inference_site.accounts.models import Budget, LatencyRollup, Period, UsageRollup
+from inference_site.usage.pruning import KEPT_DAYS
+from inference_site.generations.models import Generation
+
+_BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+_PERIOD = "(SELECT %(period)s::text AS period) AS periods"
+_ACCOUNTED = "is_accounted AND finished_at >= %(since)s"
+_LATENCY_KEY = f"{ROLLUP_KEY}, measure, bucket"
+
+_USAGE = f"""
+SELECT period, {START} AS start, project_id, api_key_id, model,
+    {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
+FROM worker_generation, {_PERIOD} WHERE {_ACCOUNTED}
+GROUP BY period, {START}, project_id, api_key_id, model
+"""  # noqa: S608  # Put together from constants, as all of them here.
+_LATENCY = f"""
+SELECT period, {START} AS start, project_id, api_key_id, model, measure, {BUCKET} AS bucket,
+    count(*) AS count
+FROM worker_generation, {MEASURES}, {_PERIOD} WHERE {_ACCOUNTED} AND value IS NOT NULL
+GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
+"""  # noqa: S608
+_SPENDS = f"""
+SELECT budget.id AS budget_id, {SPEND_START} AS start,
+    coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
+    coalesce(sum({HELD}) FILTER (WHERE NOT is_accounted AND {HOLDS}), 0) AS reserved
+FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
+GROUP BY 1, 2
+"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a counter is not what the log says. ``where`` names the row."""
+
+    counter: str
+    where: dict[str, Any]
+    kept: Any
+    true: Any
+
+    def __str__(self) -> str:
+        where = " ".join(f"{name}={value}" for name, value in self.where.items())
+        return f"{self.counter} {where}: kept {self.kept}, the log says {self.true}"
+
+
+def differences() -> list[Difference]:
+    """Return every counter that does not add up to the log; none is what there should be."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        found: list[Difference] = []
+        for period in Period.values:
+            found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
+            found += _compare(cursor, LatencyRollup, period, _LATENCY, _LATENCY_KEY, ("count",))
+        return found + _compare_spends(cursor)
+
+
+def rebuild() -> None:
+    """Write the roll-ups and the budgets' counters anew from the log, as far back as it goes."""
+    with _locked() as cursor:
+        for period in Period.values:
+            _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
+            _rewrite(cursor, LatencyRollup, period, _LATENCY, f"{_LATENCY_KEY}, count")
+        _recount(cursor, list(Budget.objects.values_list("pk", flat=True)))
+
+
+def count_spends(budget_id: int) -> None:
+    """Count what was used of one budget before it was made, in the period that runs."""
+    with _locked() as cursor:
+        _recount(cursor, [budget_id])
+
+
+@contextmanager
+def _locked() -> Iterator[Any]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        hold_lock(cursor)
+        yield cursor
+
+
+def _since(kind: type[UsageRollup | LatencyRollup], period: str) -> dt.datetime:
+    """Return from when on both sides are whole: rows before may have been pruned."""
+    now, since = timezone.now(), _log_since()
+    if (days := KEPT_DAYS[kind].get(period)) is not None:
+        since = max(since, now - dt.timedelta(days=days))
+    whole = since.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return whole if whole == since else whole + dt.timedelta(days=1)
+
+
+def _log_since() -> dt.datetime:
+    oldest = Generation.objects.order_by("pk").values_list("created_at", flat=True).first()
+    if not settings.USAGE_LOG_DAYS or oldest is None:
+        return _BEGINNING
+    # What was made before the oldest and ended after it was pruned: a day is longer than a run.
+    return oldest + dt.timedelta(days=1)
+
+
+def _compare(
+    cursor: Any, kind: Any, period: str, truth: str, key: str, counters: tuple[str, ...]
+) -> Iterator[Difference]:
+    names = key.split(", ")
+    table = kind._meta.db_table
+    columns = ", ".join(f"coalesce(kept.{n}, 0), coalesce(log.{n}, 0)" for n in counters)
+    differs = " OR ".join(_differs(name) for name in counters)
+    cursor.execute(
+        f"""SELECT {key}, {columns}
+        FROM (SELECT * FROM {table} WHERE period = %(period)s AND start >= %(since)s) kept
+        FULL JOIN ({truth}) log USING ({key})
+        WHERE {differs} LIMIT 100""",  # noqa: S608
+        {"period": period, "since": _since(kind, period)},
+    )
+    for row in cursor.fetchall():
+        where = dict(zip(names, row, strict=False))
+        values = row[len(names) :]
+        for name, kept, true in zip(counters, values[::2], values[1::2], strict=True):
+            if kept != true:
+                yield Difference(name, where, kept, true)
+
+
+def _differs(counter: str) -> str:
+    # Milliseconds are sums of floats, which depend on the order they were added in.
+    apart = f"abs(coalesce(kept.{counter}, 0) - coalesce(log.{counter}, 0))"
+    return f"{apart} > {1 if counter.endswith('_ms') else 0}"
+
+
+def _rewrite(cursor: Any, kind: Any, period: str, truth: str, columns: str) -> None:
+    since = _since(kind, period)
+    kind.objects.filter(period=period, start__gte=since).delete()
+    insert = f"INSERT INTO {kind._meta.db_table} ({columns}) {truth}"
+    cursor.execute(insert, {"period": period, "since": since})
+
+
+def _spends(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
+    """Return what the log says of the periods that run: spent and reserved."""
+    month = timezone.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
+    return {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
+
+
+def _month() -> dt.date:
+    return period_start(Budget.Every.MONTH, timezone.now())
+
+
+def _compare_spends(cursor: Any) -> list[Difference]:
+    budgets = list(Budget.objects.values_list("pk", flat=True))
+    true = _spends(cursor, budgets)
+    cursor.execute(
+        "SELECT budget_id, start, spent, reserved FROM accounts_budgetspend WHERE start >= %s",
+        [_month()],
+    )
+    kept = {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
+    nothing = (0, 0)
+    return [
+        Difference(counter, {"budget": budget, "start": start}, mine, theirs)
+        for budget, start in sorted(true.keys() | kept.keys())
+        for counter, mine, theirs in zip(
+            ("spent", "reserved"),
+            kept.get((budget, start), nothing),
+            true.get((budget, start), nothing),
+            strict=True,
+        )
+        if mine != theirs
+    ]
+
+
+def _recount(cursor: Any, budgets: list[int]) -> None:
+    of_month = {"budgets": budgets, "month": _month()}
+    # The rows of the periods that run must be there to be locked: whoever reserves waits then.
+    cursor.execute(
+        """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+        SELECT id, date_trunc(every, now(), 'UTC')::date, 0, 0
+        FROM accounts_budget WHERE id = ANY(%(budgets)s) ORDER BY id ON CONFLICT DO NOTHING""",
+        of_month,
+    )
+    cursor.execute(
+        """SELECT id FROM accounts_budgetspend
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s ORDER BY id FOR UPDATE""",
+        of_month,
+    )
+    cursor.execute(
+        """UPDATE accounts_budgetspend SET spent = 0, reserved = 0
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",
+        of_month,
+    )
+    cursor.executemany(
+        """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+        VALUES (%s, %s, %s, %s)
+        ON CONFLICT (budget_id, start) DO UPDATE
+        SET spent = excluded.spent, reserved = excluded.reserved""",
+        [(*key, *values) for key, values in _spends(cursor, budgets).items()],
+    )

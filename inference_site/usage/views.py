@@ -1,0 +1,165 @@
+"""``GET /v1/usage`` and ``GET /v1/organization/usage/completions``: what was used, by bucket."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.http import QueryDict
+from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.accounts.models import Period, Scope
+from inference_site.usage.queries import LENGTH, Span, Usage, floor, usage_by
+from inference_site.api.authentication import caller_of
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.api.payload import parse_query
+from inference_site.api.schema import documented
+from inference_site.usage.wire import CompletionsUsage, OrganizationUsageQuery, UsageBucket, UsagePage, UsageQuery
+from inference_site.api.views import ApiView
+
+_PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
+_PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+"""Buckets a page without a limit, and the highest limit."""
+_LISTS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
+_COLUMNS = ("project_id", "api_key_id", "model")
+"""What roll-ups can be grouped by; the others are null for all."""
+_PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
+
+
+class ProjectUsageView(ApiView):
+    """``GET /v1/usage``: of the caller's project."""
+
+    scope = Scope.USAGE
+
+    @documented(query=UsageQuery, answer=UsagePage)
+    def get(self, request: Request) -> Response:
+        """Get what the project used."""
+        query = parse_query(UsageQuery, _values(request._request.GET))
+        return Response(_page(query, [caller_of(request).project_id]).model_dump())
+
+
+class OrganizationUsageView(ApiView):
+    """``GET /v1/organization/usage/completions``: of all projects."""
+
+    scope = Scope.ADMIN
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage)
+    def get(self, request: Request) -> Response:
+        """Get what all projects used."""
+        query = parse_query(OrganizationUsageQuery, _values(request._request.GET))
+        projects = None
+        if query.user_ids or query.batch:
+            projects = []
+        elif query.project_ids is not None:
+            projects = _primary_keys(query.project_ids, "project_id")
+        return Response(_page(query, projects).model_dump())
+
+
+def _values(given: QueryDict) -> dict[str, Any]:
+    """Return the query with its lists, whose names may end in ``[]``."""
+    values: dict[str, Any] = {}
+    for name in given:
+        plain = name.removesuffix("[]")
+        if plain in _LISTS:
+            values.setdefault(plain, []).extend(given.getlist(name))
+        else:
+            values[name] = given[name]
+    return values
+
+
+def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
+    span, has_more = _span(query, projects)
+    group_by = query.group_by or []
+    columns = [name for name in _COLUMNS if name in group_by]
+    results: dict[dt.datetime, list[CompletionsUsage]] = defaultdict(list)
+    for (start, group), usage in usage_by(span, *columns).items():
+        results[start].append(_result(usage, dict(zip(columns, group, strict=True))))
+    data = [
+        UsageBucket(
+            start_time=int(start.timestamp()),
+            end_time=int((start + LENGTH[span.period]).timestamp()),
+            results=results[start],
+        )
+        for start in span.starts()
+    ]
+    next_page = f"page_{int(span.end.timestamp())}" if has_more else None
+    return UsagePage(data=data, has_more=has_more, next_page=next_page)
+
+
+def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool]:
+    """Return what one page shows, and whether there are buckets after it."""
+    period = _PERIODS[query.bucket_width]
+    now = timezone.now()
+    start = now - dt.timedelta(days=6) if query.start_time is None else _moment(query.start_time)
+    end = now if query.end_time is None else _moment(query.end_time)
+    if end <= start:
+        raise InvalidRequestError(
+            "Invalid 'end_time': it must be later than 'start_time'.", param="end_time"
+        )
+    start = max(start, _page_start(query.page)) if query.page else start
+    last = floor(start, period) + _limit(query) * LENGTH[period]
+    span = Span(
+        period,
+        start,
+        min(last, end),
+        projects,
+        None if query.api_key_ids is None else _primary_keys(query.api_key_ids, "api_key_id"),
+        query.models,
+    )
+    return span, last < end
+
+
+def _limit(query: UsageQuery) -> int:
+    usual, most = _PAGES[query.bucket_width]
+    if query.limit is None:
+        return usual
+    if query.limit > most:
+        raise InvalidRequestError(
+            f"Invalid 'limit': at most {most} buckets of '{query.bucket_width}' a page.",
+            param="limit",
+            code="integer_above_max_value",
+        )
+    return query.limit
+
+
+def _page_start(page: str) -> dt.datetime:
+    seconds = page.removeprefix("page_")
+    if not seconds.isdecimal() or len(seconds) > 10:
+        raise InvalidRequestError(
+            "Invalid 'page': send 'next_page' of the last answer.", param="page"
+        )
+    return _moment(int(seconds))
+
+
+def _moment(seconds: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
+def _primary_keys(ids: Sequence[str], name: str) -> list[int]:
+    """Return the primary keys of public ids; what is no id finds nothing."""
+    numbers = (id_.removeprefix(_PREFIXES[name]) for id_ in ids)
+    return [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
+
+
+def _result(usage: Usage, group: dict[str, Any]) -> CompletionsUsage:
+    return CompletionsUsage(
+        input_tokens=usage.input_tokens,
+        input_cached_tokens=usage.cached_tokens,
+        input_uncached_tokens=usage.input_tokens - usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        num_model_requests=usage.requests,
+        cost=float(usage.cost),
+        reasoning_tokens=usage.reasoning_tokens,
+        num_failed_requests=usage.failed,
+        num_cancelled_requests=usage.cancelled,
+        **dict(_public(group)),
+    )
+
+
+def _public(group: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in group.items():
+        yield name, f"{_PREFIXES.get(name, '')}{value}"

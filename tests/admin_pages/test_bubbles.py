@@ -1,0 +1,37 @@
+"""Texts as the admin shows them."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference_site.admin_pages.bubbles import text_piece
+
+
+@pytest.mark.parametrize(
+    ("text", "laid_out"),
+    [
+        ('{"a":[1,"b"]}', '{\n  "a": [\n    1,\n    "b"\n  ]\n}'),
+        ("[18446744073709551615]", "[\n  18446744073709551615\n]"),
+        ("[0.30000000000000004]", "[\n  0.30000000000000004\n]"),
+        (r'["\"123456789012345678901"]', '[\n  "\\"123456789012345678901"\n]'),
+    ],
+)
+def test_json_is_laid_out(text: str, laid_out: str) -> None:
+    piece = text_piece(text)
+    assert (piece.kind, piece.text) == ("json", laid_out)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "{not json",
+        "[" * 300 + "]" * 300,
+        "[18446744073709551616]",
+        '{"a":-12345678901234567890}',
+        "[0.1234567890123456789]",
+    ],
+)
+def test_what_would_be_altered_is_shown_as_it_came(text: str) -> None:
+    piece = text_piece(text)
+    assert (piece.kind, piece.text) == ("text", text)

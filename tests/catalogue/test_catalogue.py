@@ -1,0 +1,298 @@
+"""The model catalogue: what a file may say, and how a bad one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from pytest_django.fixtures import Settings
+
+from inference_site.catalogue.catalogue import DEMO_FILE, Catalog, catalog
+from worker.engines.base import ModelSpec, Price
+from inference_site.domain.generation import Sampling
+from inference_site.catalogue.gguf_file import read_gguf
+from inference_site.catalogue.models_file import default_threads, read_models_file
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def models_file(tmp_path: Path) -> Path:
+    return tmp_path / "models.yaml"
+
+
+@pytest.fixture
+def fresh_catalog() -> Iterator[None]:
+    catalog.cache_clear()
+    yield
+    catalog.cache_clear()
+
+
+def test_a_file_says_everything_about_a_model(models_file: Path) -> None:
+    models_file.write_text(
+        """
+        models:
+          tiny:
+            file: weights/tiny.gguf
+            slots: 3
+            context_length: 1024
+            threads: 5
+            chat_template_kwargs: {enable_thinking: false}
+          play:
+            engine: scripted
+            script: [{text: hi}]
+        """
+    )
+    assert list(read_models_file(models_file)) == [
+        ModelSpec(
+            id="tiny",
+            engine="llama_cpp",
+            file=models_file.parent / "weights/tiny.gguf",
+            slots=3,
+            context_length=1024,
+            threads=5,
+            options={"chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ModelSpec(
+            id="play",
+            engine="scripted",
+            threads=default_threads(),
+            options={"script": [{"text": "hi"}]},
+        ),
+    ]
+
+
+def test_adapters_are_files_beside_the_models_file(models_file: Path) -> None:
+    models_file.write_text("models: {m: {lora_adapters: {one: sub/one.gguf, two: /two.gguf}}}")
+    assert read_models_file(models_file)[0].lora_adapters == {
+        "one": models_file.parent / "sub/one.gguf",
+        "two": Path("/two.gguf"),
+    }
+
+
+def test_sampling_of_a_model_goes_before_that_of_the_site(
+    models_file: Path, settings: Settings
+) -> None:
+    settings.SAMPLING = {"temperature": 0.5, "top_p": 0.9, "logit_bias": {"5": -1.5}}
+    models_file.write_text("models: {m: {sampling: {temperature: 0, top_k: 5}}, n: {}}")
+    one, other = read_models_file(models_file)
+    assert one.sampling == Sampling(temperature=0, top_p=0.9, top_k=5, logit_bias=((5, -1.5),))
+    assert other.sampling == Sampling(temperature=0.5, top_p=0.9, logit_bias=((5, -1.5),))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ([], "SAMPLING must be a mapping"),
+        ({"temprature": 1}, "SAMPLING: unknown key 'temprature'"),
+        ({"temperature": "hot"}, "SAMPLING.temperature: Input should be a valid number, got hot."),
+        ({"temperature": 2.5}, "SAMPLING.temperature: Input should be less than or equal to 2"),
+        ({"logit_bias": {"5": 500}}, "SAMPLING.logit_bias.5: Input should be less than or equal"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_catalog")
+def test_bad_sampling_of_the_site_is_told(settings: Settings, sampling: Any, told: str) -> None:
+    settings.MODELS_FILE, settings.SAMPLING = None, sampling
+    with pytest.raises(ImproperlyConfigured, match=told):
+        catalog()
+
+
+def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
+    models_file.write_text("models: {m: {file: /models/m.gguf}}")
+    assert read_models_file(models_file)[0].file == Path("/models/m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "models must map model ids"),
+        ("[]", "models must map model ids"),
+        ("models: []", "models must map model ids"),
+        ("models: {}", "models must map model ids"),
+        ("model: {m: {}}", "models must map model ids"),
+        ("models: {m: [", "cannot be read"),
+        ("models: {m: demo.gguf}", "models.m must be a mapping"),
+        ("models: {m: }", "models.m must be a mapping"),
+        ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
+        ("models: {m: {engine: [scripted]}}", "models.m.engine: unknown engine"),
+        ("models: {m: {slots: 0}}", "models.m.slots: expected a whole number from 1, got 0"),
+        ("models: {m: {slots: -1}}", "models.m.slots: expected a whole number from 1, got -1"),
+        ("models: {m: {slots: true}}", "models.m.slots: expected a whole number from 1, got True"),
+        ("models: {m: {slots: '4'}}", "models.m.slots: expected a whole number from 1, got '4'"),
+        ("models: {m: {threads: 1.5}}", "models.m.threads: expected a whole number from 1"),
+        ("models: {m: {context_length: }}", "models.m.context_length: it is empty"),
+        ("models: {m: {gpu_layers: -2}}", "models.m.gpu_layers: expected a whole number from -1"),
+        ("models: {m: {aliases: tiny}}", "models.m.aliases: must be a list of names"),
+        ("models: {m: {listed: perhaps}}", "models.m.listed: expected true or false"),
+        ("models: {m: {price: {inptu: 1}}}", "models.m.price: must map some of cached, input"),
+        ("models: {m: {price: {input: -1}}}", "models.m.price: must map some of cached, input"),
+        ("models: {m: {}}\nmore: 1", "more: unknown key"),
+        ("models: {m: {slots: 1, slots: 2}}", "models.m.slots: it is there twice"),
+        ("models: {ok: {}, m: {slot: 4}}", "models.m.slot: unknown key"),
+        ("models: {m: {sampling: 5}}", "models.m.sampling must be a mapping"),
+        ("models: {m: {sampling: {heat: 1}}}", "models.m.sampling: unknown key 'heat'"),
+        ("models: {m: {sampling: {top_k: 1.5}}}", "models.m.sampling.top_k: "),
+        ("models: {m: {sampling: {seed: [1]}}}", "models.m.sampling.seed: "),
+        ("models: {m: {sampling: {top_p: 1.1}}}", "models.m.sampling.top_p: Input should be less"),
+        ("models: {m: {sampling: {mirostat: 3}}}", "models.m.sampling.mirostat: Input should be"),
+        ("models: {m: {sampling: {temperature: .nan}}}", "models.m.sampling.temperature: "),
+        ("models: {m: {sampling: {logit_bias: {-1: 5}}}}", "models.m.sampling.logit_bias.-1"),
+        ("models: {m: {projects: web}}", "models.m.projects: must be a list of names"),
+        ("models: {m: {projects: []}}", "models.m.projects: it is empty; leave it out for all"),
+        (
+            "models: {m: {tool_format: hermes}}",
+            "models.m.tool_format: llama_cpp takes no such option; ctransformers would.",
+        ),
+        (
+            "models: {m: {engine: openai_upstream, mmproj: a.gguf}}",
+            "models.m.mmproj: openai_upstream takes no such option; llama_cpp would.",
+        ),
+        ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must map names to"),
+        ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(models_file: Path, content: str, told: str) -> None:
+    models_file.write_text(content)
+    with pytest.raises(ImproperlyConfigured) as caught:
+        read_models_file(models_file)
+    assert str(caught.value).startswith(f"{models_file}:")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00models"])
+def test_a_file_that_cannot_be_read_is_named(models_file: Path, content: bytes | None) -> None:
+    if content is not None:
+        models_file.write_bytes(content)
+    with pytest.raises(ImproperlyConfigured, match="cannot be read") as caught:
+        read_models_file(models_file)
+    assert str(models_file) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["org/Tiny-1B", "ORG/tiny-1b", "  org/tiny-1b\n"])
+def test_a_model_is_found_whatever_the_case_and_the_spaces_around(name: str) -> None:
+    spec = ModelSpec("org/Tiny-1B", "scripted")
+    assert Catalog([ModelSpec("other", "scripted"), spec]).find(name) is spec
+
+
+@pytest.mark.parametrize("name", ["", "tiny", "org/Tiny-1B-chat", "org/Tiny 1B"])
+def test_what_is_not_there_is_not_found(name: str) -> None:
+    assert Catalog([ModelSpec("org/Tiny-1B", "scripted")]).find(name) is None
+
+
+def test_an_error_names_the_line(models_file: Path) -> None:
+    models_file.write_text("# Models\nmodels:\n  one: {}\n  two:\n    threads: 2\n    slots: x\n")
+    with pytest.raises(ImproperlyConfigured, match=r"models.yaml:6: models.two.slots: expected"):
+        read_models_file(models_file)
+
+
+def test_an_error_of_sampling_names_the_line_of_the_value(models_file: Path) -> None:
+    models_file.write_text("models:\n  one:\n    sampling:\n      top_k: 4\n      min_p: -1\n")
+    with pytest.raises(ImproperlyConfigured, match=r"yaml:5: models.one.sampling.min_p: Input"):
+        read_models_file(models_file)
+
+
+def test_a_model_for_some_projects_is_not_there_for_others(models_file: Path) -> None:
+    models_file.write_text(
+        "models: {all: {}, own: {projects: [web], aliases: [mine]}, hid: {listed: false}}"
+    )
+    catalog = Catalog(read_models_file(models_file))
+    assert [spec.id for spec in catalog.listed("web")] == ["all", "own"]
+    assert [spec.id for spec in catalog.listed("other")] == ["all"]
+    for name in ("own", "MINE", "own:latest"):
+        assert catalog.find(name, "web") is catalog.find(name) is catalog.models["own"]
+        assert catalog.find(name, "other") is None
+    assert catalog.find("hid", "other") is catalog.models["hid"]
+
+
+def test_names_prices_and_files_of_the_hub_are_read(models_file: Path, settings: Settings) -> None:
+    settings.MODELS_DIR = Path("/var/models")
+    models_file.write_text(
+        """
+        models:
+          m:
+            file: hf:org/repo/m.gguf
+            aliases: [small, Quick]
+            listed: false
+            gpu_layers: 12
+            price: {input: 0.5, output: 2}
+        """
+    )
+    (spec,) = read_models_file(models_file)
+    assert spec.file == Path("/var/models/org/repo/m.gguf")
+    assert (spec.aliases, spec.is_listed, spec.gpu_layers) == (("small", "Quick"), False, 12)
+    assert spec.price == Price(input=0.5, cached=0.5, output=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("small", "one"),
+        (" SMALL ", "one"),
+        ("one:latest", "one"),
+        ("small:q8", "one"),
+        ("two:8b", "two:8b"),
+        ("two:4b", None),
+        ("default", "two:8b"),
+        ("Default", "two:8b"),
+    ],
+)
+def test_a_name_is_an_id_an_alias_what_is_before_its_colon_or_the_default(
+    settings: Settings, name: str, found: str | None
+) -> None:
+    settings.DEFAULT_MODEL = "two:8b"
+    one = ModelSpec("one", "scripted", aliases=("small",))
+    spec = Catalog([one, ModelSpec("two:8b", "scripted")]).find(name)
+    assert (spec and spec.id) == found
+
+
+@pytest.mark.parametrize("aliases", [("ONE",), ("two", "one")])
+def test_two_models_of_one_name_are_refused(aliases: tuple[str, ...]) -> None:
+    specs = [ModelSpec("one", "scripted"), ModelSpec("other", "scripted", aliases=aliases)]
+    with pytest.raises(ImproperlyConfigured, match="The models 'one' and 'other' have one name"):
+        Catalog(specs)
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_files_in_the_models_folder_are_models(settings: Settings, tmp_path: Path) -> None:
+    settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path
+    folder = tmp_path / "org" / "repo"
+    folder.mkdir(parents=True)
+    (folder / "Tiny-Q8.gguf").symlink_to(DEMO_FILE)
+    (folder / "big-00002-of-00003.gguf").symlink_to(DEMO_FILE)
+    (folder / "broken.gguf").write_bytes(b"GGUF")
+    spec = catalog().models["tiny-q8"]
+    assert (spec.file, spec.context_length) == (folder / "Tiny-Q8.gguf", 2048)
+    assert list(catalog().models) == ["demo", "demo-embedding", "tiny-q8"]
+
+
+def test_a_gguf_file_tells_of_itself() -> None:
+    info = read_gguf(DEMO_FILE)
+    assert (info.type, info.architecture, info.quantisation) == ("model", "llama", "Q8_0")
+    assert (info.context_length, info.has_chat_template) == (2048, True)
+    assert info.size_bytes == DEMO_FILE.stat().st_size
+    assert info.kv_bytes_per_token == 6 * 6 * (32 + 32) * 2
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Settings) -> None:
+    settings.MODELS_FILE = None
+    demo, embedding = catalog().models.values()
+    assert (embedding.id, embedding.file) == ("demo-embedding", demo.file)
+    assert (demo.id, demo.engine) == ("demo", "llama_cpp")
+    assert demo.file is not None
+    assert demo.file.is_file()
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_the_file_of_the_settings_is_the_catalogue(settings: Settings, models_file: Path) -> None:
+    models_file.write_text("models: {play: {engine: scripted}}")
+    settings.MODELS_FILE = models_file
+    assert list(catalog().models) == ["play"]
+
+
+def test_the_example_in_the_docs_is_a_good_file() -> None:
+    specs = Catalog(read_models_file(ROOT / "docs" / "models.example.yaml"))
+    assert {"llama-3.2-3b", "qwen-vl", "nomic-embed", "scripted"} <= specs.models.keys()

@@ -1,0 +1,85 @@
+"""docs/engines.md says of the engines what they say of themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_gpt2 import CONTEXT, write_gpt2
+from inference_site.catalogue.catalogue import DEMO_FILE
+from worker.engines.chat.families import FAMILIES
+from worker.engines.base import ModelSpec
+from worker.engines.openai_upstream.flavors import FLAVORS
+from worker.engines.registry import ENGINES, model_capabilities
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
+OPTIONS: dict[str, dict[str, Any]] = {
+    "embedding": {"embedding": "mean"},
+    "matryoshka": {"embedding": "mean", "matryoshka": True},
+    "fim_tokens": {"fim_tokens": ["a", "b", "c"]},
+    "mmproj": {"mmproj": "p.gguf"},
+    "modalities": {"mmproj": "p.gguf", "modalities": ["audio"]},
+}
+
+
+def table() -> dict[str, dict[str, str]]:
+    """What the document says of each engine, by the capability."""
+    lines = DOCUMENT[DOCUMENT.index("| capability |") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in lines]
+    header, _rule, *body = rows
+    engines = {name: {row[0]: row[at] for row in body} for at, name in enumerate(header) if at}
+    return {name: {what: cell for what, cell in of.items() if cell} for name, of in engines.items()}
+
+
+def test_every_engine_has_its_column() -> None:
+    assert table().keys() == ENGINES.keys()
+
+
+def test_llama_cpp_can_do_what_its_column_says() -> None:
+    told = table()["llama_cpp"]
+    always = {what for what, cell in told.items() if cell == "✓"}
+    assert model_capabilities(ModelSpec("m", "llama_cpp", DEMO_FILE)) == always
+    for what, option in told.items():
+        if option in OPTIONS:
+            spec = ModelSpec("m", "llama_cpp", DEMO_FILE, options=OPTIONS[option])
+            assert what in model_capabilities(spec)
+        elif option == "lora_adapters":
+            spec = ModelSpec("m", "llama_cpp", DEMO_FILE, lora_adapters={"a": DEMO_FILE})
+            assert what in model_capabilities(spec)
+        else:
+            assert option == "✓"
+
+
+def test_ctransformers_can_do_what_its_column_says(tmp_path: Path) -> None:
+    told = table()["ctransformers"]
+    path = tmp_path / "gpt2.bin"
+    write_gpt2(path)
+    bare = ModelSpec("m", "ctransformers", path, context_length=CONTEXT)
+    assert model_capabilities(bare) == {what for what, cell in told.items() if cell == "✓"}
+    assert model_capabilities(ModelSpec("m", "ctransformers", DEMO_FILE)) == told.keys()
+
+
+def test_scripted_can_do_what_its_column_says() -> None:
+    assert model_capabilities(ModelSpec("m", "scripted")) == table()["scripted"].keys()
+
+
+def test_upstream_can_do_what_its_column_says() -> None:
+    told = table()["openai_upstream"]
+    of_flavors = frozenset().union(
+        *(
+            model_capabilities(ModelSpec("m", "openai_upstream", options={"flavor": flavor}))
+            for flavor in FLAVORS
+        )
+    )
+    assert of_flavors == {what for what, cell in told.items() if cell == "flavor"}
+    named = [what for what, cell in told.items() if cell == "named"]
+    spec = ModelSpec("m", "openai_upstream", options={"capabilities": named})
+    assert model_capabilities(spec) == set(named)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_templates_are_told(family: str) -> None:
+    assert re.search(rf"`{family}`", DOCUMENT)

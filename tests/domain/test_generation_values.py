@@ -1,0 +1,21 @@
+"""Requests and deltas are values: nobody who gets one can change it for the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+from inference_site.domain import generation
+
+VALUES = [kind for _, kind in inspect.getmembers(generation, dataclasses.is_dataclass)]
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_cannot_be_changed(kind: type) -> None:
+    value: object = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field.name, None)
+        assert not str(field.type).startswith(("list", "set[", "bytearray")), field

@@ -1,0 +1,129 @@
+"""Leases on a real Redis: who lives, and for how long that is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import redis.exceptions
+
+from tests.waiting import wait_until
+from inference_site.fleet import leases
+from inference_site.fleet.leases import LEASE_S, Lease, LiveView, LiveWorker, ServedModel, is_alive, live_workers, prune
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import site_client
+
+SERVED = (ServedModel("demo", slots=4, busy=1), ServedModel("other", slots=1, busy=0))
+
+
+@pytest.fixture
+def worker() -> Iterator[str]:
+    name = new_id("host:")
+    yield name
+    site_client().delete(f"worker:{name}")
+    prune()
+
+
+def found(name: str) -> LiveWorker | None:
+    """Return the worker as the site sees it; other tests may have workers of their own."""
+    return next((w for w in live_workers() if w.id == name), None)
+
+
+def test_a_worker_with_a_lease_is_live_with_what_it_serves(worker: str) -> None:
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
+    assert found(worker) == LiveWorker(worker, SERVED)
+    assert is_alive(worker)
+
+
+def test_a_lease_ends_by_itself(worker: str) -> None:
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
+    assert 0 < int(site_client().ttl(f"worker:{worker}")) <= LEASE_S
+
+
+def test_a_worker_whose_lease_has_ended_is_not_live(worker: str) -> None:
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
+    site_client().delete(f"worker:{worker}")
+    assert found(worker) is None
+    assert not is_alive(worker)
+
+
+def test_a_started_lease_is_renewed_until_it_is_given_back(
+    worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "PERIOD_S", 0.01)
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED))
+    lease.start()
+    assert is_alive(worker)
+    site_client().delete(f"worker:{worker}")  # As a Redis that was restarted without its data.
+    wait_until(lambda: found(worker))
+    lease.stop()
+    assert found(worker) is None
+    assert worker.encode() not in site_client().smembers("workers")
+
+
+def test_a_lease_follows_what_the_worker_serves(worker: str) -> None:
+    served = [ServedModel("demo", slots=4, busy=0)]
+    lease = Lease(worker, lambda: LiveWorker(worker, tuple(served)))
+    lease.renew()
+    served[:] = [ServedModel("demo", slots=4, busy=4)]
+    lease.renew()
+    assert found(worker) == LiveWorker(worker, (ServedModel("demo", 4, 4),))
+
+
+def test_a_redis_that_is_down_does_not_stop_the_renewals(
+    worker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def down() -> redis.Redis:
+        raise redis.exceptions.ConnectionError("down")
+
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED))
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "site_client", down)
+        lease.renew()
+    assert "could not renew" in caplog.text
+    lease.renew()
+    assert is_alive(worker)
+
+
+def test_only_workers_without_a_lease_leave_the_index(worker: str) -> None:
+    Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
+    prune()
+    assert found(worker) is not None
+    site_client().delete(f"worker:{worker}")
+    prune()
+    assert not site_client().sismember("workers", worker)
+
+
+class Clock:
+    """A clock that stands still until it is moved, and a site whose workers change."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.workers = [LiveWorker("one", (ServedModel("demo", 4, 0),))]
+        self.reads = 0
+        monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(leases, "live_workers", self._read)
+
+    def _read(self) -> list[LiveWorker]:
+        self.reads += 1
+        return list(self.workers)
+
+
+def test_the_view_is_remembered_for_its_time_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, view = Clock(monkeypatch), LiveView(ttl_s=1.0)
+    before = view.workers()
+    clock.workers = []
+    clock.now += 0.9
+    assert view.workers() == before
+    clock.now += 0.2
+    assert view.workers() == []
+    assert clock.reads == 2
+
+
+def test_the_view_knows_who_serves_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, view = Clock(monkeypatch), LiveView()
+    clock.workers.append(LiveWorker("two", (ServedModel("other", 1, 0), ServedModel("x", 1, 0))))
+    clock.workers.append(LiveWorker("draining", ()))
+    assert [worker.id for worker in view.serving("other")] == ["two"]
+    assert view.serving("unknown") == []

@@ -1,0 +1,81 @@
+"""One request on its way through the relay, with a hub and a handler that only pretend."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+
+from inference_site.gateway import relay as relay_module
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.handler import ApiHandler
+from inference_site.gateway.handoff import SCOPE_KEY, HandOff
+from inference_site.gateway.hub import Hub
+from inference_site.gateway.relay import Relay
+from tests.gateway.asgi import FakeClient, scope
+
+
+class QuietHub(Hub):
+    """A hub that neither listens nor reaches Redis; it remembers who was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[str] = []
+
+    def ensure_running(self) -> None:
+        """Do nothing."""
+
+    def cancel(self, generation_id: str) -> asyncio.Future[None]:
+        self.cancelled.append(generation_id)
+        stored = asyncio.get_running_loop().create_future()
+        stored.set_result(None)
+        return stored
+
+
+class FakeHandler(ApiHandler):
+    """Answers as a view that has enqueued the generation ``g``, or as one that has not."""
+
+    def __init__(self, hub: QuietHub, stream: bool | None) -> None:
+        super().__init__()
+        self._hub, self._stream = hub, stream
+        self.bodies: list[bytes] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
+        self.bodies.append(body)
+        self.may_answer.wait(5)
+        if self._stream is None:
+            return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")
+        scope[SCOPE_KEY].handoff = HandOff(self._hub.follow("g"), self._stream)
+        return HttpResponse(headers={"x-request-id": "req_1", "openai-processing-ms": "1"})
+
+
+class Exchange:
+    """One request on its way through the relay."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stream: bool | None) -> None:
+        self.hub = QuietHub()
+        self.handler = FakeHandler(self.hub, stream)
+        self.relay = Relay()
+        self.relay._handler = self.handler
+        self.client = FakeClient(b"{}")
+        monkeypatch.setattr(relay_module, "hub", self.hub)
+
+    def start(self) -> asyncio.Task[None]:
+        coroutine: Coroutine[Any, Any, None] = self.relay(
+            scope("POST", "/v1/x", {"x-request-id": "mine"}), self.client.receive, self.client.send
+        )
+        return asyncio.create_task(coroutine)
+
+    async def followed(self) -> Follower:
+        """Return the follower once the view has answered."""
+        for _ in range(500):
+            if followers := self.hub.readers("g"):
+                return followers[0]
+            await asyncio.sleep(0.002)
+        raise AssertionError("no view has answered")

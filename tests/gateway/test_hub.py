@@ -1,0 +1,343 @@
+"""The hub with a real Redis and a real channel layer: hints, and the log behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.exceptions
+from channels.layers import get_channel_layer
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey
+from inference_site.gateway import hub as hub_module
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import Hub
+from responses_api.events import DONE, decode
+from tests.generations import chat_document, create_generation
+from tests.responses_api.validation import check
+from inference_site.generations.kinds import Ending
+from inference_site.streams.request_documents import Loaded, load_document, save_document
+from inference_site.streams.event_log import AsyncEventLog, Batch
+from inference_site.generations.models import Generation, Status
+from worker.runtime.publisher import MESSAGE_TYPE
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import client_for, new_async_clients
+
+Key = tuple[ApiKey, str]
+END = Ending((), 200, b"{}", finish_reason="stop")
+
+
+class Site:
+    """A running hub, and the worker's side of the streams it follows."""
+
+    def __init__(self, hub: Hub, log: AsyncEventLog) -> None:
+        self.hub, self._log = hub, log
+
+    async def write(self, generation_id: str, *batches: Batch) -> None:
+        """Put batches into the log."""
+        await self._log.append([(generation_id, b.entry_id, b.pack()) for b in batches])
+
+    async def hint(self, *streams: tuple[str, bytes]) -> None:
+        """Send a message to the hub's channel."""
+        message = {"type": MESSAGE_TYPE, "streams": list(streams)}
+        await get_channel_layer().send(self.hub.channel, message)
+
+    async def next(self, follower: Follower) -> list[Batch]:
+        """Return what comes to the follower next."""
+        for _ in range(100):
+            await follower.wait(0.05)
+            if batches := follower.take():
+                return batches
+        raise AssertionError("nothing came")
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    clients = new_async_clients()
+    monkeypatch.setattr(hub_module, "new_async_clients", lambda: clients)
+    hub = Hub()
+    hub.ensure_running()
+    site = Site(hub, AsyncEventLog(clients[0]))
+    probe = hub.follow("probe")  # The subscription is there once a message comes through.
+    while not probe.take():
+        await site.hint(("probe", Batch(0, [b"0"]).pack()))
+        await probe.wait(0.02)
+    hub.leave(probe)
+    try:
+        yield site
+    finally:
+        # redis-py takes a cancel that comes with an answer for a time-out; then it takes another.
+        while pending := {task for task in hub._tasks if not task.done()}:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.2)
+        for client in clients:
+            await client.aclose()
+
+
+def on_site(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Site], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running(monkeypatch) as site:
+            await scenario(site)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub read the log only when it is told to."""
+    monkeypatch.setattr(hub_module, "_SILENCE_S", 60.0)
+
+
+@pytest.fixture
+def soon(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub lose patience within a moment."""
+    monkeypatch.setattr(hub_module, "_SILENCE_S", 0.04)
+    monkeypatch.setattr(hub_module, "_VANISHED_S", 0.15)
+
+
+@pytest.fixture
+def generation_id() -> str:
+    return new_id("chatcmpl-")
+
+
+def frames(batches: list[Batch]) -> list[bytes]:
+    return [frame for batch in batches for frame in batch.frames]
+
+
+def test_a_hint_brings_its_frames_to_every_follower_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        one, two, other = (site.hub.follow(id_) for id_ in (generation_id, generation_id, "x"))
+        await site.hint((generation_id, Batch(0, [b"0", b"1"]).pack()))
+        assert frames(await site.next(one)) == [b"0", b"1"]
+        assert frames(two.take()) == [b"0", b"1"]
+        assert other.take() == []
+
+    on_site(monkeypatch, scenario)
+
+
+def test_one_message_carries_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(site: Site) -> None:
+        ids = [new_id("chatcmpl-") for _ in range(3)]
+        followers = [site.hub.follow(id_) for id_ in ids]
+        await site.hint(*((id_, Batch(0, [id_.encode()]).pack()) for id_ in [*ids, "nobody's"]))
+        assert [frames(await site.next(f)) for f in followers] == [[id_.encode()] for id_ in ids]
+
+    on_site(monkeypatch, scenario)
+
+
+def test_a_gap_is_filled_from_the_log(monkeypatch: pytest.MonkeyPatch, generation_id: str) -> None:
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(generation_id)
+        third = Batch(2, [b"2"])
+        await site.write(generation_id, Batch(0, [b"0"]), Batch(1, [b"1"]), third)
+        await site.hint((generation_id, third.pack()))
+        assert frames(await site.next(follower)) == [b"0", b"1", b"2"]
+        await site.hint((generation_id, Batch(3, [b"3"]).pack()))
+        assert frames(await site.next(follower)) == [b"3"]
+
+    on_site(monkeypatch, scenario)
+
+
+def test_a_hint_without_payload_sends_the_follower_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(generation_id)
+        await site.write(generation_id, Batch(0, [b"0"], END))
+        await site.hint((generation_id, b""))
+        (last,) = await site.next(follower)
+        assert last.ending == END
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(("after", "expected"), [(-1, [b"0", b"1"]), (0, [b"1"])])
+def test_who_hears_nothing_reads_the_log(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str, after: int, expected: list[bytes]
+) -> None:
+    async def scenario(site: Site) -> None:
+        await site.write(generation_id, Batch(0, [b"0"]), Batch(1, [b"1"]))
+        follower = site.hub.follow(generation_id, after)
+        assert frames(await site.next(follower)) == expected
+
+    on_site(monkeypatch, scenario)
+
+
+def test_a_message_that_makes_no_sense_does_not_deafen_the_hub(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(generation_id)
+        await site.hint((generation_id, b"\xc1 no msgpack"))
+        await site.hint((generation_id, Batch(0, [b"0"]).pack()))
+        assert frames(await site.next(follower)) == [b"0"]
+        assert "a message was dropped" in caplog.text
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
+def test_a_stream_that_is_over_and_whose_log_is_gone_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, status: Status
+) -> None:
+    row = create_generation(api_key[0], status=status, finished_at=timezone.now())
+
+    async def scenario(site: Site) -> None:
+        (last,) = await site.next(site.hub.follow(row.public_id))
+        assert last.ending is not None
+        assert (last.ending.status, last.ending.error_code) == (503, "stream_lost")
+        assert last.frames[0].startswith(b'data: {"error":')
+        assert last.frames[1] == b"data: [DONE]\n\n"
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_a_stream_of_a_response_that_is_lost_ends_with_the_event_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    over = {"status": Status.COMPLETED, "finished_at": timezone.now()}
+    row = create_generation(api_key[0], kind="response", **over)
+
+    async def scenario(site: Site) -> None:
+        (last,) = await site.next(site.hub.follow(row.public_id, after=6))
+        event = decode(last.frames[0])
+        check("error", event)
+        assert (event["type"], event["sequence_number"]) == ("error", 7)
+        assert event["code"] == event["error"]["code"] == "stream_lost"
+        assert list(last.frames[1:]) == [DONE]
+        assert last.ending is not None
+        assert last.ending.status == 503
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("kind", "beginning"), [("chat.completion", b"data: {"), ("response", b"event: error\n")]
+)
+def test_a_log_that_has_lost_frames_ends_its_readers(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, kind: str, beginning: bytes
+) -> None:
+    row = create_generation(api_key[0], kind=kind, status=Status.RUNNING)
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id)
+        await site.write(row.public_id, Batch(5, [b"5"]))
+        await site.hint((row.public_id, b""))
+        (last,) = await site.next(follower)
+        assert last.frames[0].startswith(beginning)
+        assert last.ending is not None
+        assert last.ending.error_code == "stream_lost"
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_a_stream_that_is_not_over_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    row = create_generation(api_key[0], status=Status.RUNNING)
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id)
+        await asyncio.sleep(0.4)
+        assert follower.take() == []
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    row = create_generation(api_key[0], status=Status.COMPLETED, finished_at=timezone.now())
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id)
+        kinds = hub_module._kinds
+
+        def written_meanwhile(*arguments: Any) -> dict[str, str]:
+            client: Any = client_for(row.public_id)
+            end = Batch(0, [b"0", b"done"], END)
+            client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
+            return kinds(*arguments)
+
+        monkeypatch.setattr(hub_module, "_kinds", written_meanwhile)
+        batches = await site.next(follower)
+        assert frames(batches) == [b"0", b"done"]
+        assert batches[-1].ending == END
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    waiting = create_generation(api_key[0])
+    running_row = create_generation(api_key[0], status=Status.RUNNING, worker="w")
+    for row in (waiting, running_row):
+        save_document(row.public_id, chat_document(row.public_id, "secret"), "web.one")
+
+    async def scenario(site: Site) -> None:
+        for row in (waiting, running_row):
+            await site.hub.cancel(row.public_id)
+        await asyncio.sleep(0.3)  # The queue is seen to after the workers.
+
+    on_site(monkeypatch, scenario)
+    assert load_document(waiting.public_id).document is None  # Its content is not kept for a day.
+    found = load_document(running_row.public_id)
+    assert found.document is not None
+    assert found.is_cancelled
+    states = dict(Generation.objects.values_list("public_id", "status"))
+    assert states == {waiting.public_id: "cancelled", running_row.public_id: "running"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = [new_id("chatcmpl-") for _ in range(400)]
+    request_cancel = AsyncEventLog.request_cancel
+    attempts: list[int] = []
+
+    async def away_at_first(log: AsyncEventLog, generation_ids: Any) -> None:
+        attempts.append(len(generation_ids))
+        if len(attempts) == 1:
+            raise redis.exceptions.ConnectionError("away")
+        await request_cancel(log, generation_ids)
+
+    monkeypatch.setattr(AsyncEventLog, "request_cancel", away_at_first)
+
+    async def scenario(site: Site) -> None:
+        await asyncio.wait({site.hub.cancel(generation_id) for generation_id in ids}, timeout=5)
+
+    on_site(monkeypatch, scenario)
+    assert attempts == [400, 400]
+    for generation_id in ids:
+        assert load_document(generation_id) == Loaded(None, True, [])
+
+
+def test_who_has_left_is_not_found() -> None:
+    hub = Hub()
+    one, two = hub.follow("g"), hub.follow("g")
+    assert hub.readers("g") == [one, two]
+    hub.leave(one)
+    assert hub.readers("g") == [two]
+    hub.leave(two)
+    hub.leave(two)  # Twice does no harm.
+    assert hub.readers("g") == []

@@ -1,0 +1,37 @@
+"""Bounds on what a request may hold, whatever it asks for."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from django.http import QueryDict
+
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.api.paging import parse_page
+from inference_site.api.parsers import JsonParser
+
+
+def _nested(levels: int) -> bytes:
+    return b'{"a":' * (levels - 1) + b'["innermost"]' + b"}" * (levels - 1)
+
+
+def test_a_body_may_be_deep() -> None:
+    assert JsonParser().parse(io.BytesIO(_nested(200)))
+
+
+@pytest.mark.parametrize("levels", [201, 900, 100_000])
+def test_a_body_that_could_not_be_encoded_again_is_refused(levels: int) -> None:
+    with pytest.raises(InvalidRequestError):
+        JsonParser().parse(io.BytesIO(_nested(levels)))
+
+
+def test_a_body_may_hold_many_objects_beside_each_other() -> None:
+    assert len(JsonParser().parse(io.BytesIO(b"[" + b"{}," * 999 + b"{}]"))) == 1000
+
+
+@pytest.mark.parametrize("limit", ["", "0", "101", "-1", "1.5", "²", "00000000101", "9" * 5000])
+def test_a_page_has_1_to_100_entries(limit: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_page(QueryDict(f"limit={limit}"), "asc")
+    assert refused.value.param == "limit"

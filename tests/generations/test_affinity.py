@@ -1,0 +1,155 @@
+"""A generation that continues another is left to that one's worker, for a moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from tests.waiting import wait_until
+from inference_site.generations import affinity, queue
+from inference_site.generations.affinity import Later, Preference, preference
+from inference_site.generations.wake_ups import own_queue, queue_name
+from inference_site.fleet.leases import LiveView, LiveWorker, ServedModel
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import Enqueue, bells, drop_bells_of, enqueue, new_id
+from inference_site.storage.redis_clients import broker_client
+
+Key = tuple[ApiKey, str]
+
+
+def view_of(*workers: LiveWorker) -> LiveView:
+    """A view of these workers and no others."""
+    view = LiveView()
+    view.workers = lambda: list(workers)  # type: ignore[method-assign]  # Nobody else is asked.
+    return view
+
+
+def serving(name: str, model: str = "m") -> LiveWorker:
+    return LiveWorker(name, (ServedModel(model, 1, 0),))
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers of the model."""
+    monkeypatch.setattr(affinity, "live_view", view_of(serving("one"), serving("two")))
+
+
+def before(api_key: Key, worker: str) -> str:
+    row = create_generation(
+        api_key[0], status=Status.COMPLETED, worker=worker, finished_at=timezone.now()
+    )
+    return row.public_id
+
+
+def test_the_worker_of_the_one_before_is_preferred_for_a_moment(
+    api_key: Key, two: None, settings: Settings
+) -> None:
+    settings.AFFINITY_WAIT_MS = 5_000
+    preferred = preference("m", before(api_key, "two"))
+    assert (preferred.worker, preferred.wait_ms) == ("two", 5_000)
+    assert preferred.open_after_s > 5
+
+
+def test_until_when_a_worker_is_preferred_is_a_time_of_the_database(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared with the database's clock; that of the web host may be wrong."""
+    real = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: real + timedelta(hours=1))
+    row = create_generation(
+        api_key[0], preferred_worker="one", preferred_until=Preference("one", 60_000).until
+    )
+    row.refresh_from_db()
+    assert row.preferred_until is not None
+    assert abs(row.preferred_until - real - timedelta(minutes=1)) < timedelta(minutes=1)
+    assert claimed("two") is None
+    assert Preference().until is None
+
+
+def test_nothing_is_preferred_without_a_choice(
+    api_key: Key, two: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert preference("m", "") == Preference()
+    assert preference("m", "resp_unknown") == Preference()
+    assert preference("m", before(api_key, "gone")) == Preference()
+    assert preference("other", before(api_key, "one")) == Preference()
+    settings.AFFINITY_WAIT_MS = 0
+    assert preference("m", before(api_key, "one")) == Preference()
+    settings.AFFINITY_WAIT_MS = 200
+    monkeypatch.setattr(affinity, "live_view", view_of(serving("one")))
+    assert preference("m", before(api_key, "one")) == Preference()
+
+
+def claimed(worker: str) -> str | None:
+    claim = Generation.objects.claim("m", worker)
+    return None if claim is None else claim.public_id
+
+
+def test_others_leave_what_prefers_a_worker_until_its_time(api_key: Key) -> None:
+    later = timezone.now() + timedelta(minutes=1)
+    held = create_generation(api_key[0], preferred_worker="one", preferred_until=later)
+    assert claimed("two") is None
+    assert claimed("one") == held.public_id
+    past = timezone.now() - timedelta(seconds=1)
+    free = create_generation(api_key[0], preferred_worker="one", preferred_until=past)
+    assert claimed("two") == free.public_id
+
+
+def test_what_prefers_another_worker_does_not_hide_what_waits_behind_it(api_key: Key) -> None:
+    later, old = timezone.now() + timedelta(minutes=1), timezone.now() - timedelta(minutes=1)
+    create_generation(api_key[0], preferred_worker="one", preferred_until=later, created_at=old)
+    newer = create_generation(api_key[0])
+    assert claimed("two") == newer.public_id
+
+
+def test_the_bell_is_rung_for_the_preferred_worker_and_later_for_all(
+    api_key: Key, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AFFINITY_WAIT_MS = 100
+    model, one = new_id("model-"), new_id("host:")
+    monkeypatch.setattr(affinity, "live_view", view_of(serving(one, model), serving("two", model)))
+    monkeypatch.setattr(queue, "later", Later())
+    id_ = new_id("chatcmpl-")
+    order = Enqueue(
+        "chat.completion",
+        id_,
+        model,
+        api_key[0].project_id,
+        api_key[0].pk,
+        "req_test",
+        streamed=True,
+        continues=before(api_key, one),
+    )
+    enqueue(order, chat_document(id_, "hi"), "web.one")
+    assert broker_client().llen(own_queue(one)) == 1
+    row = Generation.objects.get(public_id=id_)
+    assert row.preferred_worker == one
+    wait_until(lambda: bells(model) == 1)
+    assert row.preferred_until is not None
+    assert timezone.now() >= row.preferred_until
+    assert broker_client().keys(f"*{one}") != []
+    drop_bells_of(one)
+    assert broker_client().keys(f"*{one}") == []
+    broker_client().delete(queue_name(model))
+
+
+def test_what_is_called_later_comes_in_the_order_of_its_time() -> None:
+    shared, called, all_called = Later(), list[str](), threading.Event()
+    started = time.monotonic()
+
+    def second() -> None:
+        called.append("second")
+        all_called.set()
+
+    shared.call(0.06, second)
+    shared.call(0.03, lambda: called.append("first"))
+    assert all_called.wait(5)
+    assert called == ["first", "second"]
+    assert time.monotonic() - started >= 0.06

@@ -1,0 +1,125 @@
+"""Who is claimed next, and that no two claimers meet."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from inference_site.accounts.keys import create_key
+from inference_site.accounts.models import ApiKey, Project
+from tests.generations import create_generation
+from inference_site.generations.models import Claim, Generation, ServiceClass, Status
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def other_key(db: None) -> ApiKey:
+    """A key of another project."""
+    return create_key(Project.objects.create(name="other"), "test")[0]
+
+
+def waiting(api_key: ApiKey, age_s: float, **fields: object) -> Generation:
+    created_at = timezone.now() - timedelta(seconds=age_s)
+    return create_generation(api_key, created_at=created_at, **fields)
+
+
+def claimed_order(count: int, model: str = "m") -> list[str]:
+    claims = [Generation.objects.claim(model, "w") for _ in range(count)]
+    return [claim.public_id for claim in claims if claim is not None]
+
+
+def test_the_oldest_is_claimed_first(api_key: Key) -> None:
+    middle, oldest, newest = (waiting(api_key[0], age_s=age) for age in (20, 30, 10))
+    assert claimed_order(4) == [oldest.public_id, middle.public_id, newest.public_id]
+
+
+def test_foreground_goes_before_older_background(api_key: Key) -> None:
+    background = waiting(api_key[0], age_s=100, service_class=ServiceClass.BACKGROUND)
+    foreground = waiting(api_key[0], age_s=1, service_class=ServiceClass.FOREGROUND)
+    assert claimed_order(2) == [foreground.public_id, background.public_id]
+
+
+def test_projects_take_turns_whatever_the_age_of_their_requests(
+    api_key: Key, other_key: ApiKey
+) -> None:
+    crowd = [waiting(api_key[0], age_s=100 - n) for n in range(3)]
+    late = [waiting(other_key, age_s=10 - n) for n in range(2)]
+    assert claimed_order(5) == [
+        g.public_id for g in (crowd[0], late[0], crowd[1], late[1], crowd[2])
+    ]
+
+
+def test_the_class_counts_more_than_the_share(api_key: Key, other_key: ApiKey) -> None:
+    create_generation(api_key[0], status=Status.RUNNING)
+    foreground = waiting(api_key[0], age_s=1)
+    background = waiting(other_key, age_s=100, service_class=ServiceClass.BACKGROUND)
+    assert claimed_order(2) == [foreground.public_id, background.public_id]
+
+
+def test_what_runs_on_other_models_is_no_part_of_the_share(api_key: Key, other_key: ApiKey) -> None:
+    for _ in range(3):
+        create_generation(api_key[0], model="another", status=Status.RUNNING)
+    older, newer = waiting(api_key[0], age_s=20), waiting(other_key, age_s=10)
+    assert claimed_order(2) == [older.public_id, newer.public_id]
+
+
+def test_only_waiting_rows_of_the_model_are_claimed(api_key: Key) -> None:
+    waiting(api_key[0], age_s=10, model="another")
+    create_generation(api_key[0], status=Status.RUNNING)
+    create_generation(api_key[0], status=Status.FAILED, finished_at=timezone.now())
+    assert Generation.objects.claim("m", "w") is None
+
+
+def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None:
+    row = waiting(api_key[0], age_s=10)
+    claim = Generation.objects.claim("m", "host:1")
+    assert claim is not None
+    assert claim == Claim(
+        row.public_id, row.kind, attempt=1, worker="host:1", request_id=row.request_id, model="m"
+    )
+    row.refresh_from_db()
+    assert (row.status, row.worker, row.attempt) == (Status.RUNNING, "host:1", 1)
+    assert row.queue_ms is not None
+    assert 10_000 <= row.queue_ms < 60_000
+    assert claim.waited_s == pytest.approx(row.queue_ms / 1000)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key) -> None:
+    rows = {waiting(api_key[0], age_s=n).public_id for n in range(60)}
+    start = threading.Barrier(4)
+
+    def claim_all(worker: str) -> list[str]:
+        start.wait(5)
+        mine = []
+        while (claim := Generation.objects.claim("m", worker)) is not None:
+            mine.append(claim.public_id)
+        return mine
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = [id_ for mine in pool.map(claim_all, "abcd") for id_ in mine]
+    assert len(taken) == 60
+    assert set(taken) == rows
+    assert set(Generation.objects.values_list("attempt", flat=True)) == {1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claimer_passes_over_what_another_is_taking(api_key: Key) -> None:
+    first, second = waiting(api_key[0], age_s=20), waiting(api_key[0], age_s=10)
+
+    def claim() -> Claim | None:
+        return pool.submit(Generation.objects.claim, "m", "w").result(timeout=5)
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        Generation.objects.select_for_update().get(pk=first.pk)
+        taken = claim()
+        assert taken is not None
+        assert taken.public_id == second.public_id
+        assert claim() is None
+    assert claimed_order(1) == [first.public_id]

@@ -1,0 +1,87 @@
+"""Until when a generation waits for its client, with a real Redis and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from inference_site.generations.disconnect_grace import attend, forget, tell_attended, unattended
+from inference_site.streams.request_documents import load_document, save_document
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import new_async_clients, site_client
+from inference_site.generations.maintenance import stop_unattended
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def generation_id() -> Iterator[str]:
+    name = new_id("resp_")
+    yield name
+    forget([name])
+
+
+def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
+    async def main() -> None:
+        client = new_async_clients()[0]
+        try:
+            await tell_attended(client, read, left)
+        finally:
+            await client.aclose()
+
+    asyncio.run(main())
+
+
+def seconds_left(generation_id: str) -> float:
+    client: Any = site_client()
+    now_s, now_us = client.time()
+    left: float = client.zscore("attended", generation_id) - now_s - now_us / 1e6
+    return left
+
+
+def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
+    attend(generation_id, -10)  # Its time has passed by now.
+    assert generation_id in unattended()
+    tell({generation_id: 3}, {})
+    assert generation_id not in unattended()
+    assert 7.5 < seconds_left(generation_id) <= 8
+
+
+def test_one_that_is_left_has_its_grace(generation_id: str) -> None:
+    attend(generation_id, 3)
+    tell({}, {generation_id: 3})
+    assert 2.5 < seconds_left(generation_id) <= 3
+
+
+def test_reader_of_one_without_a_grace_gives_it_none(generation_id: str) -> None:
+    """Its client is there, and has said nothing; it must not be stopped when the reader leaves."""
+    tell({generation_id: 3}, {})
+    tell({}, {generation_id: -1})
+    assert generation_id not in unattended()
+
+
+@pytest.mark.django_db
+def test_upkeep_stops_what_nobody_reads(api_key: Key) -> None:
+    waiting = create_generation(api_key[0])
+    running = create_generation(api_key[0], status=Status.RUNNING, worker="w")
+    read = create_generation(api_key[0], status=Status.RUNNING, worker="w")
+    for row in (waiting, running, read):
+        save_document(row.public_id, chat_document(row.public_id, "secret"), None)
+        attend(row.public_id, 60 if row == read else -10)
+    ended = new_id("resp_")
+    attend(ended, -10)
+    stop_unattended()
+    assert not {waiting.public_id, running.public_id, ended} & set(unattended())
+    assert load_document(waiting.public_id).document is None
+    assert load_document(running.public_id).is_cancelled
+    assert not load_document(read.public_id).is_cancelled
+    assert not load_document(ended).is_cancelled
+    states = dict(Generation.objects.values_list("public_id", "status"))
+    assert states[waiting.public_id] == "cancelled"
+    forget([read.public_id])

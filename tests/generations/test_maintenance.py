@@ -1,0 +1,303 @@
+"""What beat does so that no generation is forgotten. The clock is moved, not waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis.client
+import redis.exceptions
+from channels.layers import get_channel_layer
+from django.db import OperationalError
+from django.utils import timezone
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
+from inference_site.streams.request_documents import load_document, save_document
+from inference_site.streams.event_log import Batch, log_key
+from inference_site.fleet.leases import Lease, LiveWorker, prune
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import bells, drop_bells_of, new_id, ring
+from inference_site.storage.redis_clients import broker_client, client_for, site_client
+from inference_site.generations.maintenance import attempt, drop_gone, expire_waiting, give_up_abandoned, give_up_orphans, last_tended, ring_unheard, tend
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def worker() -> Iterator[str]:
+    name = new_id("host:")
+    yield name
+    site_client().delete(f"worker:{name}")
+    site_client().zrem("suspects", name)
+    prune()
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    name = new_id("model-")
+    yield name
+    broker_client().delete(queue_name(name))
+
+
+def running(api_key: Key, worker: str) -> Generation:
+    row = create_generation(api_key[0], status=Status.RUNNING, worker=worker)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
+    return row
+
+
+def waiting(api_key: Key, age_s: float, **fields: Any) -> Generation:
+    created_at = timezone.now() - timedelta(seconds=age_s)
+    row = create_generation(api_key[0], created_at=created_at, **fields)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
+    return row
+
+
+def suspect(worker: str, ago_s: float) -> None:
+    """Have the lease be found missing so long ago, by the clock of Redis."""
+    seconds, _ = site_client().time()
+    site_client().zadd("suspects", {worker: seconds - ago_s + 2.5})
+
+
+def state(row: Generation) -> tuple[str, str]:
+    row.refresh_from_db()
+    return row.status, row.error_code
+
+
+def stream_end(row: Generation) -> Batch | None:
+    """Return the last batch of the stream if it has ended."""
+    entries: Any = client_for(row.public_id).xrevrange(log_key(row.public_id), count=1)
+    last = Batch.unpack(entries[0][1][b"b"]) if entries else None
+    return last if last is not None and last.ending is not None else None
+
+
+def test_one_missing_lease_is_not_a_death(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    give_up_abandoned()
+    give_up_abandoned()  # At once: too soon to be sure.
+    assert state(row) == (Status.RUNNING, "")
+    assert stream_end(row) is None
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "expected"),
+    [(1.0, (Status.RUNNING, "")), (4.0, (Status.FAILED, "worker_lost"))],
+)
+def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
+    api_key: Key, worker: str, ago_s: float, expected: tuple[str, str]
+) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s)
+    give_up_abandoned()
+    assert state(row) == expected
+
+
+def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    Lease(worker, lambda: LiveWorker(worker)).renew()
+    give_up_abandoned()
+    site_client().delete(f"worker:{worker}")
+    give_up_abandoned()  # Missing again: the first look of a new suspicion.
+    assert state(row) == (Status.RUNNING, "")
+
+
+def test_no_suspicion_outlives_what_the_worker_was_running(api_key: Key, worker: str) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row)[0] == Status.FAILED
+    assert site_client().zscore("suspects", worker) is not None
+    give_up_abandoned()
+    assert site_client().zscore("suspects", worker) is None
+
+
+def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, worker: str) -> None:
+    mine, other = running(api_key, worker), running(api_key, new_id("host:"))
+    queued = waiting(api_key, age_s=1, worker=worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert [state(row)[0] for row in (mine, other, queued)] == ["failed", "running", "queued"]
+
+
+def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
+    api_key: Key, worker: str
+) -> None:
+    row = running(api_key, worker)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    end = stream_end(row)
+    assert end is not None
+    assert end.ending is not None
+    assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
+    assert end.frames[-1] == b"data: [DONE]\n\n"
+    assert load_document(row.public_id).document is None
+
+
+def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:
+    channel = new_id("web.")
+    row = running(api_key, worker)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), channel)
+    with site_client().pubsub() as pubsub:  # type: ignore[no-untyped-call]  # Not annotated.
+        pubsub.subscribe(channel)
+        suspect(worker, ago_s=30)
+        give_up_abandoned()
+        assert heard(pubsub)["streams"] == [[row.public_id, b""]]
+
+
+def heard(pubsub: redis.client.PubSub) -> dict[str, Any]:
+    """Return the channel-layer message that has come."""
+    for _ in range(100):
+        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=0.05)
+        if message is not None:
+            decoded: dict[str, Any] = get_channel_layer().deserialize(message["data"])
+            return decoded
+    raise AssertionError("no message came")
+
+
+def test_who_has_waited_too_long_is_told_so(api_key: Key, settings: Settings) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    old, young = waiting(api_key, age_s=61), waiting(api_key, age_s=59)
+    expire_waiting()
+    assert state(old) == (Status.FAILED, "queue_timeout")
+    assert state(young) == (Status.QUEUED, "")
+    end = stream_end(old)
+    assert end is not None
+    assert end.ending is not None
+    assert (end.ending.status, end.ending.error_code) == (504, "queue_timeout")
+    assert stream_end(young) is None
+
+
+def test_an_old_generation_that_runs_does_not_expire(api_key: Key, settings: Settings) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    row = waiting(api_key, age_s=1000, status=Status.RUNNING, worker="w")
+    expire_waiting()
+    assert state(row) == (Status.RUNNING, "")
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "rung", "expected"),
+    [
+        ([10, 9, 8], 0, 3),  # Nobody rang: one bell each.
+        ([10, 9, 8], 2, 3),  # Only what is missing is rung.
+        ([10, 9], 3, 3),  # More bells than rows do no harm and are left alone.
+        ([1, 0], 0, 0),  # The bell may still be on its way.
+        ([10, 0], 0, 2),  # One unheard bell says that the others may be lost as well.
+    ],
+)
+def test_a_bell_is_rung_for_each_that_waits_unheard(
+    api_key: Key, model: str, ages_s: list[float], rung: int, expected: int
+) -> None:
+    for age_s in ages_s:
+        waiting(api_key, age_s, model=model)
+    for _ in range(rung):
+        ring(model)
+    ring_unheard()
+    assert bells(model) == expected
+
+
+def test_one_round_does_all_of_it(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    abandoned = running(api_key, worker)
+    expired, unheard = waiting(api_key, age_s=100, model=model), waiting(api_key, 10, model=model)
+    suspect(worker, ago_s=30)
+    tend()
+    assert [state(row)[1] for row in (abandoned, expired, unheard)] == [
+        "worker_lost",
+        "queue_timeout",
+        "",
+    ]
+    assert bells(model) == 1
+
+
+def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    """One of a kind that no app registers, as after a release was taken back."""
+    settings.QUEUE_TIMEOUT_S = 60
+    unknown, abandoned = running(api_key, worker), running(api_key, worker)
+    Generation.objects.filter(pk=unknown.pk).update(kind="unknown")
+    stuck = waiting(api_key, age_s=200, kind="unknown")
+    expired, unheard = waiting(api_key, age_s=100), waiting(api_key, 10, model=model)
+    suspect(worker, ago_s=30)
+    site_client().delete("upkeep")
+    with pytest.raises(ExceptionGroup) as raised:
+        tend()
+    assert [state(row)[0] for row in (unknown, abandoned, stuck, expired, unheard)] == [
+        *("running", "failed", "queued", "failed", "queued")
+    ]
+    assert bells(model) == 1
+    assert [part.__notes__ for part in raised.value.exceptions] == [
+        ["give_up_abandoned"],
+        ["expire_waiting"],
+    ]
+    assert last_tended() is None
+
+
+@pytest.mark.django_db
+def test_upkeep_that_was_done_says_when() -> None:
+    site_client().delete("upkeep")
+    tend()
+    assert last_tended() is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "level"),
+    [
+        (redis.exceptions.ConnectionError("down"), logging.WARNING),
+        (ExceptionGroup("a", [ExceptionGroup("b", [OperationalError("down")])]), logging.WARNING),
+        (KeyError("a fault"), logging.ERROR),
+    ],
+)
+def test_what_goes_wrong_is_logged_and_more_than_a_server_that_is_down_is_an_error(
+    fault: Exception, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise fault
+
+    assert not attempt("upkeep", fail)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_bell_rung_for_a_worker_that_has_just_gone_does_not_stay(
+    worker: str, model: str, is_back: bool
+) -> None:
+    """One that was only late to renew its lease keeps its queue."""
+    drop_bells_of(worker)
+    ring(model, worker)
+    drop_gone()
+    assert broker_client().llen(own_queue(worker)) == 1
+    site_client().zadd("gone-workers", {worker: 1})
+    if is_back:
+        Lease(worker, lambda: LiveWorker(worker)).renew()
+    drop_gone()
+    left = [key for key in own_queue_keys(worker) if broker_client().exists(key)]
+    assert own_queue(worker) in left if is_back else left == []
+    assert site_client().zscore("gone-workers", worker) is None
+    broker_client().delete(*own_queue_keys(worker))
+
+
+def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, worker: str) -> None:
+    old = timezone.now() - timedelta(seconds=60)
+    held, lost = (
+        create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+        for _ in range(2)
+    )
+    fresh = create_generation(
+        api_key[0], status=Status.RUNNING, worker=worker, claimed_at=timezone.now()
+    )
+    give_up_orphans(worker, frozenset({held.public_id}))
+    states = dict(Generation.objects.values_list("public_id", "status"))
+    assert states == {
+        held.public_id: "running",
+        lost.public_id: "failed",
+        fresh.public_id: "running",
+    }

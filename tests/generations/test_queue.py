@@ -1,0 +1,192 @@
+"""Enqueueing: what is written where, and what happens when a part is down or full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+import redis.exceptions
+from celery import Celery
+from django.conf import settings as django_settings
+from django.db import IntegrityError
+from pytest_django.fixtures import Settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from inference_site.streams import request_documents
+from inference_site.generations import queue
+from inference_site.generations.kinds import Document
+from inference_site.generations.wake_ups import queue_name
+from inference_site.streams.request_documents import load_document
+from inference_site.domain.errors import QueueFull
+from inference_site.streams.event_log import document_key, followers_key
+from inference_site.fleet.leases import live_view
+from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.queue import Enqueue, bells, enqueue, new_id, ring
+from inference_site.storage.redis_clients import broker_client, client_for
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    """A model of the test's own, so that its bells are counted alone."""
+    name = new_id("model-")
+    yield name
+    broker_client().delete(queue_name(name))
+
+
+def order_of(api_key: ApiKey, model: str) -> tuple[Enqueue, Document]:
+    generation_id = new_id("chatcmpl-")
+    order = Enqueue(
+        kind="chat.completion",
+        generation_id=generation_id,
+        model=model,
+        project_id=api_key.project_id,
+        api_key_id=api_key.pk,
+        request_id="req_1",
+        streamed=True,
+        ignored_params=["logit_bias"],
+    )
+    return order, chat_document(generation_id, "hi")
+
+
+def test_enqueueing_writes_the_document_the_row_and_a_bell(api_key: Key, model: str) -> None:
+    order, document = order_of(api_key[0], model)
+    enqueue(order, document, "web.one")
+    row = Generation.objects.get(public_id=order.generation_id)
+    assert (row.status, row.model, row.request_id) == (Status.QUEUED, model, "req_1")
+    assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
+    assert (row.streamed, row.ignored_params) == (True, ["logit_bias"])
+    assert row.service_class == ServiceClass.FOREGROUND
+    assert load_document(order.generation_id).document == document
+    followers = client_for(order.generation_id).smembers(followers_key(order.generation_id))
+    assert followers == {b"web.one"}
+    assert bells(model) == 1
+
+
+def test_the_content_of_a_request_never_reaches_postgresql(api_key: Key, model: str) -> None:
+    order, _ = order_of(api_key[0], model)
+    enqueue(order, chat_document(order.generation_id, "the secret word"), "web.one")
+    row = Generation.objects.filter(public_id=order.generation_id).values().get()
+    assert "secret" not in repr(row)
+
+
+def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) -> None:
+    order, document = order_of(api_key[0], model)
+    enqueue(order, document, "web.one")
+    client, id_ = client_for(order.generation_id), order.generation_id
+    for key in (document_key(id_), followers_key(id_)):
+        assert 0 < int(client.ttl(key)) <= django_settings.RUN_TTL_S
+
+
+def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unreachable = Celery("unreachable", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    unreachable.conf.broker_transport_options = django_settings.CELERY_BROKER_TRANSPORT_OPTIONS
+    monkeypatch.setattr(queue, "current_app", unreachable)
+    order, document = order_of(api_key[0], model)
+    started = time.monotonic()
+    enqueue(order, document, "web.one")
+    assert time.monotonic() - started < 3  # The client waits for this.
+    assert Generation.objects.get(public_id=order.generation_id).status == Status.QUEUED
+    assert bells(model) == 0
+    assert f"could not ring for {model}" in caplog.text
+
+
+def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
+    monkeypatch.setattr(request_documents, "client_for", lambda _: unreachable)
+    order, document = order_of(api_key[0], model)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        enqueue(order, document, "web.one")
+    assert not Generation.objects.exists()
+    assert bells(model) == 0
+
+
+def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_model(
+    api_key: Key, model: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: str) -> None:
+        raise redis.exceptions.ConnectionError("down")
+
+    settings.LOAD_WAIT_S = 30
+    monkeypatch.setattr(live_view, "serving", fail)
+    order, document = order_of(api_key[0], model)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        enqueue(order, document, "web.one")
+    assert not Generation.objects.exists()
+    assert load_document(order.generation_id).document is None
+    assert bells(model) == 0
+
+
+def test_no_bell_is_rung_for_a_row_that_was_refused(api_key: Key, model: str) -> None:
+    order, document = order_of(api_key[0], model)
+    create_generation(api_key[0], public_id=order.generation_id)
+    with pytest.raises(IntegrityError):
+        enqueue(order, document, "web.one")
+    assert bells(model) == 0
+
+
+def test_the_queue_is_full_at_its_bound_and_not_before(
+    api_key: Key, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_LIMIT = 3
+    for _ in range(3):
+        enqueue(*order_of(api_key[0], model), "web.one")
+    with pytest.raises(QueueFull):
+        enqueue(*order_of(api_key[0], model), "web.one")
+    assert Generation.objects.filter(model=model).count() == 3
+
+
+def test_the_bound_counts_only_what_waits_for_the_same_model(
+    api_key: Key, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_LIMIT = 2
+    create_generation(api_key[0], model=model)
+    for _ in range(2):
+        create_generation(api_key[0], model=model, status=Status.RUNNING)
+        create_generation(api_key[0], model="another")
+        ring(model)
+    enqueue(*order_of(api_key[0], model), "web.one")
+    with pytest.raises(QueueFull):
+        enqueue(*order_of(api_key[0], model), "web.one")
+
+
+def test_bells_are_counted_on_the_broker_even_when_it_is_a_server_of_its_own(
+    model: str, settings: Settings
+) -> None:
+    settings.BROKER_URL = f"{settings.REDIS_URL}?db=1"
+    with redis.Redis.from_url(settings.BROKER_URL) as broker:
+        broker.lpush(queue_name(model), b"bell")
+        assert bells(model) == 1
+        broker.delete(queue_name(model))
+
+
+def test_a_bell_names_the_model_and_no_generation(model: str) -> None:
+    ring(model)
+    (message,) = broker_client().lrange(queue_name(model), 0, -1)
+    assert b'"task": "worker.generate"' in message
+    assert model.encode() in message
+
+
+def test_ids_are_fresh_and_fit_their_column() -> None:
+    ids = {new_id("chatcmpl-") for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(id_.startswith("chatcmpl-") and len(id_) == 41 for id_ in ids)
+
+
+def test_no_more_bells_are_rung_than_anybody_needs(
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "ENOUGH_BELLS", 3)
+    for _ in range(5):
+        enqueue(*order_of(api_key[0], model), "web.one")
+    assert bells(model) == 3

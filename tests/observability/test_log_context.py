@@ -1,0 +1,78 @@
+"""What lines of the log say of the request or run they belong to."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.utils.log import log_response
+from pythonjsonlogger.json import JsonFormatter
+
+from inference_site.observability.log_context import AddFacts, LineFormatter, logged_with, note
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a logger of the site writes, as settings.LOGGING has it."""
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.addFilter(AddFacts())
+    handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("test.facts")
+    logger.addHandler(handler)
+    yield out
+    logger.removeHandler(handler)
+
+
+def log(message: str, **extra: object) -> None:
+    logging.getLogger("test.facts").warning(message, extra=extra)
+
+
+def test_lines_carry_the_facts_that_are_known_by_then(written: io.StringIO) -> None:
+    log("before")
+    with logged_with({"request_id": "req_1"}):
+        log("begun")
+        note(generation_id="chatcmpl-2")
+        log("going on", status=200)
+    note(model="lost")
+    log("after")
+    assert written.getvalue().splitlines() == [
+        "WARNING test.facts: before",
+        "WARNING test.facts: begun request_id=req_1",
+        "WARNING test.facts: going on status=200 request_id=req_1 generation_id=chatcmpl-2",
+        "WARNING test.facts: after",
+    ]
+
+
+def test_what_a_line_says_itself_goes_before(written: io.StringIO) -> None:
+    with logged_with({"status": "running", "message": "no field of a record is replaced"}):
+        log("ended", status="completed")
+    assert written.getvalue() == "WARNING test.facts: ended status=completed\n"
+
+
+def test_facts_come_before_a_traceback(written: io.StringIO) -> None:
+    with logged_with({"request_id": "req_1"}):
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            logging.getLogger("test.facts").exception("failed")
+    first, second, *_, last = written.getvalue().splitlines()
+    assert first == "ERROR test.facts: failed request_id=req_1"
+    assert second.startswith("Traceback")
+    assert last == "ValueError: boom"
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter(), JsonFormatter()])
+def test_lines_of_django_do_not_have_the_words_of_a_search(
+    written: io.StringIO, formatter: logging.Formatter
+) -> None:
+    logger = logging.getLogger("test.facts")
+    logger.handlers[0].setFormatter(formatter)
+    request, failed = RequestFactory().get("/admin/?q=xylophone"), HttpResponse(status=500)
+    log_response("Failed: %s", request.path, response=failed, request=request, logger=logger)
+    assert "Failed: /admin/" in written.getvalue()
+    assert "xylophone" not in written.getvalue()

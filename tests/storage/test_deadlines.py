@@ -1,0 +1,55 @@
+"""Deadlines of ids, with a real Redis and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from inference_site.storage.deadlines import Deadlines
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import new_async_clients, site_client
+
+
+@pytest.fixture
+def deadlines() -> Iterator[Deadlines]:
+    kept = Deadlines(new_id("deadlines-"))
+    yield kept
+    site_client().delete(kept.key)
+
+
+def push_known(deadlines: Deadlines, after_s: Mapping[str, float]) -> None:
+    async def main() -> None:
+        client = new_async_clients()[0]
+        try:
+            await deadlines.push_known(client, after_s)
+        finally:
+            await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_what_is_in_the_past_has_passed(deadlines: Deadlines) -> None:
+    deadlines.push("past", -1)
+    deadlines.push("future", 60)
+    assert deadlines.passed() == ["past"]
+    deadlines.forget(["past"])
+    deadlines.forget([])
+    assert deadlines.passed() == []
+    assert site_client().zcard(deadlines.key) == 1
+
+
+def test_the_later_time_counts_or_the_first_if_that_is_wanted(deadlines: Deadlines) -> None:
+    deadlines.push("later", 60)
+    deadlines.push("later", -1)
+    deadlines.push("first", -1, "NX")
+    deadlines.push("first", 60, "NX")
+    assert deadlines.passed() == ["first"]
+
+
+def test_only_what_has_a_deadline_gets_another(deadlines: Deadlines) -> None:
+    deadlines.push("known", 60)
+    push_known(deadlines, {"known": -1, "unknown": -1})
+    push_known(deadlines, {})
+    assert deadlines.passed() == ["known"]

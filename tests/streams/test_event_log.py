@@ -1,0 +1,229 @@
+"""The event log on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from django.conf import settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.generations import chat_document
+from inference_site.generations.kinds import Ending
+from inference_site.streams.request_documents import Loaded, load_document, save_document
+from inference_site.streams.event_log import Appended, AsyncEventLog, Batch, LogState, cancel_key, close_log, document_key, follow, followers_key, log_key, trim
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import client_for, new_async_clients
+
+T = TypeVar("T")
+END = Ending((b"end",), 200, b"{}", finish_reason="stop")
+LOST = Ending((b"error", b"done"), 503, b'{"error":{}}', error_code="worker_lost")
+
+
+@pytest.fixture
+def generation_id() -> str:
+    return new_id("chatcmpl-")
+
+
+def on_log(use: Callable[[AsyncEventLog], Awaitable[T]]) -> T:
+    """Use the log in a loop of its own."""
+
+    async def main() -> T:
+        (client,) = new_async_clients()
+        try:
+            return await use(AsyncEventLog(client))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(main())
+
+
+def append(generation_id: str, *batches: Batch) -> list[Appended]:
+    """Write the batches, one after the other."""
+
+    async def write(log: AsyncEventLog) -> list[Appended]:
+        return [(await log.append([(generation_id, b.entry_id, b.pack())]))[0] for b in batches]
+
+    return on_log(write)
+
+
+def read(generation_id: str, number: int = 0) -> list[Batch]:
+    """Return what a reader gets that wants the frames from this number on."""
+    (batches,) = on_log(lambda log: log.read_many([(generation_id, number)]))
+    return trim(batches, number)
+
+
+def frames(batches: list[Batch]) -> list[bytes]:
+    return [frame for batch in batches for frame in batch.frames]
+
+
+def test_a_reader_finds_any_frame_by_its_number(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0", b"1", b"2"]), Batch(3, [b"3"]), Batch(4, [b"4", b"5"]))
+    for number in range(7):
+        assert frames(read(generation_id, number)) == [b"%d" % n for n in range(number, 6)]
+
+
+def test_the_ending_comes_back_with_everything_but_its_frames_apart(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0"]), Batch(1, [b"1", b"end"], END))
+    last = read(generation_id, 2)[-1]
+    assert (last.first, list(last.frames)) == (2, [b"end"])
+    assert last.ending == Ending((), 200, b"{}", finish_reason="stop")
+
+
+def test_a_reader_that_has_every_frame_still_gets_the_ending(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0", b"end"], END))
+    (last,) = read(generation_id, 2)
+    assert (list(last.frames), last.ending is not None) == ([], True)
+
+
+def test_an_append_repeated_after_a_lost_reply_is_not_written_twice(generation_id: str) -> None:
+    first, second = Batch(0, [b"0"]), Batch(1, [b"1"])
+    answers = append(generation_id, first, first, second, second)
+    assert [answer.state for answer in answers] == [LogState.OPEN] * 4
+    assert frames(read(generation_id)) == [b"0", b"1"]
+
+
+def test_an_end_repeated_after_a_lost_reply_does_not_look_like_a_loss(generation_id: str) -> None:
+    end = Batch(0, [b"0", b"end"], END)
+    assert [answer.state for answer in append(generation_id, end, end)] == [LogState.OPEN] * 2
+    assert frames(read(generation_id)) == [b"0", b"end"]
+
+
+def test_a_closed_log_refuses_a_writer_that_was_taken_for_dead(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0"]))
+    close_log(generation_id, LOST)
+    (answer,) = append(generation_id, Batch(1, [b"zombie"]))
+    assert answer.state is LogState.CLOSED
+    assert frames(read(generation_id)) == [b"0", b"error", b"done"]
+
+
+def test_a_closed_log_keeps_its_end_against_the_writers_own(generation_id: str) -> None:
+    close_log(generation_id, LOST)
+    append(generation_id, Batch(0, [b"0", b"end"], END))
+    (last,) = read(generation_id)
+    assert last.ending is not None
+    assert last.ending.error_code == "worker_lost"
+
+
+def test_closing_continues_the_numbers_of_the_frames(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0", b"1"]))
+    close_log(generation_id, LOST)
+    assert read(generation_id, 2) == [
+        Batch(2, [b"error", b"done"], Ending((), 503, LOST.body, error_code="worker_lost"))
+    ]
+
+
+def test_closing_a_log_without_frames_starts_at_zero(generation_id: str) -> None:
+    close_log(generation_id, LOST)
+    assert frames(read(generation_id, 0)) == [b"error", b"done"]
+
+
+def test_closing_an_ended_log_changes_nothing(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0", b"end"], END))
+    before = read(generation_id)
+    close_log(generation_id, LOST)
+    assert read(generation_id) == before
+
+
+def test_closing_returns_who_must_be_told(generation_id: str) -> None:
+    save_document(generation_id, chat_document(generation_id, "hi"), follower="web.one")
+    assert close_log(generation_id, LOST) == Appended(LogState.OPEN, ["web.one"])
+
+
+def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:
+    async def scenario(log: AsyncEventLog) -> list[LogState]:
+        states = [(await log.append([(generation_id, b"", b"")]))[0].state]
+        await log.request_cancel([generation_id])
+        states.append((await log.append([(generation_id, b"", b"")]))[0].state)
+        batch = Batch(0, [b"0"])
+        states.append((await log.append([(generation_id, batch.entry_id, batch.pack())]))[0].state)
+        return states
+
+    assert on_log(scenario) == [LogState.OPEN, LogState.CANCELLED, LogState.CANCELLED]
+    assert frames(read(generation_id)) == [b"0"]  # What is cancelled is written all the same.
+
+
+def test_asking_writes_nothing(generation_id: str) -> None:
+    on_log(lambda log: log.append([(generation_id, b"", b"")]))
+    assert not client_for(generation_id).exists(log_key(generation_id))
+
+
+def test_an_append_returns_every_follower(generation_id: str) -> None:
+    save_document(generation_id, chat_document(generation_id, "hi"), follower="web.one")
+    follow(generation_id, "web.two")
+    (answer,) = append(generation_id, Batch(0, [b"0"]))
+    assert sorted(answer.followers) == ["web.one", "web.two"]
+
+
+def test_one_append_answers_for_each_stream_in_order() -> None:
+    one, two, three = (new_id("chatcmpl-") for _ in range(3))
+    batch = Batch(0, [b"0"])
+
+    async def scenario(log: AsyncEventLog) -> list[Appended]:
+        follow(one, "web.one")
+        await log.request_cancel([two])
+        return await log.append(
+            [
+                (one, batch.entry_id, batch.pack()),
+                (two, b"", b""),
+                (three, batch.entry_id, batch.pack()),
+            ]
+        )
+
+    assert on_log(scenario) == [
+        Appended(LogState.OPEN, ["web.one"]),
+        Appended(LogState.CANCELLED, []),
+        Appended(LogState.OPEN, []),
+    ]
+    assert [frames(read(id_)) for id_ in (one, two, three)] == [[b"0"], [], [b"0"]]
+
+
+def test_the_end_removes_the_content_of_the_request(generation_id: str) -> None:
+    save_document(generation_id, chat_document(generation_id, "secret"), follower="web.one")
+    on_log(lambda log: log.request_cancel([generation_id]))
+    append(generation_id, Batch(0, [b"end"], END))
+    keys = (cancel_key(generation_id), followers_key(generation_id), document_key(generation_id))
+    assert client_for(generation_id).exists(*keys) == 0
+    assert load_document(generation_id).document is None
+
+
+def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
+    client, key = client_for(generation_id), log_key(generation_id)
+    append(generation_id, Batch(0, [b"0"]))
+    assert settings.EVENT_LOG_TTL_S < int(client.ttl(key)) <= settings.RUN_TTL_S
+    append(generation_id, Batch(1, [b"end"], END))
+    assert 0 < int(client.ttl(key)) <= settings.EVENT_LOG_TTL_S
+
+
+def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
+    document = chat_document(generation_id, "Zażółć gęślą jaźń 🦊")
+    save_document(generation_id, document, follower="web.one")
+    assert load_document(generation_id) == Loaded(document, False, [])
+    on_log(lambda log: log.request_cancel([generation_id]))
+    assert load_document(generation_id) == Loaded(document, True, [])
+
+
+@given(st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=4), max_size=6), st.data())
+def test_trimming_is_cutting_the_first_frames(
+    entries: list[list[bytes]], data: st.DataObject
+) -> None:
+    batches, number = [], 0
+    for entry in entries:
+        batches.append(Batch(number, entry))
+        number += len(entry)
+    cut = data.draw(st.integers(0, number + 1))
+    kept = trim(batches, cut)
+    assert frames(kept) == frames(batches)[cut:]
+    assert [batch.first for batch in kept] == [
+        max(batch.first, cut) for batch in batches if batch.next > cut
+    ]
+
+
+@given(st.integers(0, 2**40), st.lists(st.binary(max_size=20), max_size=5))
+def test_a_batch_survives_packing(first: int, content: list[bytes]) -> None:
+    failed = Ending((), 503, b"{}", error_code="lost", is_early=True, retry_after_s=5)
+    for ending in (None, failed, Ending((), 200, b"", "stop")):
+        assert Batch.unpack(Batch(first, content, ending).pack()) == Batch(first, content, ending)

@@ -1,0 +1,61 @@
+"""What a request is taken to use before anything is known of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference_site.accounts.keys import Caller, Limits
+from inference_site.submission.admission import estimate_of
+from inference_site.catalogue.catalogue import catalog
+from inference_site.domain.generation import GenerationRequest, Message, TextPart, Tool, ToolCall
+
+BUDGETED = Caller(1, 1, has_budget=True)
+
+
+def tokens(caller: Caller = BUDGETED, **fields: Any) -> int:
+    return estimate_of(caller, GenerationRequest("demo", **fields)).tokens
+
+
+def test_nothing_is_estimated_where_nobody_counts_it() -> None:
+    said = (Message("user", "x" * 300),)
+    assert tokens(Caller(1, 1), messages=said) == 0
+    assert tokens(Caller(1, 1, key_limits=Limits(requests_per_minute=1)), messages=said) == 0
+    assert tokens(Caller(1, 1, project_limits=Limits(tokens_per_minute=1)), messages=said) > 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Message("user", "x" * 300),
+        Message("user", "字" * 100),
+        Message("user", None, parts=(TextPart("x" * 100), TextPart("x" * 200))),
+        Message("assistant", "x" * 100, reasoning="x" * 200),
+    ],
+)
+def test_the_prompt_is_estimated_from_its_bytes(said: Message) -> None:
+    assert tokens(messages=(said,), max_output_tokens=7) == 10 + 100 + 7
+
+
+def test_calls_and_tools_are_part_of_the_prompt() -> None:
+    bare = tokens(messages=(Message("assistant", None),))
+    call = ToolCall("id", "name", "x" * 300)
+    assert tokens(messages=(Message("assistant", None, tool_calls=(call,)),)) >= bare + 100
+    tool = Tool("name", "x" * 300, {})
+    assert tokens(messages=(Message("assistant", None),), tools=(tool,)) >= bare + 100
+
+
+def test_an_answer_without_a_bound_counts_as_the_setting_says(settings: Any) -> None:
+    settings.RESERVED_OUTPUT_TOKENS = 1000
+    assert tokens(messages=(Message("user", ""),), choices=3) == 10 + 3 * 1000
+
+
+def test_no_answer_counts_as_more_than_the_context() -> None:
+    context = catalog().models["demo"].context_length
+    assert tokens(messages=(Message("user", ""),), max_output_tokens=10**19) == 10 + context
+
+
+def test_prompts_of_tokens_are_counted_and_embeddings_answer_nothing() -> None:
+    assert tokens(operation="complete", prompts=((1, 2, 3), "xxx"), max_output_tokens=5) == 4 + 10
+    assert tokens(operation="embed", prompts=((1, 2, 3),)) == 3

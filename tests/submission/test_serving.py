@@ -1,0 +1,187 @@
+"""What becomes of a request for a model that nobody serves yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from inference_site.submission import serving
+from inference_site.errors.api_errors import UnavailableError
+from inference_site.submission.serving import require_served
+from tests.generations import chat_document, create_generation
+from inference_site.fleet import fleet
+from inference_site.generations import queue, maintenance
+from inference_site.streams.request_documents import save_document
+from worker.engines.base import ModelSpec
+from inference_site.fleet.leases import LiveView, LiveWorker, ModelState, ServedModel
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.storage.redis_clients import site_client
+from inference_site.generations.maintenance import expire_unloaded
+
+Key = tuple[ApiKey, str]
+Show = Callable[..., None]
+SPEC = ModelSpec("m", "scripted")
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Have the site see one worker that has the model in some state, or has it not."""
+
+    def see(state: ModelState | None, since: float = 0.0) -> None:
+        models = () if state is None else (ServedModel("m", 1, 0, state, since=since),)
+        view = LiveView()
+        view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
+        for module in (serving, fleet, queue, upkeep):
+            monkeypatch.setattr(module, "live_view", view)
+
+    return see
+
+
+def refused(*, background: bool = False) -> tuple[str | None, int | None] | None:
+    """Return the code and when to try again; None for a request that may be queued."""
+    try:
+        require_served(SPEC, background=background)
+    except UnavailableError as exc:
+        return exc.code, exc.retry_after_s
+    return None
+
+
+def test_a_model_that_is_ready_is_served(show: Show) -> None:
+    show(ModelState.READY)
+    assert refused() is None
+
+
+@pytest.mark.parametrize("state", [None, ModelState.DRAINING, ModelState.FAILED])
+def test_a_model_that_nobody_will_serve_is_refused_in_the_background_too(
+    show: Show, state: ModelState | None
+) -> None:
+    show(state)
+    assert refused() == ("no_worker", 5)
+    assert refused(background=True) == ("no_worker", 5)
+
+
+def test_while_a_model_loads_only_the_background_waits(show: Show) -> None:
+    show(ModelState.LOADING)
+    assert refused() == ("model_loading", 10)
+    assert refused(background=True) is None
+
+
+def test_with_a_wait_for_loads_everybody_waits(show: Show, settings: Settings) -> None:
+    settings.LOAD_WAIT_S = 30
+    show(ModelState.LOADING)
+    assert refused() is None
+
+
+class Loads:
+    """Notes the loads that are asked for."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[tuple[str | None, str]] = []
+        self._error = error
+
+    def __call__(self, worker: str | None, model: str) -> str:
+        if self._error is not None:
+            raise self._error
+        self.asked.append((worker, model))
+        return "one"
+
+
+def test_a_model_is_loaded_on_demand_if_that_is_allowed(
+    show: Show, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = Loads()
+    monkeypatch.setattr(fleet, "load", loads)
+    show(None)
+    assert refused() == ("no_worker", 5)
+    assert loads.asked == []
+    settings.LOAD_ON_DEMAND = True
+    assert refused() == ("model_loading", 10)
+    assert loads.asked == [(None, "m")]
+
+
+def test_a_model_that_just_failed_is_not_tried_again_at_once(
+    show: Show, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.LOAD_ON_DEMAND = True
+    loads = Loads()
+    monkeypatch.setattr(fleet, "load", loads)
+    show(ModelState.FAILED, since=time.time() - 10)
+    assert refused() == ("no_worker", 5)
+    show(ModelState.FAILED, since=time.time() - 100)
+    assert refused() == ("model_loading", 10)
+    assert len(loads.asked) == 1
+
+
+def test_a_model_that_no_worker_can_load_has_no_worker(
+    show: Show, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.LOAD_ON_DEMAND = True
+    monkeypatch.setattr(fleet, "load", Loads(fleet.NotLoadable("none can")))
+    show(None)
+    assert refused() == ("no_worker", 5)
+
+
+def accept(api_key: Key, *, background: bool = False) -> Generation:
+    id_ = new_id("chatcmpl-")
+    order = Enqueue(
+        *("chat.completion", id_, "m", api_key[0].project_id, api_key[0].pk, "req_test"),
+        streamed=True,
+        background=background,
+    )
+    enqueue(order, chat_document(id_, "hi"), "web.one")
+    return Generation.objects.get(public_id=id_)
+
+
+def pass_time(row: Generation) -> None:
+    """Let the time pass until which a generation waits for its model, if it does."""
+    site_client().zadd("load-waits", {row.public_id: 1}, xx=True)
+
+
+def test_who_waits_too_long_for_a_load_is_told_so(
+    api_key: Key, show: Show, settings: Settings
+) -> None:
+    settings.LOAD_WAIT_S = 30
+    show(ModelState.LOADING)
+    late, early, background = accept(api_key), accept(api_key), accept(api_key, background=True)
+    show(ModelState.READY)
+    accepted_before = accept(api_key)
+    show(ModelState.LOADING)
+    for row in (late, background, accepted_before):
+        pass_time(row)
+    expire_unloaded()
+    for row in (late, early, background, accepted_before):
+        row.refresh_from_db()
+    assert (late.status, late.error_code) == (Status.FAILED, "model_loading")
+    waiting = {early.status, background.status, accepted_before.status}
+    assert waiting == {Status.QUEUED}
+    assert site_client().zscore("load-waits", late.public_id) is None
+
+
+def test_who_waited_for_a_load_waits_for_a_slot_once_it_is_done(
+    api_key: Key, show: Show, settings: Settings
+) -> None:
+    settings.LOAD_WAIT_S = 30
+    show(ModelState.LOADING)
+    row = accept(api_key)
+    pass_time(row)
+    show(ModelState.READY)
+    expire_unloaded()
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED
+
+
+def test_an_old_row_that_never_waited_for_a_load_is_left_alone(api_key: Key, show: Show) -> None:
+    show(ModelState.LOADING)
+    old = timezone.now() - timedelta(hours=1)
+    row = create_generation(api_key[0], created_at=old)
+    save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
+    expire_unloaded()
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED

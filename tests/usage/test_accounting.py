@@ -1,0 +1,219 @@
+"""Accounting: every generation that ends is added up once, whoever does it and whenever it dies."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import threading
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from inference_site.usage import accounting
+from inference_site.usage.accounting import account
+from inference_site.usage.histograms import bucket_of
+from inference_site.accounts.models import (
+    ApiKey,
+    Budget,
+    BudgetSpend,
+    LatencyRollup,
+    Period,
+    Project,
+    UsageRollup,
+)
+from inference_site.usage.pruning import prune
+from tests.generations import create_generation
+from inference_site.generations.models import Generation, Status
+
+Key = tuple[ApiKey, str]
+NOON = dt.datetime(2026, 5, 31, 12, 0, 30, tzinfo=dt.UTC)
+
+
+def ended(key: ApiKey, at: dt.datetime = NOON, **fields: Any) -> Generation:
+    usual = {
+        "status": Status.COMPLETED,
+        "created_at": at - dt.timedelta(seconds=3),
+        "claimed_at": at - dt.timedelta(seconds=2),
+        "first_token_at": at - dt.timedelta(seconds=1),
+        "finished_at": at,
+        "input_tokens": 10,
+        "output_tokens": 11,
+    }
+    return create_generation(key, **(usual | fields))
+
+
+def rollup(period: Period, **filters: Any) -> UsageRollup:
+    return UsageRollup.objects.get(period=period, **filters)
+
+
+def test_what_ended_is_in_the_rollups_of_its_minute_hour_and_day(api_key: Key) -> None:
+    ended(api_key[0], cached_tokens=4, reasoning_tokens=5, cost=Decimal("0.25"), decode_ms=7)
+    ended(api_key[0], status=Status.FAILED, cost=Decimal("0.5"), prefill_ms=2)
+    ended(api_key[0], status=Status.CANCELLED, first_token_at=None, output_tokens=0)
+    account()
+    starts = {
+        Period.MINUTE: NOON.replace(second=0),
+        Period.HOUR: NOON.replace(second=0),
+        Period.DAY: NOON.replace(hour=0, second=0),
+    }
+    for period, start in starts.items():
+        row = rollup(period)
+        assert row.start == start
+        assert (row.requests, row.completed, row.failed, row.cancelled) == (3, 1, 1, 1)
+        assert (row.input_tokens, row.cached_tokens) == (30, 4)
+        assert (row.output_tokens, row.reasoning_tokens) == (22, 5)
+        assert (row.queue_ms, row.prefill_ms, row.decode_ms) == (3000, 2, 7)
+        assert row.cost == Decimal("0.75")
+
+
+def test_a_later_step_adds_to_what_is_there(api_key: Key) -> None:
+    for _ in range(3):
+        ended(api_key[0])
+        account()
+    assert account() == []
+    assert rollup(Period.DAY).requests == 3
+    ttft = LatencyRollup.objects.get(period=Period.DAY, measure="ttft")
+    assert (ttft.bucket, ttft.count) == (bucket_of(2000), 3)
+
+
+def test_what_runs_or_waits_is_not_accounted(api_key: Key) -> None:
+    create_generation(api_key[0])
+    create_generation(api_key[0], status=Status.RUNNING)
+    assert account() == []
+    assert not UsageRollup.objects.exists()
+
+
+def test_latencies_are_counted_in_their_buckets(api_key: Key) -> None:
+    ended(api_key[0])  # 1 s in the queue, 2 s to the first token, then 10 tokens in 1 s.
+    never_claimed: dict[str, Any] = {"claimed_at": None, "first_token_at": None}
+    ended(api_key[0], status=Status.CANCELLED, output_tokens=0, **never_claimed)
+    account()
+    rows = LatencyRollup.objects.filter(period=Period.MINUTE).values_list("measure", "bucket")
+    assert dict(rows) == {
+        "queue": bucket_of(1000),
+        "ttft": bucket_of(2000),
+        "speed": bucket_of(10),
+    }
+    assert set(LatencyRollup.objects.values_list("count", flat=True)) == {1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_however_many_account_at_once_all_is_counted_once() -> None:
+    project = Project.objects.create(name="p")
+    key = ApiKey.objects.create(project=project, name="k")
+    budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=10**9)
+    dice = random.Random(1)
+    rows = [
+        ended(key, NOON + dt.timedelta(seconds=dice.randrange(200_000)), model=dice.choice("abc"))
+        for _ in range(200)
+    ]
+
+    def work() -> None:
+        while account(most=7):
+            pass
+        connection.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for period in Period.values:
+        found = UsageRollup.objects.filter(period=period)
+        assert sum(row.requests for row in found) == 200
+        assert sum(row.output_tokens for row in found) == sum(row.output_tokens for row in rows)
+    assert sum(spend.spent for spend in budget.spends.all()) == 200 * 21
+    assert not Generation.objects.filter(is_accounted=False).exists()
+
+
+def test_a_step_waits_for_another_only_for_as_long_as_it_is_told(db: None) -> None:
+    url = connection.get_connection_params()
+    own = {k: url[k] for k in ("dbname", "user", "host", "port") if k in url}
+    with psycopg.connect(**own) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", [accounting._LOCK])
+        assert account() == []
+        assert account(wait_ms=50) == []
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            assert cursor.fetchone()[0] == "0"
+
+
+def spend(budget: Budget) -> tuple[float, float]:
+    row = budget.spends.earliest("start")  # There is one of today, too.
+    return float(row.spent), float(row.reserved)
+
+
+def test_a_budget_gets_what_was_used_for_what_was_held_back(api_key: Key) -> None:
+    key = api_key[0]
+    made = {"created_at": NOON - dt.timedelta(days=1)}
+    tokens = Budget.objects.create(
+        project=key.project, unit="tokens", every="day", amount=100, **made
+    )
+    money = Budget.objects.create(
+        project=key.project, api_key=key, unit="cost", every="month", amount=1, **made
+    )
+    for budget, held in ((tokens, 50), (money, Decimal("0.5"))):
+        start = NOON.date() if budget is tokens else NOON.date().replace(day=1)
+        BudgetSpend.objects.create(budget=budget, start=start, reserved=held)
+    ended(key, reserved_tokens=40, reserved_cost=Decimal("0.4"), cost=Decimal("0.01"))
+    account()
+    assert spend(tokens) == (21, 10)
+    assert spend(money) == (0.01, 0.1)
+
+
+def test_other_keys_and_projects_draw_on_no_budget_of_this_key(
+    api_key: Key, project: Project
+) -> None:
+    other_key = ApiKey.objects.create(project=project, name="other")
+    stranger = ApiKey.objects.create(project=Project.objects.create(name="other"), name="k")
+    own = Budget.objects.create(
+        project=project, api_key=api_key[0], unit="tokens", every="day", amount=1
+    )
+    whole = Budget.objects.create(project=project, unit="tokens", every="day", amount=1)
+    for key in (api_key[0], other_key, stranger):
+        ended(key)
+    account()
+    assert spend(own)[0] == 21
+    assert spend(whole)[0] == 42
+
+
+def test_a_budget_made_while_something_runs_holds_nothing_back_for_it(api_key: Key) -> None:
+    """Its end must not take away what is held back for another."""
+    key = api_key[0]
+    budget = Budget.objects.create(
+        project=key.project, unit="tokens", every="day", amount=100, created_at=NOON
+    )
+    BudgetSpend.objects.create(budget=budget, start=NOON.date(), reserved=30)
+    ended(key, reserved_tokens=30)
+    account()
+    assert spend(budget) == (21, 30)
+
+
+def test_rollups_and_the_log_are_pruned_when_they_are_old(api_key: Key, settings: Any) -> None:
+    settings.USAGE_LOG_DAYS = 10
+    now = timezone.now()
+    kept = [ended(api_key[0], now), ended(api_key[0], now - dt.timedelta(days=9))]
+    for days in (11, 36, 500):
+        ended(api_key[0], now - dt.timedelta(days=days))
+    unaccounted = create_generation(api_key[0], created_at=now - dt.timedelta(days=20))
+    account()
+    prune()
+    left = set(Generation.objects.values_list("pk", flat=True))
+    assert left == {unaccounted.pk, *(row.pk for row in kept)}
+    usage = UsageRollup.objects.all()
+    assert usage.filter(period=Period.MINUTE).count() == 1
+    assert usage.filter(period=Period.HOUR).count() == 4
+    assert usage.filter(period=Period.DAY).count() == 5
+    hours = LatencyRollup.objects.filter(period=Period.HOUR, measure="ttft")
+    assert hours.count() == 3
+
+
+def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:
+    ended(api_key[0], timezone.now() - dt.timedelta(days=5000))
+    account()
+    prune()
+    assert Generation.objects.count() == 1

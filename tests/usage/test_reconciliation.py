@@ -1,0 +1,141 @@
+"""``manage.py usage``: what is kept adds up to the log, and is made so when it does not."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import random
+from decimal import Decimal
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.utils import timezone
+
+from inference_site.usage.accounting import account
+from inference_site.accounts.budgets import Estimate, reserve
+from inference_site.accounts.models import (
+    ApiKey,
+    Budget,
+    BudgetSpend,
+    LatencyRollup,
+    Project,
+    UsageRollup,
+)
+from inference_site.usage.pruning import prune
+from tests.generations import create_generation
+from inference_site.generations.models import Status
+
+pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
+
+Key = tuple[ApiKey, str]
+
+
+def usage(*arguments: str) -> str:
+    out = StringIO()
+    call_command("usage", *arguments, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+def fill(key: ApiKey, count: int = 60) -> None:
+    dice = random.Random(count)
+    now = timezone.now()
+    for _ in range(count):
+        end = now - dt.timedelta(seconds=dice.randrange(5 * 86_400))
+        create_generation(
+            key,
+            model=dice.choice("ab"),
+            status=dice.choice([Status.COMPLETED, Status.FAILED, Status.CANCELLED]),
+            created_at=end - dt.timedelta(seconds=dice.random() * 30),
+            claimed_at=end - dt.timedelta(seconds=dice.random()),
+            first_token_at=end - dt.timedelta(seconds=dice.random()),
+            finished_at=end,
+            input_tokens=dice.randrange(1000),
+            output_tokens=dice.randrange(1000),
+            prefill_ms=dice.random() * 100,
+            cost=Decimal(dice.randrange(10**9)) / 10**9,
+        )
+
+
+def test_what_is_kept_adds_up(api_key: Key) -> None:
+    Budget.objects.create(project=api_key[0].project, unit="tokens", every="month", amount=1)
+    Budget.objects.create(project=api_key[0].project, unit="cost", every="day", amount=1)
+    fill(api_key[0])
+    assert "add up" in usage("--check")
+    assert UsageRollup.objects.exists()
+
+
+@pytest.mark.parametrize("harm", ["usage", "latency", "missing", "spent", "too_much"])
+def test_what_does_not_add_up_is_named_and_mended(api_key: Key, harm: str) -> None:
+    fill(api_key[0])
+    Budget.objects.create(project=api_key[0].project, unit="tokens", every="month", amount=1)
+    create_generation(
+        api_key[0], status=Status.COMPLETED, finished_at=timezone.now(), output_tokens=5
+    )
+    account()
+    row = UsageRollup.objects.filter(period="day").latest("start")
+    match harm:
+        case "usage":
+            UsageRollup.objects.filter(pk=row.pk).update(output_tokens=row.output_tokens + 1)
+        case "latency":
+            LatencyRollup.objects.filter(period="hour").update(count=99)
+        case "missing":
+            row.delete()
+        case "spent":
+            BudgetSpend.objects.update(spent=3)
+        case "too_much":
+            UsageRollup.objects.create(
+                period="day", start=row.start, project_id=99, api_key_id=99, model="m", requests=1
+            )
+    with pytest.raises(CommandError, match="do not add up"):
+        usage("--check")
+    assert "add up" in usage("--rebuild", "--check")
+
+
+def test_it_adds_up_when_the_log_is_pruned(api_key: Key, settings: Any) -> None:
+    settings.USAGE_LOG_DAYS = 3
+    fill(api_key[0])
+    account()
+    before = UsageRollup.objects.filter(period="day").count()
+    prune()
+    assert "add up" in usage("--check")
+    usage("--rebuild")
+    assert UsageRollup.objects.filter(period="day").count() == before
+
+
+def test_what_is_reserved_is_counted_again(api_key: Key) -> None:
+    key = api_key[0]
+    budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
+    with transaction.atomic():
+        reserve(key.project_id, key.pk, Estimate(30, Decimal(0)), timezone.now())
+    create_generation(key, reserved_tokens=30)
+    assert "add up" in usage("--check")
+    budget.spends.update(reserved=0)
+    usage("--rebuild")
+    assert budget.spends.get().reserved == 30
+
+
+def test_a_new_budget_begins_with_what_was_used_before(api_key: Key) -> None:
+    key = api_key[0]
+    create_generation(key, status=Status.COMPLETED, finished_at=timezone.now(), output_tokens=40)
+    account()
+    budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=50)
+    assert budget.spends.get().spent == 40
+
+
+def test_usage_is_printed_as_csv(api_key: Key, project: Project) -> None:
+    ApiKey.objects.filter(pk=api_key[0].pk).update(name="=cmd()")
+    create_generation(
+        api_key[0], status=Status.COMPLETED, finished_at=timezone.now(), output_tokens=7
+    )
+    [row] = csv.DictReader(usage().splitlines())
+    assert (row["project"], row["model"]) == (project.name, "m")
+    assert row["key"] == "'=cmd()", "a spreadsheet would run it"
+    assert (row["requests"], row["output_tokens"]) == ("1", "7")
+
+
+def test_days_must_be_some() -> None:
+    with pytest.raises(CommandError, match="--days"):
+        usage("--days", "0")

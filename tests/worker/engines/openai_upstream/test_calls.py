@@ -1,0 +1,132 @@
+"""Tool calls out of the streams of servers, which make them in many ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sinks import RecordingSink
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
+from tests.worker.engines.openai_upstream.test_reading import chat
+from worker.engines.base import Engine, GenerationFailed
+from inference_site.domain.generation import Tool, ToolCallDelta
+
+
+def calls(sink: RecordingSink) -> list[tuple[str | None, str]]:
+    """The calls of an answer: names and whole arguments."""
+    found: dict[int, list[Any]] = {}
+    for piece in sink.deltas:
+        if isinstance(piece, ToolCallDelta):
+            if piece.name is not None:
+                assert piece.id
+                assert piece.call == len(found)
+                found[piece.call] = [piece.name, ""]
+            found[piece.call][1] += piece.arguments
+    return [(name, arguments) for name, arguments in found.values()]
+
+
+def call(index: int | None = 0, **fields: Any) -> dict[str, Any]:
+    """A chunk with a piece of a call."""
+    function = {k: v for k, v in fields.items() if k != "id"}
+    piece: dict[str, Any] = {"function": function, "type": "function"}
+    piece |= {} if index is None else {"index": index}
+    piece |= {"id": fields["id"]} if "id" in fields else {}
+    return delta({"tool_calls": [piece]})
+
+
+ARGUMENTS = '{"city": "Oslo"}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (
+            [call(id="c1", name="f", arguments=""), call(arguments='{"city": '),
+             call(arguments='"Oslo"}')],
+            [("f", ARGUMENTS)],
+        ),
+        ([call(id="c1", name="f", arguments=ARGUMENTS)], [("f", ARGUMENTS)]),
+        ([call(name="f", arguments=ARGUMENTS)], [("f", ARGUMENTS)]),
+        ([call(name="f", arguments={"city": "Oslo"})], [("f", '{"city":"Oslo"}')]),
+        (
+            [call(None, name="f", arguments='{"city": '), call(None, arguments='"Oslo"}')],
+            [("f", ARGUMENTS)],
+        ),
+        (
+            [call(id="c1", name="f", arguments='{"city": '),
+             call(id="c1", name="f", arguments='"Oslo"}')],
+            [("f", ARGUMENTS)],
+        ),
+        (
+            [call(id="c1", name="f", arguments="{}"), call(id="c1", name="f", arguments="")],
+            [("f", "{}")],
+        ),
+        (
+            [call(None, id="a", name="f", arguments="{}"),
+             call(None, id="b", name="f", arguments="{}")],
+            [("f", "{}"), ("f", "{}")],
+        ),
+        (
+            [call(None, name="f", arguments="{}"), call(None, name="f", arguments="{}")],
+            [("f", "{}"), ("f", "{}")],
+        ),
+        (
+            [call(0, id="a", name="f", arguments="{}"), call(0, id="b", name="g", arguments="{}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            [call(0, id="a", name="f", arguments="{}"), call(1, id="b", name="g", arguments="{}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            [call(3, id="a", name="f", arguments="{"), call(5, id="b", name="g", arguments="{"),
+             call(3, arguments="}"), call(5, arguments="}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
+        ([call(id="a", arguments='{"a"'), call(name="f", arguments=": 1}")], [("f", '{"a": 1}')]),
+        ([call(id="a", name="f")], [("f", "{}")]),
+        ([call(id="a", name="f", arguments=None)], [("f", "{}")]),
+    ],
+    ids=["in pieces", "whole", "without an id", "arguments as an object", "without an index",
+         "name repeated", "name repeated after the end", "two by their ids", "two whole ones",
+         "two with the index 0", "two", "interleaved", "name later", "without arguments", "null"],
+)  # fmt: skip
+def test_calls_come_out_the_same_whatever_the_server_does(
+    server: UpstreamServer, engine: Engine, sent: list[Any], expected: list[tuple[str, str]]
+) -> None:
+    server.answers = [chunks(*sent, finish("tool_calls"), usage())]
+    sink = chat(engine, tools=(Tool("f", None, {}), Tool("g", None, {})))
+    assert calls(sink) == expected
+    assert sink.finishes == ["tool_calls"]
+    ids = [d.id for d in sink.deltas if isinstance(d, ToolCallDelta) and d.id]
+    assert len(set(ids)) == len(expected)
+
+
+def test_calls_with_the_finish_reason_stop_are_calls(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(call(name="f", arguments="{}"), finish("stop"), usage())]
+    assert chat(engine, tools=(Tool("f", None, {}),)).finishes == ["tool_calls"]
+
+
+def test_ids_of_the_server_are_kept(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(call(id="functions.f:0", name="f", arguments="{}"), finish())]
+    sink = chat(engine, tools=(Tool("f", None, {}),))
+    assert next(d.id for d in sink.deltas if isinstance(d, ToolCallDelta)) == "functions.f:0"
+
+
+def test_what_is_said_beside_a_call_that_must_come_is_dropped(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(text("Sure!"), call(name="f", arguments="{}"), finish(), usage())]
+    sink = chat(engine, tools=(Tool("f", None, {}),), must_call=True)
+    assert (sink.text, calls(sink)) == ("", [("f", "{}")])
+
+
+def test_a_call_that_must_come_and_does_not_is_a_failure(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(text("No."), finish(), usage())]
+    with pytest.raises(GenerationFailed, match="made no call"):
+        chat(engine, tools=(Tool("f", None, {}),), must_call=True)

@@ -1,0 +1,246 @@
+"""Errors of servers, and what they become."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from inference_site.errors.api_errors import api_error
+from tests.sinks import RecordingSink
+from tests.upstream_server import UpstreamServer, chunks, text
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import (
+    ContextLengthExceeded,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    RateLimited,
+)
+from worker.engines.openai_upstream.errors import retry_after_s
+from inference_site.domain.generation import Constraint, GenerationRequest, Message
+
+HELLO = GenerationRequest("m", (Message("user", "Hello"),))
+
+
+def refused(engine: Engine, request: GenerationRequest = HELLO) -> EngineError:
+    """What the engine raises; nothing was fed before."""
+    sink = RecordingSink()
+    with pytest.raises(EngineError) as caught:
+        engine.chat(request, sink)
+    assert sink.deltas == []
+    return caught.value
+
+
+def answer(status: int, body: Any, **headers: str) -> Callable[[Any], None]:
+    """Answer with this status and body."""
+    return lambda talk: talk.say(status, body, **headers)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "It is bad.", "type": "BadRequestError", "param": None, "code": 400}},
+        {"object": "error", "message": "It is bad.", "type": "BadRequestError", "code": 400},
+        {"error": "It is bad.", "error_type": "validation"},
+        {"detail": "It is bad."},
+        b"It is bad.",
+    ],
+    ids=["OpenAI", "older vLLM", "TGI", "FastAPI", "text"],
+)
+def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
+    server: UpstreamServer, engine: Engine, status: int, body: Any
+) -> None:
+    server.answers = [answer(status, body)]
+    error = refused(engine)
+    assert isinstance(error, InvalidRequest)
+    assert (str(error), error.param) == ("It is bad.", None)
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ({"param": "temperature"}, "temperature"),
+        ({"param": "repeat_penalty"}, "repetition_penalty"),
+        ({"param": "messages[0].content"}, "messages[0].content"),
+        ({"param": "something_of_theirs"}, None),
+        ({"param": 5}, None),
+    ],
+)
+def test_the_parameter_is_kept_when_it_is_one_of_ours(
+    server: UpstreamServer, load: Load, told: dict[str, Any], param: str | None
+) -> None:
+    server.answers = [answer(400, {"error": {"message": "Bad.", **told}})]
+    error = refused(load(flavor="llama_cpp"))
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+
+
+def test_the_parameter_of_a_validation_is_kept(server: UpstreamServer, engine: Engine) -> None:
+    found = [{"loc": ["body", "top_p"], "msg": "must be at most 1"}]
+    server.answers = [answer(422, {"detail": found})]
+    error = refused(engine)
+    assert isinstance(error, InvalidRequest)
+    assert (str(error), error.param) == ("top_p: must be at most 1", "top_p")
+
+
+def test_the_parameter_of_a_constraint_is_the_requests(server: UpstreamServer, load: Load) -> None:
+    told = {"message": "Bad grammar.", "param": "structured_outputs"}
+    server.answers = [answer(400, {"error": told})]
+    constraint = Constraint("regex", "[a-z]+", "grammar")
+    asked = GenerationRequest("m", HELLO.messages, constraint=constraint)
+    error = refused(load(flavor="vllm"), asked)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "grammar"
+
+
+OVERFLOWS = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5100 tokens "
+    "(5000 in the messages, 100 in the completion). Please reduce the length of the messages.",
+    "This model's maximum context length is 4096 tokens. However, your request has 5000 input "
+    "tokens. Please reduce the length of the input messages.",
+    "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 "
+    "tokens. Please reduce the length of the messages.",
+    "You passed 5000 input tokens and requested 1 output tokens. However, the model's context "
+    "length is only 4096 tokens.",
+    "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+    "requested a total of 5100 tokens: 5000 tokens from the input messages and 100 tokens for "
+    "the completion.",
+    "request (5000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 "
+    "`inputs` tokens and 100 `max_new_tokens`",
+    "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000",
+]
+
+
+@pytest.mark.parametrize("message", OVERFLOWS)
+def test_a_prompt_that_is_too_long_is_told_with_both_counts(
+    server: UpstreamServer, engine: Engine, message: str
+) -> None:
+    server.answers = [answer(400, {"error": {"message": message, "code": 400}})]
+    error = refused(engine)
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.context_length, error.input_tokens) == (4096, 5000)
+    assert error.param == "messages"
+
+
+def test_an_answer_that_is_too_long_is_not_the_prompts_fault(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    message = OVERFLOWS[0].replace("5000", "100").replace("100 in the comp", "5000 in the comp")
+    server.answers = [answer(400, {"error": {"message": message}})]
+    error = refused(engine)
+    assert type(error) is InvalidRequest
+    assert error.param == "max_tokens"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_refused_platform_is_the_operators_matter_and_keeps_its_key(
+    server: UpstreamServer, load: Load, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"error": {"message": "Incorrect API key provided: sk-very-secret"}}
+    server.answers = [answer(status, body)]
+    with caplog.at_level(logging.ERROR):
+        error = refused(load(api_key="sk-very-secret"))
+    assert type(error) is EngineUnavailable
+    told = str(error) + caplog.text + str(api_error(error).envelope)
+    assert "sk-very-secret" not in told
+    assert server.url in caplog.text
+    assert "Incorrect API key" in caplog.text
+    assert server.url not in str(error)
+    assert api_error(error).status == 503
+
+
+@pytest.mark.parametrize(("told", "shown"), [(None, "5"), ("7", "7")])
+def test_too_many_requests_stay_429_with_when_to_come_back(
+    server: UpstreamServer, engine: Engine, told: str | None, shown: str
+) -> None:
+    headers = {} if told is None else {"Retry_After": told}
+    server.answers = [answer(429, {"error": {"message": "Slow down."}}, **headers)]
+    error = refused(engine)
+    assert isinstance(error, RateLimited)
+    mapped = api_error(error)
+    assert (mapped.status, mapped.code) == (429, "rate_limit_exceeded")
+    assert mapped.headers["Retry-After"] == shown
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(("told", "shown"), [(None, "5"), ("7", "7")])
+def test_an_overloaded_server_is_503_with_when_to_come_back(
+    server: UpstreamServer, engine: Engine, told: str | None, shown: str
+) -> None:
+    headers = {} if told is None else {"Retry_After": told}
+    server.answers = [answer(503, b"busy", **headers)]
+    error = refused(engine)
+    assert type(error) is EngineUnavailable
+    assert api_error(error).status == 503
+    assert api_error(error).headers["Retry-After"] == shown
+
+
+@pytest.mark.parametrize("status", [500, 502, 504, 418, 302])
+def test_every_other_status_is_a_failure(
+    server: UpstreamServer, engine: Engine, status: int
+) -> None:
+    server.answers = [answer(status, b"<html>Oh no</html>")]
+    error = refused(engine)
+    assert isinstance(error, GenerationFailed)
+    assert api_error(error).status == 500
+    assert "<html>" not in str(error)
+    assert len(server.asked) == 1
+
+
+def test_a_long_error_page_is_cut(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [answer(500, b"x" * 1_000_000)]
+    assert len(str(refused(engine))) < 2000
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ({"error": {"message": "Boom.", "code": 500}}, GenerationFailed),
+        ({"error": {"message": "Boom."}}, GenerationFailed),
+        ({"error": "Boom."}, GenerationFailed),
+        ({"error": {"message": "Boom.", "code": "internal"}}, GenerationFailed),
+        ({"error": {"message": "Boom.", "code": 400}}, InvalidRequest),
+        ({"error": {"message": "Boom.", "code": 429}}, RateLimited),
+        ({"error": {"message": "Boom.", "code": 503}}, EngineUnavailable),
+        (b'error: {"message": "Boom.", "code": 500}\n\n', GenerationFailed),
+        (b'event: error\ndata: {"error": {"message": "Boom."}}\n\n', GenerationFailed),
+    ],
+)
+@pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
+def test_an_error_in_the_stream_is_mapped_as_a_status_is(
+    server: UpstreamServer, engine: Engine, told: Any, kind: type[EngineError], before: list[Any]
+) -> None:
+    server.answers = [chunks(*before, told)]
+    with pytest.raises(kind, match="Boom"):
+        engine.chat(HELLO, RecordingSink())
+
+
+def test_an_error_with_the_status_200_is_an_error(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [answer(200, {"error": {"message": "Boom.", "code": 400}})]
+    assert isinstance(refused(engine), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("5", 5), ("0.2", 1), ("-3", 0), ("1e9", 3600), ("nan", None), ("soon", None), ("", None)],
+)
+def test_retry_after_is_read_within_bounds(value: str, seconds: int | None) -> None:
+    assert retry_after_s({"retry-after": value}) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=30)
+    seconds = retry_after_s({"retry-after": format_datetime(soon, usegmt=True)})
+    assert seconds is not None
+    assert 28 <= seconds <= 30

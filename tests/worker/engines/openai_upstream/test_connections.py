@@ -1,0 +1,427 @@
+"""Connections: kept, tried again, given up, and closed as soon as a run is cancelled."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import write_certificate
+from tests.ports import free_port
+from tests.sinks import RecordingSink
+from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
+from tests.waiting import wait_until
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import Engine, EngineLoadError, EngineUnavailable, GenerationFailed
+from worker.engines.openai_upstream import client
+from inference_site.domain.generation import GenerationRequest, Message, ToolCallDelta
+
+HELLO = GenerationRequest("m", (Message("user", "Hello"),))
+
+
+def hold(talk: Talk) -> None:
+    """Answer nothing until the client hangs up."""
+    talk.wait_for_hang_up()
+
+
+EMBED = GenerationRequest("m", operation="embed", prompts=("a",))
+
+
+def test_one_connection_serves_one_run_after_another(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    before = server.connections
+    for _ in range(5):
+        engine.chat(HELLO, RecordingSink())
+    assert server.connections <= before + 1
+
+
+def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load: Load) -> None:
+    together = threading.Barrier(4, timeout=5)
+
+    def answer(talk: Talk) -> None:
+        together.wait()
+        streamed("a")(talk)
+
+    server.answers = [answer]
+    engine = load(slots=4, connections=1)
+    sinks = [RecordingSink() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda sink: engine.chat(HELLO, sink), sinks))
+    assert [sink.text for sink in sinks] == ["a"] * 4
+
+
+@contextmanager
+def cancelled_soon(engine: Engine, server: UpstreamServer) -> Iterator[RecordingSink]:
+    """Run a chat on another thread; cancel it when the block is left, and time its end."""
+    sink = RecordingSink()
+    thread = threading.Thread(target=engine.chat, args=(HELLO, sink))
+    thread.start()
+    wait_until(lambda: server.asked)
+    yield sink
+    sink.cancelled = True
+    started = time.monotonic()
+    thread.join(5)
+    assert time.monotonic() - started < 2
+    assert sink.finishes == []
+
+
+@pytest.mark.parametrize("begun", ["before the head", "after the head", "after a token"])
+def test_a_cancelled_run_hangs_up_also_while_nothing_comes(
+    server: UpstreamServer, engine: Engine, begun: str
+) -> None:
+    hung_up = threading.Event()
+
+    def answer(talk: Talk) -> None:
+        if begun != "before the head":
+            talk.begin()
+        if begun == "after a token":
+            talk.event(text("a"))
+        if talk.wait_for_hang_up():
+            hung_up.set()
+
+    server.answers = [answer]
+    with cancelled_soon(engine, server) as sink:
+        if begun == "after a token":
+            wait_until(lambda: sink.pieces)
+    assert hung_up.wait(0.5)
+    if begun == "after a token":
+        assert sink.usage.output_tokens == 1
+
+
+def test_a_cancelled_run_hangs_up_while_tokens_drip(server: UpstreamServer, engine: Engine) -> None:
+    gone = threading.Event()
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        try:
+            for _ in range(1000):
+                talk.event(text("a"))
+                time.sleep(0.02)
+        except OSError:
+            gone.set()
+
+    server.answers = [answer]
+    with cancelled_soon(engine, server) as sink:
+        wait_until(lambda: len(sink.pieces) > 3)
+    assert gone.wait(1)
+
+
+def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: Load) -> None:
+    hung_up = threading.Event()
+
+    def answer(talk: Talk) -> None:
+        if talk.wait_for_hang_up():
+            hung_up.set()
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    thread = threading.Thread(target=load().embed, args=(EMBED, sink))
+    thread.start()
+    wait_until(lambda: server.asked)
+    sink.cancelled = True
+    thread.join(0.3)
+    assert not thread.is_alive()
+    assert hung_up.wait(0.5)
+    assert sink.deltas == []
+
+
+def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Load) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        talk.wait_for_hang_up()
+
+    server.answers = [answer]
+    engine = load(timeout_s=0.3)
+    started = time.monotonic()
+    with pytest.raises(GenerationFailed, match="fell silent"):
+        engine.chat(HELLO, RecordingSink())
+    assert time.monotonic() - started < 3
+
+
+def test_a_slow_stream_outlives_the_timeout_between_its_chunks(
+    server: UpstreamServer, load: Load
+) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        for _ in range(6):
+            talk.event(text("a"))
+            time.sleep(0.15)
+        talk.event(finish())
+        talk.end()
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    load(timeout_s=0.5).chat(HELLO, sink)
+    assert sink.text == "aaaaaa"
+
+
+def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        talk.event(finish())
+        talk.send(b"data: [DONE]\n\n")
+        talk.wait_for_hang_up()
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    started = time.monotonic()
+    engine.chat(HELLO, sink)
+    assert time.monotonic() - started < 3
+    assert sink.finishes == ["stop"]
+
+
+@pytest.mark.parametrize("failure", [Talk.cut, Talk.reset])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_connection_that_fails_before_the_first_token_is_tried_again(
+    server: UpstreamServer, engine: Engine, failure: object, failures: int
+) -> None:
+    server.answers = [*[failure] * failures, streamed("Hello")]  # type: ignore[list-item]  # Methods are answers.
+    sink = RecordingSink()
+    engine.chat(HELLO, sink)
+    assert (sink.text, sink.finishes) == ("Hello", ["stop"])
+    assert len(server.asked) == failures + 1
+
+
+def test_the_head_of_an_answer_is_no_token(server: UpstreamServer, engine: Engine) -> None:
+    def begin_and_cut(talk: Talk) -> None:
+        talk.begin()
+        talk.send(b": waiting\n\n")
+        talk.cut()
+
+    server.answers = [begin_and_cut, streamed("Hello")]
+    sink = RecordingSink()
+    engine.chat(HELLO, sink)
+    assert sink.text == "Hello"
+
+
+def test_what_a_failed_attempt_sent_in_part_is_forgotten(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    def half_a_call(talk: Talk) -> None:
+        talk.begin()
+        talk.event(delta({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}))
+        talk.send(b"data: {half a line")
+        talk.cut()
+
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    server.answers = [half_a_call, chunks(delta({"tool_calls": [call]}), finish())]
+    sink = RecordingSink()
+    engine.chat(HELLO, sink)
+    pieces = [piece for piece in sink.deltas if isinstance(piece, ToolCallDelta)]
+    assert "".join(piece.arguments for piece in pieces) == "{}"
+
+
+def test_it_is_given_up_after_the_third_attempt(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [Talk.reset]
+    with pytest.raises(EngineUnavailable, match="cannot be reached") as caught:
+        engine.chat(HELLO, RecordingSink())
+    assert server.url not in str(caught.value)
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("failure", [Talk.cut, Talk.reset])
+def test_nothing_is_tried_again_after_the_first_token(
+    server: UpstreamServer, engine: Engine, failure: object
+) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        time.sleep(0.05)
+        failure(talk)  # type: ignore[operator]  # A method of Talk.
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    with pytest.raises(GenerationFailed, match="broke off"):
+        engine.chat(HELLO, sink)
+    assert sink.text == "a"
+    assert sink.usage.output_tokens == 1
+    assert len(server.asked) == 1
+
+
+def test_a_connection_that_breaks_after_the_end_of_the_answer_is_no_failure(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        talk.event(finish())
+        talk.cut()
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    engine.chat(HELLO, sink)
+    assert sink.finishes == ["stop"]
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_replaced(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    def answer_and_close(talk: Talk) -> None:
+        streamed("a")(talk)
+        talk.cut()
+
+    server.answers = [answer_and_close]
+    for _ in range(3):
+        sink = RecordingSink()
+        engine.chat(HELLO, sink)
+        assert sink.text == "a"
+
+
+def test_a_server_that_comes_back_is_found(load: Load) -> None:
+    port = free_port()
+    with UpstreamServer(port).running() as server:
+        engine = load(base_url=server.url)
+    begun = threading.Timer(0.2, lambda: None)
+    with ThreadPoolExecutor(1) as pool:
+        sink = RecordingSink()
+        asked = pool.submit(engine.chat, HELLO, sink)
+        begun.start()
+        begun.join()
+        with UpstreamServer(port).running():
+            asked.result(5)
+    assert sink.text == "Hello there"
+
+
+@contextmanager
+def slow_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A resolver that says nothing before the end of the block."""
+    over = threading.Event()
+
+    def resolve(*_: object, **__: object) -> object:
+        over.wait(30)
+        raise socket.gaierror("no such host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", resolve)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def test_a_cancelled_run_does_not_wait_for_the_resolver(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)  # It connects anew.
+    engine, sink = load(), RecordingSink()
+    with slow_resolver(monkeypatch):
+        run = threading.Thread(target=engine.chat, args=(HELLO, sink))
+        run.start()
+        time.sleep(0.2)
+        assert run.is_alive()
+        sink.cancelled = True
+        run.join(5)
+        assert not run.is_alive()
+    assert sink.finishes == []
+
+
+def test_a_resolver_that_does_not_answer_is_given_up(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)
+    engine = load(timeout_s=0.3)
+    with slow_resolver(monkeypatch), pytest.raises(EngineUnavailable):
+        engine.chat(HELLO, RecordingSink())
+
+
+def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:
+    with UpstreamServer().running() as server:
+        engine = load(base_url=server.url)
+    started = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="cannot be reached"):
+        engine.chat(HELLO, RecordingSink())
+    assert time.monotonic() - started < 2
+
+
+def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> None:
+    with UpstreamServer().running() as server:
+        engine = load(base_url=server.url)
+    sink = RecordingSink()
+    thread = threading.Thread(target=engine.chat, args=(HELLO, sink))
+    thread.start()
+    time.sleep(0.2)
+    sink.cancelled = True
+    thread.join(0.3)
+    assert not thread.is_alive()
+    assert sink.deltas == []
+
+
+def test_connecting_is_given_up_after_the_timeout(load: Load) -> None:
+    """A full backlog leaves connects unanswered."""
+    with UpstreamServer().running() as server:
+        engine = load(base_url=server.url, timeout_s=0.3)
+        port = int(server.url.split(":")[2].split("/")[0])
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        started = time.monotonic()
+        with pytest.raises((EngineUnavailable, GenerationFailed)):
+            engine.chat(HELLO, RecordingSink())
+        assert time.monotonic() - started < 2
+
+
+def test_a_cancelled_run_is_not_sent(server: UpstreamServer, engine: Engine) -> None:
+    engine.chat(HELLO, RecordingSink(cancel_after=0))
+    assert server.asked == []
+
+
+def test_a_sink_that_fails_closes_the_connection(server: UpstreamServer, engine: Engine) -> None:
+    hung_up = threading.Event()
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        if talk.wait_for_hang_up():
+            hung_up.set()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    server.answers = [answer]
+    with pytest.raises(ZeroDivisionError):
+        engine.chat(HELLO, RecordingSink(on_first=fail))
+    assert hung_up.wait(1)
+
+
+def test_tls_is_spoken_and_cancelled_too(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = write_certificate(tmp_path, "IP:127.0.0.1")
+    with UpstreamServer(certificate=certificate).running() as server:
+        with pytest.raises(EngineLoadError, match="cannot be reached"):
+            load(base_url=server.url)  # Nobody trusts it yet.
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        engine, sink = load(base_url=server.url), RecordingSink()
+        engine.chat(HELLO, sink)
+        assert sink.text == "Hello there"
+
+        server.answers = [hold]
+        server.asked.clear()
+        with cancelled_soon(engine, server):
+            pass
+
+
+def test_a_handshake_that_stalls_is_given_up(load: Load) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/v1"
+        started = time.monotonic()
+        with pytest.raises(EngineLoadError, match="cannot be reached"):
+            load(base_url=url, timeout_s=0.3)
+        assert time.monotonic() - started < 2

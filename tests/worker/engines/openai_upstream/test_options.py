@@ -1,0 +1,167 @@
+"""Options of a model, and what a load looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sinks import RecordingSink
+from tests.upstream_server import Talk, UpstreamServer
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import EngineLoadError, ModelSpec
+from worker.engines.registry import engine_options, load_engine, model_capabilities
+from inference_site.domain.generation import GenerationRequest, Message
+from inference_site.catalogue.models_file import read_models_file
+
+HELLO = GenerationRequest("m", (Message("user", "Hello"),))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "'base_url' is missing"),
+        ({"base_url": 5}, "'base_url' must be a text"),
+        ({"base_url": "localhost:8000"}, "'base_url' must be an address"),
+        ({"base_url": "ftp://host/v1"}, "'base_url' must be an address"),
+        ({"base_url": "http://host/v1?a=b"}, "neither a query nor a password"),
+        ({"base_url": "http://user:pass@host/v1"}, "neither a query nor a password"),
+        ({"base_url": "http://host:99999/v1"}, "'base_url'"),
+        ({"flavor": "llama"}, "'flavor' must be one of openai, vllm"),
+        ({"model": ""}, "'model' must be a text"),
+        ({"capabilities": "chat"}, "'capabilities' must be a list"),
+        ({"capabilities": ["flying"]}, "'capabilities' must be a list of some of audio"),
+        ({"fields": []}, "'fields' must be a mapping"),
+        ({"fields": {"top_z": "x"}}, "'fields' has the unknown name 'top_z'"),
+        ({"fields": {"top_k": 5}}, "'fields' must map names"),
+        ({"headers": {"X-A": "line\nbreak"}}, "'headers' must map"),
+        ({"timeout_s": 0}, "'timeout_s' must be"),
+        ({"timeout_s": "5"}, "'timeout_s' must be"),
+        ({"connections": True}, "'connections' must be"),
+        ({"chat_template_kwargs": 5}, "'chat_template_kwargs' must be a mapping"),
+        ({"api_key": "a", "api_key_env": "B"}, "'api_key_env' cannot be used together"),
+        ({"api_key_env": "NO_SUCH_VARIABLE"}, "names NO_SUCH_VARIABLE, which is not set"),
+        ({"api_key_file": "/no/such/file"}, "'api_key_file' cannot be read"),
+        ({"api_key": "sk\nx"}, "'api_key' must hold a key"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, Any], reason: str) -> None:
+    whole = {"base_url": "http://127.0.0.1:9/v1", **options} if options else {}
+    with pytest.raises(EngineLoadError) as caught:
+        load_engine(ModelSpec("m", "openai_upstream", options=whole))
+    assert "Model 'm'" in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_options_are_known_to_the_models_file() -> None:
+    assert {"base_url", "api_key_env", "fields", "flavor"} <= engine_options("openai_upstream")
+
+
+def spec(**options: Any) -> ModelSpec:
+    return ModelSpec("m", "openai_upstream", options=options)
+
+
+def test_capabilities_are_those_of_the_flavor() -> None:
+    assert {"chat", "completions", "tools", "grammar"} <= model_capabilities(spec())
+    assert "chat_template" not in model_capabilities(spec())
+    assert {"chat_template", "tokens", "render"} <= model_capabilities(spec(flavor="vllm"))
+    assert "choices" not in model_capabilities(spec(flavor="ollama"))
+    assert "mirostat" in model_capabilities(spec(flavor="llama_cpp"))
+    assert "mirostat" not in model_capabilities(spec(flavor="vllm"))
+
+
+def test_an_operator_declares_capabilities() -> None:
+    declared = spec(flavor="vllm", capabilities=["embeddings", "dimensions"])
+    assert model_capabilities(declared) == {"embeddings", "dimensions"}
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, None),
+        ({"api_key": "sk-1"}, "Bearer sk-1"),
+        ({"api_key_env": "UPSTREAM_KEY"}, "Bearer sk-2"),
+        ({"api_key_file": "KEY_FILE"}, "Bearer sk-3"),
+    ],
+)
+def test_the_key_comes_from_where_it_is_kept(
+    server: UpstreamServer,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: dict[str, str],
+    sent: str | None,
+) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-2")
+    (tmp_path / "key").write_text("sk-3\n")
+    options = {k: v.replace("KEY_FILE", str(tmp_path / "key")) for k, v in options.items()}
+    load(**options, headers={"X-Tenant": "blue"}).chat(HELLO, RecordingSink())
+    assert server.asked[-1].headers.get("authorization") == sent
+    assert server.asked[-1].headers["x-tenant"] == "blue"
+
+
+def test_a_key_is_not_shown_when_the_options_are_printed(load: Load) -> None:
+    from worker.engines.openai_upstream.options import parse_options
+
+    told = repr(parse_options(spec(base_url="http://h/v1", api_key="sk-1", headers={"a": "sk-1"})))
+    assert "sk-1" not in told
+
+
+def test_the_model_is_called_what_the_server_calls_it(server: UpstreamServer, load: Load) -> None:
+    server.models = ["first", "org/Second-7B"]
+    load(model="org/Second-7B").chat(HELLO, RecordingSink())
+    assert server.body["model"] == "org/Second-7B"
+
+
+def test_the_only_model_needs_no_name(server: UpstreamServer, load: Load) -> None:
+    server.models = ["/data/weights.gguf"]
+    load().chat(HELLO, RecordingSink())
+    assert server.body["model"] == "/data/weights.gguf"
+
+
+def test_ollama_leaves_latest_out(server: UpstreamServer, load: Load) -> None:
+    server.models = ["llama3:latest", "other:latest"]
+    load(model="llama3").chat(HELLO, RecordingSink())
+    assert server.body["model"] == "llama3"
+
+
+@pytest.mark.parametrize("options", [{"model": "ghost"}, {}])
+def test_a_model_the_server_does_not_have_fails_to_load(
+    server: UpstreamServer, load: Load, options: dict[str, str]
+) -> None:
+    server.models = ["one", "two"]
+    with pytest.raises(EngineLoadError, match="it has one, two") as caught:
+        load(**options)
+    assert f"{server.url}/models" in str(caught.value)
+
+
+def test_a_server_that_cannot_be_reached_fails_to_load(load: Load) -> None:
+    with pytest.raises(EngineLoadError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
+        load(base_url="http://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (401, b"Wrong key sk-1", "status 401"),
+        (404, b"{}", "status 404"),
+        (200, b"<html>", "is no list of models"),
+        (200, b'{"data": 5}', "is no list of models"),
+    ],
+)
+def test_a_strange_list_of_models_fails_to_load(
+    server: UpstreamServer, load: Load, status: int, body: bytes, reason: str
+) -> None:
+    server.list_models = lambda talk: Talk.say(talk, status, body)
+    with pytest.raises(EngineLoadError, match=reason) as caught:
+        load(api_key="sk-1")
+    assert "sk-1" not in str(caught.value)
+
+
+def test_a_key_file_is_read_from_the_folder_of_the_models_file(tmp_path: Path) -> None:
+    models_file = tmp_path / "models.yaml"
+    entry = "{engine: openai_upstream, base_url: http://h/v1, api_key_file: secret/key}"
+    models_file.write_text(f"models: {{m: {entry}}}")
+    [found] = read_models_file(models_file)
+    assert found.options["api_key_file"] == str(tmp_path / "secret" / "key")

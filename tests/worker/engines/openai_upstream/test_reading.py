@@ -1,0 +1,315 @@
+"""What is read out of the streams of servers, good ones and odd ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sinks import RecordingSink
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import Engine, GenerationFailed
+from worker.engines.openai_upstream.sse import EventLines, NoEventStream
+from inference_site.domain.generation import Finish, GenerationRequest, Message, ReasoningDelta, TextDelta, Usage
+
+HELLO = GenerationRequest("m", (Message("user", "Hello"),))
+
+
+def chat(engine: Engine, **fields: Any) -> RecordingSink:
+    """Ask it, to the end."""
+    sink = RecordingSink()
+    engine.chat(GenerationRequest("m", (Message("user", "Hello"),), **fields), sink)
+    return sink
+
+
+def test_a_good_stream_is_read_as_it_is(server: UpstreamServer, engine: Engine) -> None:
+    sink = chat(engine)
+    assert sink.deltas[:3] == [TextDelta("Hello"), TextDelta(" there"), Finish("stop")]
+    assert (sink.usage.input_tokens, sink.usage.output_tokens) == (7, 2)
+
+
+DETAILS = {
+    "prompt_tokens_details": {"cached_tokens": 3},
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [text("a"), text("b"), finish(), usage(7, 2, **DETAILS)],
+        [text("a"), text("b"), {**finish(), "usage": usage(7, 2, **DETAILS)["usage"]}],
+        [
+            {**text("a"), "usage": usage(7, 1)["usage"]},
+            {**text("b"), "usage": usage(7, 2, **DETAILS)["usage"]},
+            finish(),
+        ],
+        [usage(7, 2, **DETAILS), text("a"), text("b"), finish()],
+    ],
+    ids=["after the choices", "with the last chunk", "with every chunk", "before everything"],
+)
+def test_usage_is_taken_from_any_chunk(
+    server: UpstreamServer, engine: Engine, sent: list[Any]
+) -> None:
+    server.answers = [chunks(*sent)]
+    told = chat(engine).usage
+    assert (told.input_tokens, told.cached_tokens) == (7, 3)
+    assert (told.output_tokens, told.reasoning_tokens) == (2, 1)
+    assert told.prefill_ms > 0
+
+
+def test_usage_of_several_choices_counts_the_prompt_once(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    sent = [
+        {**finish(index=index), "usage": usage(7, tokens)["usage"]}
+        for index, tokens in ((0, 2), (1, 3))
+    ]
+    server.answers = [chunks(text("a"), text("b", 1), *sent)]
+    told = chat(engine, choices=2).usage
+    assert (told.input_tokens, told.output_tokens) == (7, 5)
+
+
+def test_without_usage_each_piece_counts_as_a_token_and_the_log_says_so_once(
+    server: UpstreamServer, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers = [chunks(delta({"reasoning": "Hm"}), text("a"), text("b"), finish())]
+    with caplog.at_level(logging.WARNING):
+        told = [chat(engine).usage for _ in range(2)][1]
+    assert (told.output_tokens, told.reasoning_tokens) == (3, 1)
+    assert told.input_tokens == 2  # Five characters, four to a token.
+    assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
+    assert "tells no usage" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_has_two_spellings(server: UpstreamServer, engine: Engine, name: str) -> None:
+    server.answers = [chunks(delta({name: "Hm"}), text("Yes"), finish(), usage())]
+    sink = chat(engine)
+    assert sink.deltas[:2] == [ReasoningDelta("Hm"), TextDelta("Yes")]
+
+
+def test_reasoning_under_both_spellings_is_read_once(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(delta({"reasoning_content": "Hm", "reasoning": "Hm"}), finish())]
+    assert chat(engine).pieces == ["Hm"]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("max_tokens", "length"),
+        ("eos_token", "stop"),
+        ("content_filter", "stop"),
+        ("tool_calls", "stop"),  # It made none.
+    ],
+)
+def test_finish_reasons_are_mapped(
+    server: UpstreamServer, engine: Engine, told: str, reason: str
+) -> None:
+    server.answers = [chunks(text("a"), finish(told), usage())]
+    assert chat(engine).finishes == [reason]
+
+
+def test_a_server_that_gives_up_has_failed(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), finish("abort"), usage())]
+    with pytest.raises(GenerationFailed, match="abort"):
+        chat(engine)
+
+
+@pytest.mark.parametrize(
+    ("sent", "asked"),
+    [
+        ({"stop_reason": "END"}, {"stop": ("END",)}),
+        ({"matched_stop": 42}, {"stop_token_ids": (42,)}),
+    ],
+)
+def test_what_stopped_it_is_told(
+    server: UpstreamServer, load: Load, sent: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    server.answers = [chunks(text("a"), finish(**sent), usage())]
+    [end] = [d for d in chat(load(flavor="vllm"), **asked).deltas if isinstance(d, Finish)]
+    assert end.stop == next(iter(sent.values()))
+
+
+def test_an_end_of_sequence_token_is_no_stop_of_ours(server: UpstreamServer, load: Load) -> None:
+    server.answers = [chunks(text("a"), finish(matched_stop=2), usage())]
+    assert Finish("stop") in chat(load(flavor="sglang"), stop=("END",)).deltas
+
+
+def test_an_end_without_done_is_an_end(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), finish(), done=False)]
+    assert chat(engine).finishes == ["stop"]
+
+
+def test_a_last_line_without_its_end_is_read(server: UpstreamServer, engine: Engine) -> None:
+    last = b"data: " + json.dumps(finish()).encode()
+    server.answers = [chunks(text("a"), last, done=False)]
+    assert chat(engine).finishes == ["stop"]
+
+
+def test_done_without_a_finish_reason_is_an_end(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), usage())]
+    assert chat(engine).finishes == ["stop"]
+
+
+@pytest.mark.parametrize("sent", [[text("a")], []])
+def test_an_end_without_done_or_a_finish_reason_is_a_failure(
+    server: UpstreamServer, engine: Engine, sent: list[Any]
+) -> None:
+    server.answers = [chunks(*sent, done=False)]
+    sink = RecordingSink()
+    with pytest.raises(GenerationFailed, match="ended the stream"):
+        engine.chat(HELLO, sink)
+    assert sink.finishes == []
+
+
+def test_nothing_but_done_is_a_failure(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks()]
+    with pytest.raises(GenerationFailed, match="without an answer"):
+        chat(engine)
+
+
+def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), text("b"), done=False)]
+    sink = RecordingSink()
+    with pytest.raises(GenerationFailed):
+        engine.chat(HELLO, sink)
+    assert sink.usage.output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"<html>Bad gateway</html>\n",
+        b"data: {not json}\n\n",
+        b"data: [1, 2]\n\n",
+        b'data: "text"\n\n',
+        b'data: {"choices": [{"index": 9, "delta": {"content": "x"}}]}\n\n',
+        b'data: {"choices": [{"index": 0, "delta": {"content": {"a": 1}}}]}\n\n',
+        b'data: {"choices": [{"index": 0, "delta": {"tool_calls": "x"}}]}\n\n',
+        b'data: {"choices": 5}\n\n',
+        b'data: {"choices": [], "usage": {"prompt_tokens": "many"}}\n\n',
+        b"\xff\xfe\x00\n",
+    ],
+)
+@pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
+def test_garbage_is_a_failure(
+    server: UpstreamServer, engine: Engine, garbage: bytes, before: list[Any]
+) -> None:
+    server.answers = [chunks(*before, garbage, finish())]
+    with pytest.raises(GenerationFailed, match="no answer"):
+        chat(engine)
+
+
+def test_a_line_without_an_end_is_garbage() -> None:
+    reader, piece = EventLines(), b"data: " + b"x" * 2**20
+    for _ in range(15):
+        assert list(reader.feed(piece)) == []
+    with pytest.raises(NoEventStream, match="a line of more than"):
+        list(reader.feed(piece * 2))
+
+
+def test_comments_and_other_fields_are_skipped(server: UpstreamServer, engine: Engine) -> None:
+    noise = b": keep-alive\n\nevent: message\nid: 5\nretry: 10\n\ndata: null\n\n"
+    server.answers = [chunks(noise, text("a"), b": ping\r\n\r\n", finish(), usage())]
+    assert chat(engine).text == "a"
+
+
+def test_a_server_that_does_not_stream_is_read_too(server: UpstreamServer, engine: Engine) -> None:
+    message = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
+    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}]}
+    server.answers = [lambda talk: talk.say(200, {**whole, **usage(5, 3), **whole})]
+    sink = chat(engine)
+    assert (sink.pieces, sink.finishes) == (["Hm", "Hello"], ["length"])
+    assert sink.usage.output_tokens == 3
+
+
+@given(st.text(max_size=60).map(str.strip), st.lists(st.integers(1, 9), min_size=1))
+def test_cuts_anywhere_leave_the_events_whole(content: str, sizes: list[int]) -> None:
+    lines = json.dumps({"text": content}, ensure_ascii=False)
+    whole = f"data: {lines}\r\n\r\n: ping\n\ndata:{lines}\n\ndata: [DONE]\n\n".encode()
+    reader, read, at = EventLines(), list[bytes](), 0
+    while at < len(whole):
+        size = sizes[len(read) % len(sizes)]
+        read += reader.feed(whole[at : at + size])
+        at += size
+    assert [*read] == [lines.encode(), lines.encode(), b"[DONE]"]
+
+
+def test_characters_cut_by_the_network_come_whole(server: UpstreamServer, engine: Engine) -> None:
+    whole = b"data: " + json.dumps(text("naïve 🦊 Łódź"), ensure_ascii=False).encode() + b"\n\n"
+    server.answers = [chunks(*(whole[i : i + 1] for i in range(len(whole))), finish(), usage())]
+    assert chat(engine).pieces == ["naïve 🦊 Łódź"]
+
+
+ENTRY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
+    {"token": "a", "logprob": -0.5, "bytes": None}, {"token": "b", "logprob": -1.5}]}  # fmt: skip
+
+
+def test_log_probabilities_are_read(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a", logprobs={"content": [ENTRY]}), finish(), usage())]
+    [piece] = [d for d in chat(engine, top_logprobs=1).deltas if isinstance(d, TextDelta)]
+    [entry] = piece.logprobs
+    assert (entry.token, entry.logprob, entry.text_bytes) == ("a", -0.5, b"a")
+    assert [(other.token, other.text_bytes) for other in entry.top] == [("a", b"a")]
+
+
+def test_log_probabilities_of_half_a_character_come_with_the_whole(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [
+        chunks(
+            text("", logprobs={"content": [ENTRY]}),
+            text("é", logprobs={"content": [ENTRY]}),
+            finish(),
+        )
+    ]
+    [piece] = [d for d in chat(engine, top_logprobs=0).deltas if isinstance(d, TextDelta)]
+    assert len(piece.logprobs) == 2
+
+
+def test_completions_have_log_probabilities_of_their_own_form(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    told = {
+        "tokens": ["a", "b"],
+        "token_logprobs": [None, -1.0],
+        "top_logprobs": [None, {"b": -1.0, "c": -2.0}],
+        "text_offset": [0, 1],
+    }
+    choice = {"index": 0, "text": "ab", "logprobs": told, "finish_reason": "stop"}
+    server.answers = [chunks({"choices": [choice]}, usage())]
+    sink = RecordingSink()
+    asked = GenerationRequest("m", operation="complete", prompts=("x",), top_logprobs=1)
+    engine.complete(asked, sink)
+    [piece] = [d for d in sink.deltas if isinstance(d, TextDelta)]
+    assert [(e.token, e.logprob) for e in piece.logprobs] == [("a", 0.0), ("b", -1.0)]
+    assert [other.token for other in piece.logprobs[1].top] == ["b"]
+    assert sink.deltas[1:2] == [Finish("stop")]
+
+
+def test_choices_are_told_apart(server: UpstreamServer, engine: Engine) -> None:
+    sent = [text("a", 1), text("b", 0), finish(index=0), finish("length", 1), usage()]
+    server.answers = [chunks(*sent)]
+    sink = chat(engine, choices=2)
+    assert sink.deltas[:4] == [
+        TextDelta("a", 1), TextDelta("b", 0), Finish("stop", 0), Finish("length", 1)
+    ]  # fmt: skip
+    assert isinstance(sink.deltas[-1], Usage)
+
+
+def test_what_comes_after_the_end_of_a_choice_is_ignored(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(text("a"), finish(), text("b"), finish(), usage())]
+    sink = chat(engine)
+    assert (sink.text, sink.finishes) == ("a", ["stop"])

@@ -1,0 +1,139 @@
+"""Embeddings, tokens and prompts of servers."""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from typing import Any
+
+import pytest
+
+from tests.sinks import RecordingSink
+from tests.upstream_server import Talk, UpstreamServer
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import GenerationFailed, InvalidRequest
+from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, ImagePart, Message, PromptDelta, TextDelta, TokensDelta
+
+
+def embeddings(server: UpstreamServer, encode: Any) -> None:
+    """Answer with the embedding [3, 4] for each input, the last one first."""
+
+    def answer(talk: Talk) -> None:
+        entries = [
+            {"index": i, "embedding": encode([3.0, 4.0])} for i in range(len(talk.body["input"]))
+        ]
+        usage = {"prompt_tokens": len(entries)}
+        talk.say(200, {"data": entries[::-1], "usage": usage})
+
+    server.answers = [answer]
+
+
+def packed(values: list[float]) -> str:
+    return base64.b64encode(array("f", values).tobytes()).decode()
+
+
+@pytest.mark.parametrize("encode", [list, packed], ids=["floats", "base64"])
+@pytest.mark.parametrize(("flavor", "form"), [("openai", "float"), ("vllm", "base64")])
+def test_embeddings_have_the_length_one_in_either_form(
+    server: UpstreamServer, load: Load, encode: Any, flavor: str, form: str
+) -> None:
+    embeddings(server, encode)
+    sink = RecordingSink()
+    asked = GenerationRequest("m", operation="embed", prompts=("a", (1, 2)))
+    load(flavor=flavor).embed(asked, sink)
+    assert server.asked[-1].path == "/v1/embeddings"
+    assert server.body == {"model": "m", "input": ["a", [1, 2]], "encoding_format": form}
+    vectors = [d for d in sink.deltas if isinstance(d, EmbeddingDelta)]
+    assert [vector.index for vector in vectors] == [0, 1]
+    assert array("f", vectors[0].vector).tolist() == pytest.approx([0.6, 0.8])
+    assert math.hypot(*array("f", vectors[0].vector)) == pytest.approx(1)
+    assert sink.finishes == ["stop", "stop"]
+    assert sink.usage.input_tokens == 2
+
+
+def test_many_inputs_are_sent_in_several_requests(server: UpstreamServer, load: Load) -> None:
+    embeddings(server, list)
+    sink = RecordingSink()
+    asked = GenerationRequest("m", operation="embed", prompts=("a",) * 70)
+    load().embed(asked, sink)
+    assert [len(request.body["input"]) for request in server.asked] == [32, 32, 6]
+    assert [d.index for d in sink.deltas if isinstance(d, Finish)] == list(range(70))
+    assert sink.usage.input_tokens == 70
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no json",
+        b"[]",
+        {"data": []},
+        {"data": [{"index": 0, "embedding": "!"}]},
+        {"data": [{"index": 5, "embedding": [1.0]}]},
+        {"data": [{"index": 0, "embedding": ["a"]}]},
+    ],
+)
+def test_what_is_no_embedding_is_a_failure(server: UpstreamServer, load: Load, body: Any) -> None:
+    server.answers = [lambda talk: talk.say(200, body)]
+    with pytest.raises(GenerationFailed, match="server sent"):
+        load().embed(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
+
+
+def test_a_refused_embedding_is_mapped(server: UpstreamServer, load: Load) -> None:
+    server.answers = [lambda talk: talk.say(400, {"error": {"message": "Too long."}})]
+    with pytest.raises(InvalidRequest, match="Too long"):
+        load().embed(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
+
+
+def tokenizer(server: UpstreamServer, answers: dict[str, Any]) -> None:
+    """Answer each path with its object."""
+    server.answers = [lambda talk: talk.say(200, answers[server.asked[-1].path])]
+
+
+VLLM = {"/tokenize": {"tokens": [1, 2], "count": 2}, "/detokenize": {"prompt": "Hi"}}
+LLAMA_CPP = {
+    "/tokenize": {"tokens": [1, 2]},
+    "/detokenize": {"content": "Hi"},
+    "/apply-template": {"prompt": "Hi"},
+}
+
+
+@pytest.mark.parametrize(("flavor", "answers"), [("vllm", VLLM), ("llama_cpp", LLAMA_CPP)])
+def test_tokens_of_texts_and_texts_of_tokens(
+    server: UpstreamServer, load: Load, flavor: str, answers: dict[str, Any]
+) -> None:
+    tokenizer(server, answers)
+    engine, sink = load(flavor=flavor), RecordingSink()
+    engine.tokenize(GenerationRequest("m", operation="tokenize", prompts=("Hi",)), sink)
+    engine.detokenize(GenerationRequest("m", operation="detokenize", prompts=((1, 2),)), sink)
+    assert sink.deltas == [TokensDelta((1, 2)), Finish("stop"), TextDelta("Hi"), Finish("stop")]
+
+
+@pytest.mark.parametrize(("flavor", "answers"), [("vllm", VLLM), ("llama_cpp", LLAMA_CPP)])
+def test_a_chat_is_rendered_as_the_server_would(
+    server: UpstreamServer, load: Load, flavor: str, answers: dict[str, Any]
+) -> None:
+    tokenizer(server, answers)
+    sink = RecordingSink()
+    asked = GenerationRequest(
+        "m", (Message("user", "Hi"),), operation="render", template_vars={"a": 1}
+    )
+    load(flavor=flavor).render(asked, sink)
+    assert sink.deltas == [PromptDelta("Hi", (1, 2)), Finish("stop")]
+    assert server.asked[0].body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert server.asked[0].body["chat_template_kwargs"] == {"a": 1}
+
+
+def test_a_chat_with_images_cannot_be_rendered(server: UpstreamServer, load: Load) -> None:
+    part = ImagePart("data:image/png;base64,AAAA", "messages")
+    asked = GenerationRequest("m", (Message("user", None, parts=(part,)),), operation="render")
+    with pytest.raises(InvalidRequest, match="cannot be rendered"):
+        load(flavor="vllm").render(asked, RecordingSink())
+
+
+def test_tokens_that_are_missing_are_a_failure(server: UpstreamServer, load: Load) -> None:
+    tokenizer(server, {"/tokenize": {"count": 2}})
+    with pytest.raises(GenerationFailed, match="no 'tokens'"):
+        load(flavor="vllm").tokenize(
+            GenerationRequest("m", operation="tokenize", prompts=("Hi",)), RecordingSink()
+        )

@@ -1,0 +1,85 @@
+"""LoRA adapters in llama.cpp: what is read with one never serves a request without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sinks import RecordingSink
+from tests.tiny_weights import write_adapter
+from inference_site.catalogue.catalogue import DEMO_FILE
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from worker.engines.registry import load_engine, model_capabilities
+from inference_site.domain.generation import GenerationRequest, Message, Sampling
+
+SPEC = ModelSpec(
+    "demo",
+    "llama_cpp",
+    DEMO_FILE,
+    slots=1,
+    options={"chat_template_kwargs": {"enable_thinking": False}},
+)
+PIRATE, JAPAN = "Tell me a story about a pirate. " * 8, "What is the capital of Japan? " * 8
+ONE = (("one", 1.0),)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    adapter = write_adapter(tmp_path_factory.mktemp("adapters") / "one.gguf")
+    loaded = load_engine(replace(SPEC, lora_adapters={"one": adapter}))
+    yield loaded
+    loaded.close()
+
+
+def told(engine: Engine, text: str, lora: tuple[tuple[str, float], ...] = ()) -> str:
+    sink = RecordingSink()
+    sampling = Sampling(temperature=0)
+    engine.chat(
+        GenerationRequest(
+            "demo", (Message("user", text),), sampling, max_output_tokens=20, lora=lora
+        ),
+        sink,
+    )
+    return sink.text
+
+
+def test_request_without_adapters_goes_on_from_no_prompt_that_had_them(engine: Engine) -> None:
+    plain, adapted = told(engine, PIRATE), told(engine, PIRATE, ONE)
+    assert adapted != plain
+    for _ in range(3):
+        assert told(engine, PIRATE) == plain
+        assert told(engine, PIRATE, ONE) == adapted
+        assert told(engine, PIRATE, (("one", 0.0),)) == plain
+
+
+def test_prompt_that_lost_its_slot_is_not_brought_back_for_other_adapters(engine: Engine) -> None:
+    plain = told(engine, PIRATE)
+    for _ in range(3):
+        told(engine, PIRATE, ONE)
+        told(engine, JAPAN)  # Takes the slot; the prompt before would be kept on the side.
+        assert told(engine, PIRATE) == plain
+        told(engine, JAPAN, ONE)
+
+
+def test_only_a_model_with_adapters_takes_any() -> None:
+    assert "lora" not in model_capabilities(SPEC)
+    assert "lora" in model_capabilities(replace(SPEC, lora_adapters={"one": Path("one.gguf")}))
+
+
+def test_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ghost.gguf"
+    with pytest.raises(EngineLoadError, match="Model 'demo': cannot read") as caught:
+        load_engine(replace(SPEC, lora_adapters={"ghost": path}))
+    assert str(path) in str(caught.value)
+
+
+def test_file_that_is_no_adapter_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineLoadError, match=r"Model 'demo': llama\.cpp could not load"):
+        load_engine(replace(SPEC, lora_adapters={"model": DEMO_FILE}))
+    zip_file = tmp_path / "adapter.gguf"
+    zip_file.write_bytes(b"PK\x03\x04")
+    with pytest.raises(EngineLoadError, match="is not a GGUF file"):
+        load_engine(replace(SPEC, lora_adapters={"zip": zip_file}))

@@ -1,0 +1,222 @@
+"""What is llama.cpp's alone: weights, samplers, its cache, and the ways loading can fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sinks import RecordingSink
+from inference_site.catalogue.catalogue import DEMO_FILE
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from worker.engines.registry import load_engine
+from inference_site.domain.generation import Constraint, Finish, GenerationRequest, Message, PromptDelta, ReasoningDelta, Sampling, Tool
+
+SPEC = ModelSpec(
+    "demo", "llama_cpp", DEMO_FILE, options={"chat_template_kwargs": {"enable_thinking": False}}
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    loaded = load_engine(replace(SPEC, slots=1))
+    yield loaded
+    loaded.close()
+
+
+def ask(engine: Engine, text: str, sampling: Sampling | None = None) -> RecordingSink:
+    request = GenerationRequest(
+        "demo", (Message("user", text),), sampling or Sampling(temperature=0), max_output_tokens=40
+    )
+    sink = RecordingSink()
+    engine.chat(request, sink)
+    return sink
+
+
+STORY = "Tell me a story."
+
+
+def test_temperature_zero_leaves_nothing_to_chance(engine: Engine) -> None:
+    texts = {ask(engine, STORY, Sampling(temperature=0, seed=seed)).text for seed in range(4)}
+    assert len(texts) == 1
+
+
+def test_a_seed_repeats_an_answer_and_another_gives_another(engine: Engine) -> None:
+    def told(seed: int) -> str:
+        return ask(engine, STORY, Sampling(temperature=1.5, seed=seed)).text
+
+    assert [told(seed) for seed in (1, 2, 1, 2)] == [told(1), told(2)] * 2
+    assert told(1) != told(2)
+
+
+def test_top_p_of_nearly_nothing_leaves_only_the_likeliest(engine: Engine) -> None:
+    texts = {ask(engine, STORY, Sampling(2.0, top_p=0.0, seed=seed)).text for seed in range(3)}
+    assert texts == {ask(engine, STORY).text}
+
+
+def test_a_repeated_prompt_comes_from_the_cache(engine: Engine) -> None:
+    fresh = "A prompt that no other test has sent: seven purple walnuts."
+    first, second = ask(engine, fresh).usage, ask(engine, fresh).usage
+    assert first.input_tokens == second.input_tokens
+    assert first.cached_tokens < second.cached_tokens < second.input_tokens
+
+
+def test_reasoning_is_kept_apart_from_the_answer() -> None:
+    thinking = load_engine(
+        replace(SPEC, slots=1, options={"chat_template_kwargs": {"enable_thinking": True}})
+    )
+    sink = RecordingSink()
+    question = (Message("user", "What is 2 + 3?"),)
+    thinking.chat(GenerationRequest("demo", question, Sampling(temperature=0)), sink)
+    thinking.close()
+    assert any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
+    assert "<think>" not in sink.text
+    assert sink.text
+
+
+class ImpatientSink(RecordingSink):
+    """Is cancelled from the second look on."""
+
+    looks = 0
+
+    @property
+    def cancelled(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None:
+        """Nothing: only the looks count."""
+
+
+def test_a_long_prompt_is_abandoned_between_two_batches(engine: Engine) -> None:
+    sink = ImpatientSink()
+    prompt = Message("user", "word " * 1800)
+    engine.chat(GenerationRequest("demo", (prompt,)), sink)
+    assert (sink.pieces, sink.finishes) == ([], [])
+    assert 0 < sink.usage.input_tokens < 1800
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot read .*: No such file or directory"),
+        (b"", "is not a GGUF file"),
+        (b"PK\x03\x04 a zip file", "is not a GGUF file"),
+        (b"GGUF", "could not load"),
+        (DEMO_FILE.read_bytes()[:100_000], "could not load"),
+    ],
+    ids=["missing", "empty", "another format", "only the magic", "cut off"],
+)
+def test_a_bad_file_is_named_with_the_model_and_the_reason(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EngineLoadError, match=reason) as caught:
+        load_engine(replace(SPEC, file=path))
+    assert str(caught.value).startswith("Model 'demo': ")
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(EngineLoadError, match=r"Model 'demo': cannot read .*: Is a directory"):
+        load_engine(replace(SPEC, file=tmp_path))
+
+
+def test_a_model_without_a_file_is_told_so() -> None:
+    with pytest.raises(EngineLoadError, match=r"Model 'demo': .* needs a 'file'"):
+        load_engine(replace(SPEC, file=None))
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    told = r"Model 'demo': engine 'llama_cpp' is not installed \(.*xllamacpp.*'llama-cpp' of py"
+    with pytest.raises(EngineLoadError, match=told):
+        load_engine(SPEC)
+
+
+def rendered(engine: Engine, request: GenerationRequest) -> str:
+    sink = RecordingSink()
+    engine.render(replace(request, operation="render"), sink)
+    return next(delta.text for delta in sink.deltas if isinstance(delta, PromptDelta))
+
+
+@pytest.fixture
+def templated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The model with a chat template of its entry: a family's name, or the text of a file."""
+    name = request.param
+    if "{" in name:
+        (tmp_path / "mine.jinja").write_text(name)
+        name = str(tmp_path / "mine.jinja")
+    loaded = load_engine(replace(SPEC, slots=1, options={"chat_template": name}))
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("templated", "prompt"),
+    [
+        ("phi3", "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}!{% endfor %}", "user: Hi!"),
+    ],
+    indirect=["templated"],
+)
+def test_chat_template_of_the_entry_takes_the_place_of_the_files(
+    templated: Engine, prompt: str
+) -> None:
+    asked = GenerationRequest("demo", (Message("user", "Hi"),), Sampling(temperature=0))
+    assert rendered(templated, asked) == prompt
+    sink = RecordingSink()
+    templated.chat(replace(asked, max_output_tokens=5), sink)
+    assert sink.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("templated", ["phi3"], indirect=True)
+def test_what_ends_a_turn_of_the_family_ends_the_answer_and_is_no_stop_text(
+    templated: Engine,
+) -> None:
+    asked = GenerationRequest(
+        "demo",
+        (Message("user", "Hi"),),
+        Sampling(temperature=0),
+        constraint=Constraint("regex", r"yes<\|end\|>no", "grammar"),
+        stop=("never",),
+    )
+    sink = RecordingSink()
+    templated.chat(asked, sink)
+    assert sink.text == "yes"
+    assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == [None]
+    sink = RecordingSink()
+    templated.chat(replace(asked, stop=("es",)), sink)
+    assert (sink.text, sink.finishes) == ("y", ["stop"])
+    assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == ["es"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "Could not find a chat template"),
+        (" \n", "must be a template"),
+        ("{% for x %}", "or a chat template that is not valid"),
+    ],
+)
+def test_chat_template_that_is_none_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+    path = tmp_path / "mine.jinja"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(EngineLoadError, match=f"Model 'demo': .*{told}"):
+        load_engine(replace(SPEC, options={"chat_template": str(path)}))
+
+
+def test_template_is_shown_the_same_tools_whether_a_call_is_forced_or_not(engine: Engine) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = (Tool("weather", "Of a city", city), Tool("bare", None, {}))
+    asked = GenerationRequest("demo", (Message("user", "Hi"),), tools=tools)
+    prompt = rendered(engine, asked)
+    assert '"weather", "description": "Of a city", "parameters": {"type"' in prompt
+    assert rendered(engine, replace(asked, must_call=True)) == prompt

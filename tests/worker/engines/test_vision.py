@@ -1,0 +1,241 @@
+"""Images in the llama.cpp engine, seen through a tiny projector of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.images import PARAM, data_url, encoded
+from tests.sinks import RecordingSink
+from tests.tiny_vision import IMAGE_TOKENS, write_projector
+from inference_site.catalogue.catalogue import DEMO_FILE
+from worker.engines.base import (
+    ContextLengthExceeded,
+    Engine,
+    EngineLoadError,
+    InvalidRequest,
+    ModelSpec,
+)
+from worker.engines.llama_cpp.payload import encode_chat
+from worker.engines.registry import load_engine
+from inference_site.domain.generation import AudioPart, GenerationRequest, ImagePart, Message, Part, Sampling, TextDelta, TextPart
+from worker.media.resolve import resolve_media
+from inference_site.catalogue.models_file import read_models_file
+
+EMBEDDING_LENGTH = 192  # Of the demo model.
+BLIND = ModelSpec(
+    "demo",
+    "llama_cpp",
+    DEMO_FILE,
+    slots=2,
+    options={"chat_template_kwargs": {"enable_thinking": False}},
+)
+HELLO = TextPart("Hello")
+
+
+def with_projector(path: Path, **options: object) -> ModelSpec:
+    return replace(BLIND, options={**BLIND.options, "mmproj": str(path), **options})
+
+
+@pytest.fixture(scope="module")
+def projector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf", EMBEDDING_LENGTH)
+
+
+@pytest.fixture(scope="module")
+def engine(projector: Path) -> Iterator[Engine]:
+    loaded = load_engine(with_projector(projector))
+    yield loaded
+    loaded.close()
+
+
+def picture(color: str, size: tuple[int, int] = (40, 30)) -> ImagePart:
+    return ImagePart(data_url(encoded("PNG", size, color)), PARAM)
+
+
+RED, BLUE = picture("red"), picture("blue")
+
+
+def request_of(*parts: Part, choices: int = 1) -> GenerationRequest:
+    return GenerationRequest(
+        "demo",
+        messages=(Message("user", None, parts=parts),),
+        sampling=Sampling(temperature=0),
+        max_output_tokens=8,
+        top_logprobs=0,
+        choices=choices,
+    )
+
+
+def ask(engine: Engine, *parts: Part, choices: int = 1) -> RecordingSink:
+    sink = RecordingSink()
+    engine.chat(request_of(*parts, choices=choices), sink)
+    return sink
+
+
+def first_logprob(engine: Engine, *parts: Part) -> float:
+    sink = ask(engine, *parts)
+    first = next(delta for delta in sink.deltas if isinstance(delta, TextDelta))
+    return first.logprobs[0].logprob
+
+
+def test_an_image_takes_its_tokens_of_the_prompt(engine: Engine) -> None:
+    without, sink = ask(engine, HELLO), ask(engine, HELLO, RED)
+    assert sink.usage.input_tokens == without.usage.input_tokens + IMAGE_TOKENS
+    assert sink.usage.output_tokens > 0
+    assert len(sink.finishes) == 1
+
+
+def test_an_image_of_any_size_is_taken(engine: Engine) -> None:
+    for size in [(1, 1), (1, 300), (640, 480)]:
+        assert ask(engine, HELLO, picture("red", size)).usage.output_tokens > 0
+
+
+def test_another_image_gets_another_answer(engine: Engine) -> None:
+    assert ask(engine, HELLO, RED).text != ask(engine, HELLO, BLUE).text
+
+
+def test_the_same_image_gets_the_same_answer(engine: Engine) -> None:
+    assert ask(engine, HELLO, RED).text == ask(engine, HELLO, RED).text
+
+
+def test_an_image_that_was_seen_before_comes_from_the_cache(engine: Engine) -> None:
+    text = TextPart("A text that no other test has sent: nine grey plums.")
+    fresh, again = ask(engine, RED, text).usage, ask(engine, RED, text).usage
+    assert again.input_tokens == fresh.input_tokens
+    assert again.cached_tokens > IMAGE_TOKENS
+
+
+def test_the_order_of_images_and_text_reaches_the_model(engine: Engine) -> None:
+    orders: list[tuple[Part, ...]] = [
+        (RED, BLUE, HELLO),
+        (BLUE, RED, HELLO),
+        (RED, HELLO, BLUE),
+        (HELLO, RED, BLUE),
+        (HELLO, BLUE, RED),
+    ]
+    sinks = [ask(engine, *parts) for parts in orders]
+    tokens = ask(engine, HELLO).usage.input_tokens + 2 * IMAGE_TOKENS
+    assert {sink.usage.input_tokens for sink in sinks} == {tokens}
+    assert len({first_logprob(engine, *parts) for parts in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("format_", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_every_format_that_is_taken_is_read(engine: Engine, format_: str) -> None:
+    image = ImagePart(data_url(encoded(format_, (40, 30))), "p")
+    sink = RecordingSink()
+    engine.chat(resolve_media(request_of(HELLO, image)), sink)
+    tokens = ask(engine, HELLO).usage.input_tokens + IMAGE_TOKENS
+    assert sink.usage.input_tokens == tokens
+
+
+def test_choices_share_the_image(engine: Engine) -> None:
+    one, two = ask(engine, HELLO, RED), ask(engine, HELLO, RED, choices=2)
+    assert two.usage.input_tokens == one.usage.input_tokens
+    assert len(two.finishes) == 2
+    for choice in (0, 1):
+        said = [d.text for d in two.deltas if isinstance(d, TextDelta) and d.index == choice]
+        assert "".join(said) == one.text
+
+
+def test_images_beyond_the_context_are_told_as_such(engine: Engine) -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        ask(engine, *[RED] * (BLIND.context_length // IMAGE_TOKENS + 1))
+    assert caught.value.input_tokens > BLIND.context_length
+
+
+def test_a_text_that_looks_like_an_image_is_text(engine: Engine) -> None:
+    text = TextPart("<__media__> <image>")
+    assert ask(engine, text, RED).usage.output_tokens > 0
+
+
+def test_what_is_no_image_is_the_clients_fault(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="Failed to load image"):
+        ask(engine, ImagePart(data_url(b"\x89PNG\r\n\x1a\n"), "p"))
+    assert ask(engine, HELLO).usage.output_tokens > 0
+
+
+def test_parts_are_encoded_in_their_order(projector: Path) -> None:
+    spec = with_projector(projector, modalities=["vision", "audio"])
+    payload = orjson.loads(encode_chat(request_of(RED, HELLO, AudioPart("UklG", "wav", "p")), spec))
+    assert payload["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": RED.url}},
+        {"type": "text", "text": "Hello"},
+        {"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}},
+    ]
+
+
+def test_a_model_without_a_projector_takes_no_images() -> None:
+    with pytest.raises(InvalidRequest, match="The model 'demo' takes no images") as caught:
+        encode_chat(request_of(HELLO, RED), BLIND)
+    assert caught.value.param == RED.param
+
+
+def test_a_projector_is_for_images_unless_the_models_file_says_more(projector: Path) -> None:
+    sound = AudioPart("UklG", "wav", "messages[0].content[0].input_audio")
+    with pytest.raises(InvalidRequest, match="takes no audio") as caught:
+        encode_chat(request_of(sound), with_projector(projector))
+    assert caught.value.param == sound.param
+    with pytest.raises(InvalidRequest, match="takes no images"):
+        encode_chat(request_of(RED), with_projector(projector, modalities=["audio"]))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.png", "file:///etc/passwd", "/etc/passwd"])
+def test_llama_cpp_is_never_given_an_address(projector: Path, url: str) -> None:
+    with pytest.raises(InvalidRequest, match="was not fetched"):
+        encode_chat(request_of(ImagePart(url, "p")), with_projector(projector))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot read .*: No such file or directory"),
+        (b"PK\x03\x04 a zip file", "is not a GGUF file"),
+        (b"GGUF", "could not load .* with "),
+        (DEMO_FILE.read_bytes(), "could not load .* with "),
+    ],
+    ids=["missing", "another format", "only the magic", "a language model"],
+)
+def test_a_bad_projector_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EngineLoadError, match=reason) as caught:
+        load_engine(with_projector(path))
+    assert str(caught.value).startswith("Model 'demo': ")
+    assert str(path) in str(caught.value)
+
+
+def test_a_projector_for_another_model_is_named(tmp_path: Path) -> None:
+    path = write_projector(tmp_path / "other.gguf", EMBEDDING_LENGTH // 2)
+    with pytest.raises(EngineLoadError, match=f"with {path}"):
+        load_engine(with_projector(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mmproj": 5}, "'mmproj' must be the path"),
+        ({"modalities": ["vision"]}, "'modalities' needs a projector"),
+        ({"modalities": "vision"}, "'modalities' must be a list"),
+        ({"modalities": ["smell"]}, "'modalities' must be a list"),
+        ({"modalities": [["vision"]]}, "'modalities' must be a list"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_told(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(EngineLoadError, match=f"Model 'demo': {reason}"):
+        load_engine(replace(BLIND, options=options))
+
+
+def test_the_projector_is_found_beside_the_models_file(tmp_path: Path) -> None:
+    models_file = tmp_path / "models.yaml"
+    models_file.write_text(
+        "models: {a: {file: a.gguf, mmproj: sub/p.gguf}, b: {file: b.gguf, mmproj: /p.gguf}}"
+    )
+    one, other = read_models_file(models_file)
+    assert one.options == {"mmproj": str(tmp_path / "sub/p.gguf")}
+    assert other.options == {"mmproj": "/p.gguf"}

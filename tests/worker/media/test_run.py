@@ -1,0 +1,71 @@
+"""A generation with an image: the worker fetches, and the engine gets what was fetched."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from tests.image_server import ImageServer
+from tests.images import PNG, data_url, request_of
+from tests.worker.runtime.test_run import LocalStream
+from inference_site.streams.request_documents import save_document
+from inference_site.domain.generation import Finish, GenerationRequest, ImagePart, Sink, TextPart, Usage
+from inference_site.generations.models import Generation, Status
+from worker.runtime.run import Run
+
+
+class NotingEngine:
+    """Answers nothing, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        self.requests.append(request)
+        sink.feed(Finish("stop"))
+        sink.feed(Usage())
+
+
+def run(api_key: ApiKey, url: str) -> tuple[Generation, LocalStream, list[GenerationRequest]]:
+    """Run a generation about the image; return its row, what went out, what the engine got."""
+    public_id = create_generation(api_key).public_id
+    request = request_of(TextPart("Look:"), ImagePart(url, "messages"))
+    document = replace(chat_document(public_id, "", stream=False), request=request)
+    save_document(public_id, document, "web.one")
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    stream, engine = LocalStream(public_id), NotingEngine()
+    as_engine: Any = engine
+    Run(claim, stream).drive(as_engine)
+    return Generation.objects.get(public_id=public_id), stream, engine.requests
+
+
+@pytest.mark.usefixtures("private_network")
+def test_the_engine_gets_the_image_and_not_its_address(
+    api_key: tuple[ApiKey, str], server: ImageServer
+) -> None:
+    row, _, (request,) = run(api_key[0], server.give("/a", PNG))
+    assert row.status == Status.COMPLETED
+    assert request.messages[0].parts == (
+        TextPart("Look:"),
+        ImagePart(data_url(PNG), "messages"),
+    )
+
+
+def test_an_image_that_is_not_to_be_had_is_the_clients_fault(
+    api_key: tuple[ApiKey, str], server: ImageServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        row, stream, requests = run(api_key[0], server.give("/a", PNG))
+    assert row.status == Status.FAILED
+    assert stream.ending.status == 400
+    assert b"has no public address" in stream.ending.body
+    assert not requests
+    assert not server.asked
+    assert all(record.levelno == logging.INFO for record in caplog.records)
+    assert "127.0.0.1" not in caplog.text

@@ -1,0 +1,247 @@
+"""A real publisher thread between an engine's threads, a real Redis and a real channel layer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from channels.layers import get_channel_layer
+from pytest_django.fixtures import Settings
+
+from inference_site.supervisor.services import RedisPlan, plan_redis, wait_for_redis
+from tests.waiting import wait_until
+from worker.runtime import publisher as publisher_module
+from inference_site.storage import redis_clients
+from inference_site.generations.kinds import Ending
+from inference_site.streams.event_log import Batch, cancel_key, close_log, follow, log_key
+from worker.runtime.publisher import MESSAGE_TYPE, Publisher, StopReason, Stream
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import client_for
+
+T = TypeVar("T")
+END = Ending((b"done",), 200, b"{}", finish_reason="stop")
+NEVER_S = 60.0
+
+
+class TidyPublisher(Publisher):
+    """Closes what a failing test leaves open, for which it would wait when it stops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: list[Stream] = []
+
+    def open(self, generation_id: str) -> Stream:
+        self._opened.append(super().open(generation_id))
+        return self._opened[-1]
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        for stream in self._opened:
+            stream.close(END)
+        super().stop(timeout_s)
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    running = TidyPublisher()
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def rare_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only wake-ups flush."""
+    monkeypatch.setattr(publisher_module, "TICK_S", NEVER_S)
+    monkeypatch.setattr(publisher_module, "_LONGEST_TICK_S", NEVER_S)
+
+
+class Web:
+    """What a web process hears on its channel."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+
+    async def follow(self, stream: Stream) -> None:
+        follow(stream.id, self.channel)
+
+    async def hear(self, timeout_s: float = 5.0) -> dict[str, Batch]:
+        """Return the next message, by generation. Raise TimeoutError when none comes."""
+        receive = get_channel_layer().receive(self.channel)
+        message: dict[str, Any] = await asyncio.wait_for(receive, timeout_s)
+        assert message["type"] == MESSAGE_TYPE
+        return {id_: Batch.unpack(payload) for id_, payload in message["streams"]}
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Web]:
+    yield Web(await get_channel_layer().new_channel("web."))
+
+
+def as_web(scenario: Callable[[Web], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with listening() as web:
+            return await scenario(web)
+
+    return asyncio.run(main())
+
+
+def logged(client: redis.Redis, generation_id: str) -> list[Batch]:
+    entries: Any = client.xrange(log_key(generation_id))
+    return [Batch.unpack(fields[b"b"]) for _, fields in entries]
+
+
+@pytest.mark.usefixtures("rare_ticks")
+def test_the_first_frame_and_the_end_go_out_at_once_and_those_between_wait(
+    publisher: Publisher,
+) -> None:
+    async def scenario(web: Web) -> None:
+        stream = publisher.open(new_id("chatcmpl-"))
+        await web.follow(stream)
+        stream.append([b"0"])
+        assert (await web.hear())[stream.id] == Batch(0, [b"0"])
+        stream.append([b"1"])
+        stream.append([b"2"])
+        await asyncio.sleep(0.1)
+        assert len(logged(client_for(stream.id), stream.id)) == 1
+        stream.close(END)
+        last = (await web.hear())[stream.id]
+        assert (last.first, last.frames) == (1, [b"1", b"2", b"done"])
+        assert last.ending == Ending((), 200, b"{}", finish_reason="stop")
+
+    as_web(scenario)
+
+
+@pytest.mark.usefixtures("rare_ticks")
+def test_two_streams_share_one_message_a_tick(publisher: Publisher) -> None:
+    async def scenario(web: Web) -> None:
+        one, two = (publisher.open(new_id("chatcmpl-")) for _ in range(2))
+        for stream in (one, two):
+            await web.follow(stream)
+            stream.append([b"0"])
+            assert (await web.hear())[stream.id].frames == [b"0"]
+        one.append([b"one"])
+        two.append([b"two"])
+        publisher.open(new_id("chatcmpl-")).close(END)  # Has it flush now.
+        message = await web.hear()
+        assert {id_: batch.frames for id_, batch in message.items()} == {
+            one.id: [b"one"],
+            two.id: [b"two"],
+        }
+
+    as_web(scenario)
+
+
+def test_frames_arrive_in_order_with_the_ending_last(publisher: Publisher) -> None:
+    async def scenario(web: Web) -> None:
+        stream = publisher.open(new_id("chatcmpl-"))
+        await web.follow(stream)
+        for number in range(200):
+            stream.append([b"%d" % number])
+            await asyncio.sleep(0.0005)
+        stream.close(END)
+        heard = [(await web.hear())[stream.id]]
+        while heard[-1].ending is None:
+            heard.append((await web.hear())[stream.id])
+        expected = [*(b"%d" % n for n in range(200)), b"done"]
+        assert [frame for batch in heard for frame in batch.frames] == expected
+        assert 1 < len(heard) < 100  # In ticks: neither all at once nor one by one.
+        assert logged(client_for(stream.id), stream.id) == heard
+
+    as_web(scenario)
+
+
+def test_a_cancel_request_reaches_a_stream_that_produces_nothing(publisher: Publisher) -> None:
+    stream, bystander = (publisher.open(new_id("chatcmpl-")) for _ in range(2))
+    client_for(stream.id).set(cancel_key(stream.id), 1, ex=60)
+    wait_until(lambda: stream.cancelled, timeout_s=2)
+    assert stream.stop_reason is StopReason.REQUESTED
+    assert not bystander.cancelled
+
+
+def test_a_stream_that_somebody_else_ended_is_lost(publisher: Publisher) -> None:
+    stream = publisher.open(new_id("chatcmpl-"))
+    close_log(stream.id, Ending((b"error",), 503, b"{}", error_code="worker_lost"))
+    stream.append([b"zombie"])
+    wait_until(lambda: stream.cancelled)
+    assert stream.stop_reason is StopReason.LOST
+    (only,) = logged(client_for(stream.id), stream.id)
+    assert only.frames == [b"error"]
+
+
+def test_a_shutdown_stops_every_stream(publisher: Publisher) -> None:
+    streams = [publisher.open(new_id("chatcmpl-")) for _ in range(3)]
+    publisher.stop_all()
+    assert [stream.stop_reason for stream in streams] == [StopReason.SHUTDOWN] * 3
+    assert all(stream.cancelled for stream in streams)
+
+
+def test_stopping_sends_out_what_is_left() -> None:
+    publisher = Publisher()
+    publisher.start()
+    stream = publisher.open(new_id("chatcmpl-"))
+    stream.append([b"0"])
+    stream.close(END)
+    publisher.stop()
+    frames = [f for batch in logged(client_for(stream.id), stream.id) for f in batch.frames]
+    assert frames == [b"0", b"done"]
+
+
+@pytest.fixture
+def own_redis(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[subprocess.Popen[bytes], redis.Redis]]:
+    """An event log server of the test's own, whose clients lose patience soon."""
+    plan: RedisPlan = plan_redis(tmp_path)
+    server = subprocess.Popen(plan.command, stdout=subprocess.DEVNULL)
+    wait_for_redis(plan.url)
+    settings.EVENT_LOG_URLS = [plan.url]
+    monkeypatch.setitem(redis_clients._OPTIONS, "socket_timeout", 0.3)
+    with redis.Redis.from_url(plan.url) as client:
+        yield server, client
+    server.kill()
+    server.wait()
+
+
+def test_a_redis_that_hangs_for_a_second_loses_and_doubles_nothing(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis], publisher: Publisher
+) -> None:
+    server, client = own_redis
+    stream = publisher.open(new_id("chatcmpl-"))
+    stream.append([b"0"])
+    wait_until(lambda: logged(client, stream.id))
+    server.send_signal(signal.SIGSTOP)
+    hangs_until = time.monotonic() + 1.0
+    expected = [b"0"]
+    while time.monotonic() < hangs_until:
+        expected.append(b"%d" % len(expected))
+        stream.append(expected[-1:])
+        time.sleep(0.01)
+    server.send_signal(signal.SIGCONT)
+    stream.close(END)
+    wait_until(lambda: logged(client, stream.id)[-1].ending)
+    written = [frame for batch in logged(client, stream.id) for frame in batch.frames]
+    assert written == [*expected, b"done"]
+    assert not stream.cancelled
+
+
+def test_a_redis_that_stays_away_past_the_limit_loses_its_streams(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis],
+    publisher: Publisher,
+    settings: Settings,
+) -> None:
+    server, _ = own_redis
+    settings.EVENT_LOG_PATIENCE_S = 0
+    stream = publisher.open(new_id("chatcmpl-"))
+    server.kill()
+    server.wait()
+    stream.append([b"0"])
+    wait_until(lambda: stream.cancelled)
+    assert stream.stop_reason is StopReason.LOST

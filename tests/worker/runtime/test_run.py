@@ -1,0 +1,331 @@
+"""One attempt of one generation, from the claim to the end, with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+import pytest
+import redis
+import redis.exceptions
+from django.db import InterfaceError, OperationalError
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from inference_site.streams import request_documents
+from worker.runtime import run
+from inference_site.generations.kinds import Ending
+from inference_site.streams.request_documents import save_document
+from worker.engines.base import EngineUnavailable, ModelSpec
+from worker.engines.scripted import ScriptedEngine
+from inference_site.streams.event_log import cancel_key, document_key
+from inference_site.domain.generation import GenerationRequest, Sink, TextDelta, Usage
+from inference_site.observability.metrics import Meter
+from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
+from worker.runtime.publisher import StopReason, Stream
+from inference_site.storage.redis_clients import client_for
+from worker.runtime.run import Run
+
+Key = tuple[ApiKey, str]
+SCRIPT = [{"reasoning": "Hm"}, {"text": "Hello"}, {"text": " you"}]
+
+
+class LocalStream(Stream):
+    """A stream without a publisher: its frames stay here, and it can be stopped at a text."""
+
+    def __init__(
+        self,
+        generation_id: str,
+        stop_at: str | None = None,
+        reason: StopReason = StopReason.REQUESTED,
+    ) -> None:
+        super().__init__(generation_id, cast(Any, self))
+        self._stop_at, self._reason = stop_at, reason
+        self.row_when_ended: Generation | None = None
+
+    def wake(self) -> None:
+        """Stand in for the publisher's lane."""
+
+    def append(self, frames: Sequence[bytes]) -> None:
+        super().append(frames)
+        if self._stop_at is not None and self._stop_at.encode() in b"".join(frames):
+            self.stop(self._reason)
+
+    def close(self, ending: Ending) -> None:
+        super().close(ending)
+        self.row_when_ended = Generation.objects.get(public_id=self.id)
+
+    @property
+    def ending(self) -> Ending:
+        batch = self.take()
+        assert batch is not None
+        assert batch.ending is not None
+        return batch.ending
+
+    @property
+    def text(self) -> str:
+        """Everything that went out."""
+        batch = self.take()
+        return b"".join(batch.frames).decode() if batch is not None else ""
+
+
+class Attempt:
+    """A claimed generation whose request is a script."""
+
+    def __init__(self, api_key: ApiKey, script: list[dict[str, Any]], stream: bool) -> None:
+        self.id = create_generation(api_key).public_id
+        save_document(self.id, chat_document(self.id, json.dumps(script), stream=stream), "web.one")
+        claim = Generation.objects.claim("m", "w")
+        assert claim is not None
+        self.claim: Claim = claim
+        self.stream = LocalStream(self.id)
+        self.engine: Any = ScriptedEngine(ModelSpec("m", "scripted"))
+
+    def drive(self) -> Generation:
+        Run(self.claim, self.stream).drive(self.engine)
+        return self.row
+
+    def stop_at(self, text: str, reason: StopReason = StopReason.REQUESTED) -> None:
+        """Have the publisher stop it once this text has gone out."""
+        self.stream = LocalStream(self.id, text, reason)
+
+    @property
+    def row(self) -> Generation:
+        return Generation.objects.get(public_id=self.id)
+
+
+Start = Callable[..., Attempt]
+
+
+@pytest.fixture
+def start(api_key: Key) -> Start:
+    def make(script: list[dict[str, Any]] = SCRIPT, *, stream: bool = True) -> Attempt:
+        return Attempt(api_key[0], script, stream)
+
+    return make
+
+
+def counts(row: Generation) -> tuple[int, int, int, int]:
+    return row.input_tokens, row.cached_tokens, row.output_tokens, row.reasoning_tokens
+
+
+def test_a_completed_generation_has_its_counts_and_times(start: Start) -> None:
+    row = start().drive()
+    assert (row.status, row.finish_reason, row.error_code) == (Status.COMPLETED, "stop", "")
+    words = len(json.dumps(SCRIPT).split())
+    assert counts(row) == (words, 0, 3, 1)
+    assert row.claimed_at is not None
+    assert row.first_token_at is not None
+    assert row.finished_at is not None
+    assert row.created_at <= row.claimed_at <= row.first_token_at <= row.finished_at
+
+
+def test_a_completed_stream_ends_with_done(start: Start) -> None:
+    attempt = start()
+    attempt.drive()
+    assert attempt.stream.text.count('"content":"Hello"') == 1
+    assert attempt.stream.text.endswith("data: [DONE]\n\n")
+    assert attempt.stream.ending.status == 200
+
+
+def test_an_answer_that_is_not_streamed_sends_no_frame_before_its_end(start: Start) -> None:
+    attempt = start(stream=False)
+    attempt.drive()
+    message = orjson.loads(attempt.stream.ending.body)["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Hello you", "Hm")
+
+
+def test_the_row_is_terminal_before_the_client_learns_of_the_end(start: Start) -> None:
+    attempt = start()
+    attempt.drive()
+    assert attempt.stream.row_when_ended is not None
+    assert attempt.stream.row_when_ended.status == Status.COMPLETED
+
+
+def test_a_generation_cancelled_before_its_start_never_reaches_the_engine(start: Start) -> None:
+    attempt = start()
+    client_for(attempt.id).set(cancel_key(attempt.id), 1, ex=60)
+    attempt.engine = None  # Would fail if it were asked.
+    row = attempt.drive()
+    assert (row.status, row.finish_reason, counts(row)) == (Status.CANCELLED, "", (0, 0, 0, 0))
+    assert row.first_token_at is None
+    assert attempt.stream.text == "data: [DONE]\n\n"
+
+
+def test_a_cancelled_generation_keeps_the_counts_of_what_was_generated(start: Start) -> None:
+    attempt = start([{"text": "one "}, {"text": "two "}, {"repeat": 50, "steps": [{"text": "x"}]}])
+    attempt.stop_at("two ")
+    row = attempt.drive()
+    assert (row.status, row.finish_reason, row.output_tokens) == (Status.CANCELLED, "", 2)
+    assert row.input_tokens > 0
+    assert '"x"' not in attempt.stream.text
+    assert '"finish_reason":"stop"' not in attempt.stream.text
+
+
+def test_an_engine_that_fails_fails_the_generation(start: Start) -> None:
+    attempt = start([{"text": "Hello"}, {"fail": "the GPU fell off"}])
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "model_error")
+    assert row.finish_reason == ""
+    assert attempt.stream.ending.status == 500
+    assert "the GPU fell off" in attempt.stream.text
+
+
+class BrokenEngine:
+    """Raises what no engine should."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        sink.feed(TextDelta("Hello"))
+        raise self._error
+
+
+def test_what_nobody_foresaw_is_logged_and_not_told(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = start()
+    attempt.engine = BrokenEngine(ZeroDivisionError("secret detail"))
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "server_error")
+    assert "secret detail" in caplog.text
+    assert "secret detail" not in attempt.stream.text
+
+
+def test_an_engine_that_is_unavailable_is_retryable_and_logged_without_a_traceback(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = start()
+    attempt.engine = BrokenEngine(EngineUnavailable("out of memory"))
+    row = attempt.drive()
+    assert (row.error_code, attempt.stream.ending.status) == ("engine_unavailable", 503)
+    assert "out of memory" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_prompt_that_is_too_long_is_the_clients_fault_and_not_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = start()
+    attempt.engine = ScriptedEngine(ModelSpec("m", "scripted", context_length=3))
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "context_length_exceeded")
+    assert attempt.stream.ending.status == 400
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_failure_is_early_only_while_nothing_has_gone_out(start: Start) -> None:
+    early, late = start([{"fail": "boom"}]), start([{"text": "a"}, {"fail": "boom"}])
+    early.drive()
+    late.drive()
+    assert (early.stream.ending.is_early, late.stream.ending.is_early) == (True, False)
+
+
+def test_a_kind_that_this_worker_does_not_know_ends_all_the_same(start: Start) -> None:
+    attempt = start()
+    attempt.claim = replace(attempt.claim, kind="of the future")
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "server_error")
+    assert attempt.stream.ending.status == 500
+
+
+def test_a_lost_document_fails_the_generation_as_retryable(start: Start) -> None:
+    attempt = start()
+    client_for(attempt.id).delete(document_key(attempt.id))
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
+    assert attempt.stream.ending.status == 503
+
+
+def test_a_document_out_of_reach_counts_as_lost(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(_: str) -> redis.Redis:
+        raise redis.exceptions.ConnectionError("down")
+
+    attempt = start()
+    monkeypatch.setattr(request_documents, "client_for", down)
+    assert attempt.drive().error_code == "worker_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (StopReason.SHUTDOWN, "stopped before the answer was complete"),
+        (StopReason.LOST, "lost with the server that carries it"),
+    ],
+)
+def test_what_is_cut_off_without_being_asked_for_fails_as_retryable(
+    start: Start, reason: StopReason, told: str
+) -> None:
+    attempt = start([{"text": "one "}, {"repeat": 50, "steps": [{"text": "x"}]}])
+    attempt.stop_at("one ", reason)
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
+    assert row.output_tokens == 1
+    assert told in attempt.stream.text
+
+
+@pytest.mark.parametrize("reason", list(StopReason))
+def test_what_was_complete_when_it_was_stopped_is_completed(
+    start: Start, reason: StopReason
+) -> None:
+    attempt = start()
+    attempt.stop_at('"finish_reason":"stop"', reason)
+    row = attempt.drive()
+    assert (row.status, row.finish_reason) == (Status.COMPLETED, "stop")
+
+
+def test_a_generation_that_was_given_up_keeps_its_state(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = start()
+    Generation.objects.fail_abandoned(attempt.id, "w", "worker_lost")
+    row = attempt.drive()
+    assert (row.status, row.error_code, row.output_tokens) == (Status.FAILED, "worker_lost", 0)
+    assert "was taken away" in caplog.text
+
+
+def test_the_end_waits_for_a_database_that_is_down(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, failures = (
+        GenerationQuerySet.finish,
+        [InterfaceError("closed"), OperationalError("down")],
+    )
+
+    def flaky(self: GenerationQuerySet, *args: Any, **kwargs: Any) -> bool:
+        if failures:
+            raise failures.pop()
+        return finish(self, *args, **kwargs)
+
+    attempt = start()
+    monkeypatch.setattr(run, "_FINISH_RETRY_S", 0.01)
+    monkeypatch.setattr(GenerationQuerySet, "finish", flaky)
+    assert attempt.drive().status == Status.COMPLETED
+    assert not failures
+
+
+def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = 0
+
+    def tick(meter: object) -> None:
+        nonlocal ticks
+        ticks += 1
+
+    monkeypatch.setattr(Meter, "tick", tick)
+
+    class Counting(ScriptedEngine):
+        def chat(self, request: GenerationRequest, sink: Sink) -> None:
+            sink.feed(Usage(input_tokens=3, output_tokens=1))
+            super().chat(request, sink)
+
+    attempt = start([{"text": "one"}, {"text": " two"}])
+    attempt.engine = Counting(ModelSpec("m", "scripted"))
+    assert attempt.drive().status == Status.COMPLETED
+    assert ticks == 2  # Neither the counts nor the end.

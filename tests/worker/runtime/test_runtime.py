@@ -1,0 +1,393 @@
+"""What a worker process holds: it answers bells, fills its slots, and drains."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.exceptions
+from django.db import OperationalError
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from tests.generations import chat_document, create_generation
+from tests.waiting import wait_until
+from worker.runtime import served_model, host_memory
+from worker import tasks
+from worker.runtime import runtime as worker_runtime
+from inference_site.fleet.commands import Command, send
+from inference_site.streams.request_documents import save_document
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from worker.engines.registry import load_engine
+from inference_site.streams.event_log import Batch, log_key
+from inference_site.fleet.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
+from inference_site.generations.models import Generation, Status
+from inference_site.storage.redis_clients import client_for, site_client
+from worker.runtime.runtime import Runtime
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    """A worker that serves the model ``m``, two at once."""
+    worker = Runtime([ModelSpec("m", "scripted", slots=2)])
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+def waiting(api_key: Key, script: list[dict[str, Any]], model: str = "m") -> Generation:
+    row = create_generation(api_key[0], model=model)
+    save_document(row.public_id, chat_document(row.public_id, json.dumps(script)), "web.one")
+    return row
+
+
+def announced(runtime: Runtime) -> LiveWorker | None:
+    """Return what the site believes of the worker; None when it does not know it."""
+    return next((worker for worker in live_workers() if worker.id == runtime.id), None)
+
+
+def busy(runtime: Runtime) -> int:
+    """Return how many slots of its model ``m`` are taken."""
+    served = runtime.described().model("m")
+    assert served is not None
+    return served.busy
+
+
+def is_ended(row: Generation) -> bool:
+    entries: Any = client_for(row.public_id).xrevrange(log_key(row.public_id), count=1)
+    return bool(entries) and Batch.unpack(entries[0][1][b"b"]).ending is not None
+
+
+def test_one_bell_is_enough_for_all_that_waits(runtime: Runtime, api_key: Key) -> None:
+    rows = [waiting(api_key, [{"text": "hi"}]) for _ in range(3)]
+    other = waiting(api_key, [{"text": "hi"}], model="another")
+    runtime.serve("m")
+    states = dict(Generation.objects.values_list("pk", "status"))
+    assert states == {**{row.pk: Status.COMPLETED for row in rows}, other.pk: Status.QUEUED}
+    for row in rows:
+        wait_until(lambda row=row: is_ended(row))  # type: ignore[misc]  # Binds this round's row.
+
+
+def test_a_failed_generation_does_not_keep_the_next_from_running(
+    runtime: Runtime, api_key: Key
+) -> None:
+    for script in ([{"fail": "boom"}], [{"text": "hi"}]):
+        waiting(api_key, script)
+    runtime.serve("m")
+    assert sorted(Generation.objects.values_list("status", flat=True)) == ["completed", "failed"]
+
+
+def test_a_bell_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: Key) -> None:
+    runtime.serve("m")
+    runtime.serve("m")
+    assert busy(runtime) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> None:
+    rows = [waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}]) for _ in range(3)]
+    with ThreadPoolExecutor(2) as pool:
+        bells = [pool.submit(runtime.serve, "m") for _ in range(2)]
+        wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).count() == 2)
+        runtime.serve("m")  # A third bell comes back at once.
+        assert busy(runtime) == 2
+        assert Generation.objects.filter(status=Status.QUEUED).count() == 1
+        runtime.drain()
+        runtime._publisher.stop_all()
+        for bell in bells:
+            bell.result(5)
+    left = Generation.objects.filter(pk__in=[row.pk for row in rows])
+    assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_gives_what_runs_its_time_and_no_more(
+    runtime: Runtime, api_key: Key, settings: Settings
+) -> None:
+    settings.DRAIN_TIMEOUT_S = 0.1
+    short = waiting(api_key, [{"text": "a"}, {"sleep_ms": 30}])
+    long = waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}])
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(runtime.serve, "m")
+        wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).count() == 2)
+        runtime.drain()
+    for row in (short, long):
+        row.refresh_from_db()
+    assert (short.status, long.status) == (Status.COMPLETED, Status.FAILED)
+    assert long.error_code == "worker_unavailable"
+
+
+def test_a_draining_worker_claims_nothing_and_says_that_it_serves_nothing(
+    runtime: Runtime, api_key: Key
+) -> None:
+    row = waiting(api_key, [{"text": "hi"}])
+    runtime.drain()
+    runtime.serve("m")
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED
+    assert not runtime.described().serves("m")
+    assert not runtime.is_open("m")
+
+
+@pytest.mark.django_db
+def test_a_bell_that_a_draining_worker_hears_is_left_to_another(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[str] = []
+    monkeypatch.setattr(worker_runtime, "ring", rung.append)
+    other = LiveWorker("other", (ServedModel("m", 1, 0),))
+    monkeypatch.setattr(live_view, "workers", lambda: [other])
+    runtime.serve("m")
+    assert rung == []
+    runtime.drain()
+    runtime.serve("m")
+    assert rung == ["m"]
+
+
+def test_a_bell_that_cannot_be_passed_on_is_left_to_upkeep(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def down() -> list[LiveWorker]:
+        raise redis.exceptions.ConnectionError("down")
+
+    monkeypatch.setattr(live_view, "workers", down)
+    runtime.drain()
+    runtime.serve("m")
+    assert "a bell for m is lost" in caplog.text
+
+
+def test_a_stopped_worker_is_not_live() -> None:
+    worker = Runtime([ModelSpec("m", "scripted")])
+    worker.start()
+    assert worker.id in [live.id for live in live_workers()]
+    worker.stop()
+    assert worker.id not in [live.id for live in live_workers()]
+
+
+BROKEN = ModelSpec("broken", "llama_cpp")  # It has no file.
+
+
+def test_a_worker_that_can_load_nothing_does_not_start() -> None:
+    worker = Runtime([BROKEN, replace(BROKEN, id="broken-too")])
+    with pytest.raises(EngineLoadError, match=r"broken'.*\n.*broken-too"):
+        worker.start()
+    assert announced(worker) is None
+    worker._publisher._loop.close()  # It never ran.
+
+
+def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reason() -> None:
+    with started([ModelSpec("m", "scripted"), BROKEN]) as worker:
+        found = announced(worker)
+        assert found is not None
+        good, bad = found.models
+        assert (good.state, good.reason) == (ModelState.READY, "")
+        assert (bad.state, bad.free) == (ModelState.FAILED, 0)
+        assert "needs a 'file'" in bad.reason
+        assert not found.serves("broken")
+
+
+@contextmanager
+def started(specs: list[ModelSpec], parent: str = "") -> Iterator[Runtime]:
+    """A worker that serves these models."""
+    worker = Runtime(specs, parent)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Runtime([ModelSpec("m", "scripted")])
+    seen: list[ServedModel] = []
+
+    def load(spec: ModelSpec) -> Engine:
+        found = announced(worker)
+        assert found is not None
+        assert not found.serves("m")
+        seen.extend(found.models)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    worker.start()
+    worker.stop()
+    assert [(model.id, model.state, model.free) for model in seen] == [("m", "loading", 0)]
+
+
+def test_a_model_is_not_announced_as_ready_while_another_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody hears the bells of this process until all its models are loaded."""
+    worker = Runtime([ModelSpec("first", "scripted"), ModelSpec("second", "scripted")])
+    states: list[list[str]] = []
+
+    def load(spec: ModelSpec) -> Engine:
+        found = announced(worker)
+        assert found is not None
+        states.append([model.state for model in found.models])
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    worker.start()
+    found = announced(worker)
+    worker.stop()
+    assert states == [["loading", "loading"]] * 2
+    assert found is not None
+    assert [model.state for model in found.models] == ["ready", "ready"]
+
+
+def test_a_model_may_be_dropped_while_the_lease_is_written(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = served_model.HostedModel.served.fget  # type: ignore[attr-defined]  # It is a property.
+
+    def dropped(model: served_model.HostedModel) -> ServedModel:
+        runtime._models.clear()
+        told: ServedModel = served(model)
+        return told
+
+    monkeypatch.setattr(served_model.HostedModel, "served", property(dropped))
+    runtime._models["another"] = served_model.HostedModel(ModelSpec("another", "scripted"))
+    assert [model.id for model in runtime.described().models] == ["m", "another"]
+
+
+def test_a_load_tells_how_much_of_its_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1000))
+    monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 250)
+    assert list(host_memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(host_memory.read_ahead(tmp_path / "absent")) == []
+
+
+def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:
+    found = announced(runtime)
+    assert found is not None
+    assert found.host == socket.gethostname()
+    assert 0 < time.time() - found.started_at < 60
+    assert 0 < found.devices[0].memory_free <= found.devices[0].memory_total
+    model = found.models[0]
+    assert (model.id, model.engine, model.free) == ("m", "scripted", 2)
+    assert "chat" in model.capabilities
+
+
+def obey(runtime: Runtime, do: Any, model: str = "") -> None:
+    """Have the worker told, as an operator does."""
+    send(runtime.id, Command(do, model))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unloaded_model_ends_what_runs_and_is_gone(
+    runtime: Runtime, api_key: Key, settings: Settings
+) -> None:
+    settings.DRAIN_TIMEOUT_S = 0.1
+    row = waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}])
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(runtime.serve, "m")
+        wait_until(lambda: busy(runtime) == 1)
+        obey(runtime, "unload", "m")
+        wait_until(lambda: (found := announced(runtime)) is not None and not found.models)
+    row.refresh_from_db()
+    assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
+    assert not runtime.is_open("m")
+
+
+def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Runtime([ModelSpec("m", "scripted")])
+
+    def load(spec: ModelSpec) -> Engine:
+        obey(worker, "unload", "m")
+        assert int(site_client().ttl(f"worker:{worker.id}:commands")) > 600  # A load is long.
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    worker.start()
+    wait_until(lambda: (found := announced(worker)) is not None and not found.models)
+    worker.stop()
+
+
+def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> None:
+    obey(runtime, "drain")
+    wait_until(lambda: not runtime.is_open("m"))
+    wait_until(lambda: (found := announced(runtime)) is not None and found.is_draining)
+    obey(runtime, "resume")
+    wait_until(lambda: runtime.is_open("m"))
+
+
+def test_what_an_offshoot_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
+    send(runtime.id, Command("failed", "demo", "no memory"))
+    wait_until(lambda: runtime.described().model("demo") is not None)
+    failed = runtime.described().model("demo")
+    assert failed is not None
+    assert (failed.state, failed.reason) == (ModelState.FAILED, "no memory")
+    assert "demo" in runtime.described().loadable  # It may be tried again.
+
+
+def test_an_offshoot_tells_its_parent_why_it_has_not_started(runtime: Runtime) -> None:
+    offshoot = Runtime([replace(BROKEN, id="demo")], runtime.id)
+    with pytest.raises(EngineLoadError):
+        offshoot.start()
+    offshoot._publisher._loop.close()  # It never ran.
+    wait_until(lambda: runtime.described().model("demo") is not None)
+
+
+def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) -> None:
+    site_client().lpush(f"worker:{runtime.id}:commands", b"{")
+    obey(runtime, "drain")
+    wait_until(lambda: runtime.described().is_draining)
+
+
+def test_a_bell_for_another_model_is_logged(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.serve("unknown")
+    assert "a bell for unknown" in caplog.text
+
+
+def test_a_task_outside_a_worker_says_how_to_start_one() -> None:
+    with pytest.raises(RuntimeError, match=r"manage\.py worker"):
+        tasks.generate("m")
+
+
+class DeafRuntime:
+    """A worker whose database is down."""
+
+    def serve(self, model: str) -> None:
+        raise OperationalError("down")
+
+
+def test_a_bell_is_lost_and_not_an_error_while_the_database_is_down(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "current_runtime", DeafRuntime)
+    tasks.generate("m")
+    assert "cannot claim for m" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fault", [OperationalError("down"), redis.exceptions.ConnectionError("down")]
+)
+def test_upkeep_waits_for_its_next_turn_when_a_server_is_down(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    def down() -> None:
+        raise fault
+
+    monkeypatch.setattr(tasks, "tend", down)
+    tasks.upkeep()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]

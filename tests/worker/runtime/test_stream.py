@@ -1,0 +1,119 @@
+"""The outgoing frames of one generation: what is taken, and again until it is acknowledged."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_site.generations.kinds import Ending
+from inference_site.streams.event_log import Batch
+from worker.runtime.publisher import StopReason, Stream
+
+END = Ending((b"usage", b"done"), 200, b"{}", finish_reason="stop")
+
+
+class CountingLane:
+    """Counts the wake-ups of a stream."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def new_stream(lane: CountingLane | None = None) -> Stream:
+    return Stream("g", cast(Any, lane or CountingLane()))
+
+
+def test_nothing_is_taken_before_anything_is_appended() -> None:
+    assert new_stream().take() is None
+
+
+def test_the_same_batch_is_taken_until_it_is_acknowledged() -> None:
+    stream = new_stream()
+    stream.append([b"0"])
+    first = stream.take()
+    stream.append([b"1"])
+    assert stream.take() is first
+    stream.acknowledge()
+    second = stream.take()
+    assert first is not None
+    assert second is not None
+    assert (first.frames, second.first, second.frames) == ([b"0"], 1, [b"1"])
+
+
+def test_nothing_is_left_after_the_acknowledgement() -> None:
+    stream = new_stream()
+    stream.append([b"0"])
+    stream.take()
+    stream.acknowledge()
+    assert stream.take() is None
+
+
+def test_the_end_takes_along_what_waits() -> None:
+    stream = new_stream()
+    stream.append([b"0", b"1"])
+    stream.close(END)
+    batch = stream.take()
+    assert batch is not None
+    assert (batch.first, batch.frames) == (0, [b"0", b"1", b"usage", b"done"])
+    assert batch.ending is END
+
+
+def test_an_end_without_frames_is_a_batch() -> None:
+    stream = new_stream()
+    stream.close(Ending((), 200, b"{}"))
+    batch = stream.take()
+    assert batch is not None
+    assert (batch.next, batch.ending is not None) == (0, True)
+
+
+def test_only_the_first_frames_and_the_end_wake_the_publisher() -> None:
+    lane = CountingLane()
+    stream = new_stream(lane)
+    stream.append([b"0"])
+    assert lane.wakes == 1
+    stream.append([b"1"])
+    assert lane.wakes == 1
+    stream.close(END)
+    assert lane.wakes == 2
+
+
+def test_the_first_reason_to_stop_counts() -> None:
+    stream = new_stream()
+    assert not stream.cancelled
+    stream.stop(StopReason.REQUESTED)
+    stream.stop(StopReason.SHUTDOWN)
+    assert stream.cancelled
+    assert stream.stop_reason is StopReason.REQUESTED
+
+
+@given(st.lists(st.sampled_from(["append", "take", "acknowledge"]), max_size=40))
+def test_no_order_of_calls_loses_repeats_or_reorders_a_frame(calls: list[str]) -> None:
+    """Whoever writes each batch that was taken, once, has every frame once and the end last."""
+    stream, log, appended = new_stream(), dict[int, Batch](), list[bytes]()
+
+    def take() -> Batch | None:
+        if (batch := stream.take()) is not None:
+            assert log.setdefault(batch.first, batch) is batch
+        return batch
+
+    for call in calls:
+        if call == "append":
+            frame = b"%d" % len(appended)
+            appended.append(frame)
+            stream.append([frame])
+        elif call == "take":
+            take()
+        elif take() is not None:
+            stream.acknowledge()
+    stream.close(END)
+    while (batch := take()) is not None and batch.ending is None:
+        stream.acknowledge()
+    batches = list(log.values())
+    assert [f for batch in batches for f in batch.frames] == [*appended, b"usage", b"done"]
+    assert [batch.ending for batch in batches if batch.ending] == [END]
+    assert [batch.next for batch in batches[:-1]] == [batch.first for batch in batches[1:]]

@@ -1,0 +1,218 @@
+"""Chats on an engine that can only continue texts.
+
+The messages become a prompt by the model's chat template, the prompt is continued, and what comes
+is parsed. What the engine must offer is ``complete`` for a text, whose output shows the tags of the
+model's reasoning and calls even where these are special tokens; with the capability ``grammar``,
+which is needed to force a call, ``request.constraint`` too; and ``tokenize`` for ``render``.
+
+An engine's ``load`` returns ``ChatAdapter(engine, configure_chat(spec, vocabulary), …)``, its
+``OPTIONS`` include ``CHAT_OPTIONS``, and its ``capabilities`` are ``chat_capabilities(its own)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from worker.engines.chat.chat_sink import ChatSink, ChoiceParser, Counts, ForcedCallParser
+from worker.engines.chat.configuration import ChatConfiguration
+from worker.engines.chat.forced_call import call_schema
+from worker.engines.chat.parser import OutputParser, ends_in_reasoning
+from worker.engines.chat.template import without_bos
+from worker.engines.base import ContextLengthExceeded, Engine, InvalidRequest
+from inference_site.domain.generation import Constraint, Delta, Finish, GenerationRequest, PromptDelta, ReasoningDelta, Sink, TextDelta, TokensDelta, ToolCallDelta
+
+
+def chat_capabilities(own: frozenset[str]) -> frozenset[str]:
+    """Return what requests may ask for of an engine with these capabilities once it is adapted."""
+    chat = {"chat", "chat_template", "response_prefix", "tools"}
+    return own | chat | ({"render"} if "tokens" in own else set())
+
+
+class ChatAdapter(Engine):
+    """An engine whose completions are chats too (see ``Engine``); the rest is the engine's own."""
+
+    def __init__(
+        self, engine: Engine, configuration: ChatConfiguration, capabilities: frozenset[str]
+    ) -> None:
+        self._engine, self._chat, self._capabilities = engine, configuration, capabilities
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate answers to the messages (see ``Engine.chat``)."""
+        prompt = self._prompt(request)
+        if request.reasoning_budget is None:
+            sink_ = ChatSink(
+                sink, self._parsers(request, prompt), Counts(), self._own_stop(request)
+            )
+            self._complete(self._completion(request, prompt), sink_)
+            return
+        # Each choice comes to its budget at a place of its own, so they run one after another.
+        counts = Counts()
+        for index in range(request.choices):
+            if sink.cancelled:
+                return
+            self._think_and_answer(_one(request, index), prompt, _Choice(sink, index), counts)
+            counts.go_on()
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the prompts as they are (see ``Engine.complete``)."""
+        self._engine.complete(request, sink)
+
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Embed the prompts (see ``Engine.embed``)."""
+        self._engine.embed(request, sink)
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        self._engine.tokenize(request, sink)
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        self._engine.detokenize(request, sink)
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the prompt that ``chat`` would begin with (see ``Engine.render``)."""
+        prompt = self._prompt(request)
+        tokens = _Tokens(sink)
+        text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))
+        self._engine.tokenize(text, tokens)
+        sink.feed(PromptDelta(prompt, tokens.ids))
+        sink.feed(Finish("stop"))
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+    def _prompt(self, request: GenerationRequest) -> str:
+        if request.tools and not self._chat.template.takes_tools:
+            raise InvalidRequest("This model's chat template has no place for tools.", "tools")
+        if request.must_call and "grammar" not in self._capabilities:
+            raise InvalidRequest("This model's engine cannot force a call.", "tool_choice")
+        prompt = without_bos(self._chat.template.render(request), self._chat.bos)
+        is_bound = request.must_call or request.constraint is not None
+        if is_bound and ends_in_reasoning(prompt, self._chat.syntax):
+            # What binds the answer would bind its reasoning, which could never end.
+            prompt += self._chat.syntax.closing
+        return prompt
+
+    def _parsers(self, request: GenerationRequest, prompt: str) -> Sequence[ChoiceParser]:
+        if request.must_call:
+            return [ForcedCallParser(index) for index in range(request.choices)]
+        in_reasoning = ends_in_reasoning(prompt, self._chat.syntax)
+        return [
+            OutputParser(
+                self._chat.syntax,
+                request.tools,
+                index=index,
+                in_reasoning=in_reasoning,
+                parallel=request.parallel_tool_calls,
+            )
+            for index in range(request.choices)
+        ]
+
+    def _completion(self, request: GenerationRequest, prompt: str) -> GenerationRequest:
+        """Return the completion that a chat comes to."""
+        return replace(
+            request,
+            operation="complete",
+            prompts=(prompt,),
+            messages=(),
+            tools=(),
+            must_call=False,
+            template_vars={},
+            reasoning_budget=None,
+            response_prefix="",
+            stop=(*request.stop, *self._own_stop(request)),
+            constraint=_constraint(request),
+        )
+
+    def _own_stop(self, request: GenerationRequest) -> tuple[str, ...]:
+        return tuple(text for text in self._chat.stop if text not in request.stop)
+
+    def _complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Run the completion; what is wrong with its prompt is wrong with the messages."""
+        try:
+            self._engine.complete(request, sink)
+        except ContextLengthExceeded as exc:
+            raise ContextLengthExceeded(exc.context_length, exc.input_tokens) from exc
+        except InvalidRequest as exc:
+            param = "messages" if exc.param == "prompt" else exc.param
+            raise InvalidRequest(str(exc), param) from exc
+
+    def _think_and_answer(
+        self, request: GenerationRequest, prompt: str, sink: Sink, counts: Counts
+    ) -> None:
+        """Run one choice; end its reasoning at the budget, and go on from there."""
+        parser = self._parsers(request, prompt)
+        completion, before = self._completion(request, prompt), counts.total()
+        budget = (request.reasoning_budget or 0) + counts.reasoning
+        thinking = ChatSink(sink, parser, counts, self._own_stop(request), budget)
+        if not thinking.is_over_budget:
+            self._complete(completion, thinking)
+        if not thinking.is_over_budget or sink.cancelled:
+            return
+        closing = self._chat.syntax.closing
+        used = counts.total().output_tokens - before.output_tokens
+        for piece in parser[0].feed(closing):
+            sink.feed(piece)
+        if request.max_output_tokens is not None and used >= request.max_output_tokens:
+            sink.feed(Finish("length"))
+            return
+        counts.go_on()
+        rest = replace(
+            completion,
+            prompts=(prompt + thinking.text + closing,),
+            max_output_tokens=request.max_output_tokens and request.max_output_tokens - used,
+        )
+        self._complete(rest, ChatSink(sink, parser, counts, self._own_stop(request)))
+
+
+def _constraint(request: GenerationRequest) -> Constraint | None:
+    """Return what the answer must match: that of the request, or that of a forced call.
+
+    Where the model chooses whether to call, nothing binds its answer. An engine with a grammar that
+    begins at a tag would get it here.
+    """
+    if not request.must_call:
+        return request.constraint
+    return Constraint("json_schema", json.dumps(call_schema(request.tools)), "tools")
+
+
+def _one(request: GenerationRequest, index: int) -> GenerationRequest:
+    """Return a request for one of the choices, with a seed of its own."""
+    seed = request.sampling.seed
+    own_seed = None if seed is None else seed + index
+    return replace(request, choices=1, sampling=replace(request.sampling, seed=own_seed))
+
+
+class _Choice:
+    """A sink of one choice by itself, as the one with this index of a request."""
+
+    def __init__(self, sink: Sink, index: int) -> None:
+        self._sink, self._index = sink, index
+
+    @property
+    def cancelled(self) -> bool:
+        return self._sink.cancelled
+
+    def feed(self, delta: Delta) -> None:
+        if isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta | Finish):
+            delta = replace(delta, index=self._index)
+        self._sink.feed(delta)
+
+
+class _Tokens:
+    """Keeps the tokens of one text."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.ids: tuple[int, ...] = ()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._sink.cancelled
+
+    def feed(self, delta: Delta) -> None:
+        if isinstance(delta, TokensDelta):
+            self.ids = delta.ids

@@ -1,0 +1,90 @@
+"""Forced tool calls: a schema that only a call can match, and the call read out of the text.
+
+When a call is forced, the whole answer is one JSON object, ``{"name": …, "arguments": {…}}``, and
+the grammar of the engine makes it so whatever the weights. What remains is to turn its text, which
+comes in pieces cut anywhere, into the pieces of a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any
+
+from inference_site.domain.generation import Tool, ToolCallDelta
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+def new_call_id() -> str:
+    """Return a fresh id of a tool call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
+    """Return the JSON schema that any one call of these tools matches, and nothing else does."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": _arguments(tool)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    return {"type": "object", **tool.parameters} if tool.parameters else {"type": "object"}
+
+
+class ForcedCall:
+    """Reads the call out of the answer's text. A fold: any cutting of the text gives one result."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._held = ""
+        self._begun = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self.is_complete = False
+
+    def feed(self, text: str) -> list[ToolCallDelta]:
+        """Take a piece of the text; return the pieces of the call it completes."""
+        if self._begun:
+            return self._pieces(self._arguments(text))
+        self._held += text
+        head = _HEAD.match(self._held)
+        if head is None:
+            return []
+        self._begun = True
+        name = json.loads(head[1])
+        first = ToolCallDelta(0, "", id=new_call_id(), name=name, index=self._index)
+        return [first, *self._pieces(self._arguments(self._held[head.end() :]))]
+
+    def _pieces(self, arguments: str) -> list[ToolCallDelta]:
+        return [ToolCallDelta(0, arguments, index=self._index)] if arguments else []
+
+    def _arguments(self, text: str) -> str:
+        """Return the part of the text that belongs to the arguments, an object."""
+        for position, character in enumerate(text):
+            if self.is_complete:
+                return text[:position]
+            self._step(character)
+        return text
+
+    def _step(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._in_string:
+            self._escaped = character == "\\"
+            self._in_string = character != '"'
+        elif character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self.is_complete = self._depth == 0

@@ -1,0 +1,16 @@
+"""From a model's text to content, reasoning and calls; see ``parser.py``."""
+
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
+from worker.engines.chat.parser.parser import OutputParser
+from worker.engines.chat.parser.start import ends_in_reasoning
+from worker.engines.chat.parser.syntax import Reasoning, Syntax
+
+__all__ = [
+    "HARMONY",
+    "TOOL_FORMATS",
+    "OutputParser",
+    "Reasoning",
+    "Syntax",
+    "ends_in_reasoning",
+    "syntax_of",
+]

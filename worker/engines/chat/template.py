@@ -1,0 +1,104 @@
+"""Chat templates: from messages to the prompt a model continues.
+
+A template is Jinja text from the model's file, from a file of its own, or of a built-in family (see
+``worker.engines.chat.families``). It gets what Hugging Face's ``apply_chat_template`` gives it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import TemplateError
+
+from worker.engines.chat.sandbox import BoundedEnvironment, render_bounded
+from worker.engines.chat.wire import wire_message
+from worker.engines.base import InvalidRequest
+from inference_site.domain.generation import GenerationRequest, Message, TextPart, Tool
+
+_ENVIRONMENT = BoundedEnvironment()
+
+
+class ChatTemplate:
+    """A compiled template. Thread-safe.
+
+    ``variables`` are those of every rendering, special tokens among them. ``forces_thinking`` has
+    the model reason whatever is asked for. Raise ValueError for a text that is no template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any] | None = None,
+        forces_thinking: bool = False,
+    ) -> None:
+        self.source = source
+        self._forced = {"enable_thinking": True} if forces_thinking else {}
+        self._variables = dict(variables or {})
+        try:
+            self._template = _ENVIRONMENT.from_string(source)
+        except (TemplateError, SyntaxError, RecursionError, MemoryError) as exc:
+            raise ValueError(str(exc) or type(exc).__name__) from exc
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools to the model at all."""
+        return "tools" in self.source
+
+    def render(self, request: GenerationRequest) -> str:
+        """Return the prompt, with the beginning of the answer that the request asks for.
+
+        Raise InvalidRequest for what the template refuses or cannot show.
+        """
+        variables = {
+            **self._variables,
+            **request.template_vars,
+            **self._forced,
+            "messages": [template_message(message) for message in request.messages],
+            "tools": [template_tool(tool) for tool in request.tools] or None,
+            "add_generation_prompt": request.add_generation_prompt,
+        }
+        try:
+            prompt = render_bounded(_ENVIRONMENT, self._template, **variables)
+        except Exception as exc:  # A template can raise whatever Python can.
+            raise InvalidRequest(f"TemplateError: {exc}", "messages") from exc
+        return prompt + request.response_prefix
+
+
+def without_bos(prompt: str, bos: str) -> str:
+    """Return the prompt without a BOS text that the tokenizer will put there once more."""
+    return prompt.removeprefix(bos) if bos else prompt
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    """Return a tool as templates know it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": {**function, "parameters": tool.parameters}}
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Return a message as templates know it. Raise InvalidRequest for one with media."""
+    return wire_message(message, _text(message), _arguments)
+
+
+def _text(message: Message) -> str:
+    if not all(isinstance(part, TextPart) for part in message.parts):
+        raise InvalidRequest("This model takes neither images nor sounds.", "messages")
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    # Templates join texts: None would be an error, or the word itself.
+    return "".join(texts) if texts else message.text or ""
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """Return arguments as an object; as text when they are none.
+
+    One malformed call in the history must not end a conversation.
+    """
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

@@ -1,0 +1,55 @@
+"""What the machine of a worker has: memory, and how fast it gives a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from inference_site.fleet.leases import Device
+
+_CHUNK_BYTES = 16 * 2**20
+
+
+def devices() -> tuple[Device, ...]:
+    """Return the GPUs that llama.cpp sees, if it is loaded in this process, else host memory.
+
+    Asking it loads its library, which a worker without a model of it has no use for.
+    """
+    library = sys.modules.get("xllamacpp")
+    seen = [] if library is None else library.get_device_info()
+    gpus = [d for d in seen if "CPU" not in d["type"].name and d["memory_total"]]
+    found = tuple(Device(d["name"], d["memory_total"], d["memory_free"]) for d in gpus)
+    return found or (Device("memory", *host_memory_bytes()),)
+
+
+def host_memory_bytes() -> tuple[int, int]:
+    """Return the host's memory, and how much of it could be given without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total, total
+    lines = (line.split() for line in meminfo.read_text().splitlines())
+    sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
+    return sizes["MemTotal:"], sizes["MemAvailable:"]
+
+
+def read_ahead(path: Path) -> Iterator[float]:
+    """Bring a file into the page cache; yield which share of it has come, after each piece.
+
+    Libraries keep every other Python thread waiting while they load a model; what they then need
+    not fetch from the disk is not waited for. A file that memory could not hold is left alone, and
+    so is one that cannot be read: the library will say so.
+    """
+    try:
+        size = path.stat().st_size
+        if not 0 < size < host_memory_bytes()[1]:
+            return
+        with path.open("rb", buffering=0) as file:
+            buffer, done = bytearray(_CHUNK_BYTES), 0
+            while count := file.readinto(buffer):
+                done += count
+                yield min(1.0, done / size)
+    except OSError:
+        return

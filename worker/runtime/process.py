@@ -1,0 +1,83 @@
+"""The Celery process of a GPU host: starts and stops the runtime with the Celery worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from typing import Any
+
+import redis.exceptions
+from celery import Celery, signals
+
+from inference_site.generations.wake_ups import ears, own_queue, queue_name
+from worker.engines.base import ModelSpec
+from inference_site.gc_freeze import settle_heap
+from worker.runtime.child_workers import end_with_parent
+from inference_site.generations.queue import drop_bells_of, ring
+from worker.runtime.runtime import Runtime
+from inference_site.observability.tracing import start_tracing
+from worker.runtime.worker_metrics import watch_worker
+
+_SPARE_THREADS = 4
+"""Slots are what bounds the generations. Were there no more threads than slots, Celery would look
+for the next bell only a while after the last of them has ended."""
+
+_runtime: Runtime | None = None
+
+
+def current_runtime() -> Runtime:
+    """Return this process's runtime. Raise RuntimeError outside a worker process."""
+    if _runtime is None:
+        raise RuntimeError("This process is not a worker; start one with `manage.py worker`.")
+    return _runtime
+
+
+def run_worker(
+    app: Celery, specs: list[ModelSpec], loglevel: str = "INFO", parent: str = ""
+) -> int:
+    """Serve these models until stopped; return the exit status. Raise EngineLoadError.
+
+    SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end. While
+    the models are loaded it ends it at once. ``parent`` is the worker whose offshoot this is.
+    """
+    global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
+    _default_signals()
+    runtime = _runtime = Runtime(specs, parent)
+    watch_worker(runtime)
+    start_tracing("worker")
+    runtime.start()
+    if parent:
+        end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ears.attach(runtime.is_open, lambda model: ring(model, runtime.id))
+
+    @signals.worker_shutting_down.connect(weak=False)
+    def on_shutting_down(**_: Any) -> None:
+        runtime.drain()
+
+    # Celery installs its own handlers over those that libraries installed while loading.
+    signals.worker_init.connect(_default_signals, weak=False)
+    signals.worker_ready.connect(settle_heap, weak=False)
+    worker = app.Worker(
+        hostname=f"models-{os.getpid()}@{socket.gethostname()}",
+        pool_cls="threads",
+        concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
+        queues=[own_queue(runtime.id), *(queue_name(spec.id) for spec in specs)],
+        loglevel=loglevel,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,  # No banner among the lines of the log.
+    )
+    worker.start()
+    runtime.stop()
+    with contextlib.suppress(redis.exceptions.RedisError):  # Upkeep elsewhere does it, later.
+        drop_bells_of(runtime.id)
+    return int(worker.exitcode or 0)
+
+
+def _default_signals(**_: Any) -> None:
+    """End the process at a signal, even while a library keeps Python from running."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,309 @@
+"""The publisher: takes frames from the engine's threads and sends them out in ticks.
+
+One thread with an asyncio loop serves all streams of the process, with one lane for each event log
+server. The first and the last frame of a stream go out at once, those between in ticks. A tick is
+one append, whatever the number of streams, and then one channel-layer message for each web process
+that follows any of them. The append also brings back who asked for cancellation, so that a stop
+needs no channel of its own and cannot be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from enum import Enum
+from typing import Any
+
+import redis.exceptions
+from channels.layers import get_channel_layer
+from django.conf import settings
+
+from inference_site.generations.kinds import Ending
+from inference_site.streams.event_log import Appended, AsyncEventLog, Batch, LogState
+from inference_site.observability.metrics import EVENT_LOG_LAG
+from inference_site.storage.redis_clients import new_async_clients, shard_of
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.02
+_LONGEST_TICK_S = 0.1
+_POLL_S = 0.05
+"""How often a stream that produces nothing asks whether it was cancelled."""
+_RETRY_S = 0.2
+_SEND_TIMEOUT_S = 2.0
+
+MESSAGE_TYPE = "stream.frames"
+"""Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""
+
+
+class StopReason(Enum):
+    """Why a generation was told to stop."""
+
+    REQUESTED = "requested"  # The client left, or somebody cancelled it.
+    SHUTDOWN = "shutdown"  # The worker drains, and its time is up.
+    LOST = "lost"  # Somebody else ended the stream, or its log is out of reach.
+
+
+class Stream:
+    """The outgoing frames of one generation. ``append`` and ``close`` are for its engine's thread.
+
+    ``cancelled`` turns true when the engine must stop; ``stop_reason`` says why.
+    """
+
+    def __init__(self, generation_id: str, lane: _Lane) -> None:
+        self.id = generation_id
+        self.cancelled = False
+        self.stop_reason: StopReason | None = None
+        self.asked_at = time.monotonic()
+        self._lane = lane
+        self._pending: list[bytes] = []
+        self._ending: Ending | None = None
+        self._unacknowledged: Batch | None = None
+        self._next = 0
+        self._started = self._is_released = False
+        self.waiting_since: float | None = None
+        """When the oldest frame that is not in the log was handed over; for the metrics."""
+
+    def stop(self, reason: StopReason) -> None:
+        """Have the engine stop; the first reason counts."""
+        if not self.cancelled:
+            self.stop_reason = reason
+            self.cancelled = True
+
+    def start_at(self, number: int) -> None:
+        """Number the frames from here; those before it are in the log already."""
+        self._next = number
+
+    def release(self) -> None:
+        """Leave the stream open for another attempt; what was handed over still goes out."""
+        self._is_released = True
+        self._lane.wake()
+
+    def append(self, frames: Sequence[bytes]) -> None:
+        """Hand over frames; they go out with the next tick, the very first ones at once."""
+        self._pending.extend(frames)
+        self._note_waiting()
+        if not self._started:
+            self._started = True
+            self._lane.wake()
+
+    def close(self, ending: Ending) -> None:
+        """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
+        self._ending = ending
+        self._note_waiting()
+        self._lane.wake()
+
+    def _note_waiting(self) -> None:
+        if self.waiting_since is None:
+            self.waiting_since = time.monotonic()
+
+    def take(self) -> Batch | None:
+        """Return what must go out next, the same again until ``acknowledge``; None for nothing."""
+        if self._unacknowledged is None:
+            self._unacknowledged = self._batch()
+        return self._unacknowledged
+
+    def acknowledge(self) -> None:
+        """The batch that ``take`` returned is in the log."""
+        self._unacknowledged = None
+        self.waiting_since = time.monotonic() if self._pending else None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was released and nothing of it is left to send."""
+        return self._is_released and not self._pending and self._unacknowledged is None
+
+    def _batch(self) -> Batch | None:
+        ending = self._ending  # Read first: nothing is appended once it is set.
+        count = len(self._pending)
+        if not count and ending is None:
+            return None
+        # Each step is atomic under the GIL, so the engine's thread may append between them.
+        frames = self._pending[:count]
+        del self._pending[:count]
+        batch = Batch(self._next, [*frames, *(ending.frames if ending else ())], ending)
+        self._next = batch.next
+        return batch
+
+
+class Publisher:
+    """Owns the thread, its loop and the lanes."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lanes = [_Lane(self._loop) for _ in settings.EVENT_LOG_URLS]
+        self._thread = threading.Thread(target=self._main, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Send out what is left, then end the thread."""
+        for lane in self._lanes:
+            lane.stop()
+        self._thread.join(timeout_s)
+
+    def open(self, generation_id: str) -> Stream:
+        """Start the stream of a generation."""
+        return self._lanes[shard_of(generation_id)].open(generation_id)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest frame has waited that is not in the log yet, in seconds."""
+        since = [s.waiting_since for lane in self._lanes for s in lane.streams()]
+        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+
+    def stop_all(self) -> None:
+        """Make every running generation of this process stop, because it shuts down."""
+        for lane in self._lanes:
+            lane.stop_all()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
+
+    async def _run(self) -> None:
+        layer = get_channel_layer()
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(c) for c in new_async_clients()]
+            runs: list[Coroutine[Any, Any, None]] = [
+                lane.run(AsyncEventLog(client), layer)
+                for lane, client in zip(self._lanes, clients, strict=True)
+            ]
+            await asyncio.gather(*runs)
+
+
+class _Lane:
+    """The streams whose logs lie on one server. A server that is down delays only its own lane."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._streams: dict[str, Stream] = {}
+        self._wanted = asyncio.Event()
+        self._stopping = False
+        self._tick_s = TICK_S
+        self._down_since: float | None = None
+
+    def open(self, generation_id: str) -> Stream:
+        stream = self._streams[generation_id] = Stream(generation_id, self)
+        self.wake()
+        return stream
+
+    def streams(self) -> list[Stream]:
+        return list(self._streams.values())
+
+    def wake(self) -> None:
+        """Flush now rather than at the next tick. For any thread."""
+        with contextlib.suppress(RuntimeError):  # The publisher has stopped; nobody is there.
+            self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+
+    def stop_all(self) -> None:
+        for stream in self.streams():
+            stream.stop(StopReason.SHUTDOWN)
+
+    async def run(self, log: AsyncEventLog, layer: Any) -> None:
+        """Flush until stopped and empty."""
+        self._log, self._layer = log, layer
+        while self._streams or not self._stopping:
+            await self._pause()
+            try:
+                await self._flush()
+            except redis.exceptions.RedisError as exc:
+                await self._on_unreachable(exc)
+            except Exception:
+                logger.exception("publisher: flush failed")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _pause(self) -> None:
+        """Wait for the next tick or a wake-up; with no stream open, only for a wake-up."""
+        try:
+            await asyncio.wait_for(self._wanted.wait(), self._tick_s if self._streams else None)
+        except TimeoutError:
+            return
+        self._wanted.clear()
+
+    async def _flush(self) -> None:
+        started = time.monotonic()
+        writes = self._due(started)
+        if not writes:
+            return
+        answers = await self._log.append(
+            [
+                (stream.id, batch.entry_id if batch else b"", payload)
+                for stream, batch, payload in writes
+            ]
+        )
+        self._down_since = None
+        _observe_lag(writes)
+        messages: dict[str, list[tuple[str, bytes]]] = {}
+        for (stream, batch, payload), answer in zip(writes, answers, strict=True):
+            self._settle(stream, batch, answer)
+            if batch is not None and answer.state != LogState.CLOSED:
+                for channel in answer.followers:
+                    messages.setdefault(channel, []).append((stream.id, payload))
+        await asyncio.gather(*(self._send(*message) for message in messages.items()))
+        # A busy process stretches its ticks, so that flushing never takes more than a fifth of it.
+        spent_s = time.monotonic() - started
+        self._tick_s = min(max(TICK_S, 4 * spent_s), _LONGEST_TICK_S)
+
+    def _due(self, now: float) -> list[tuple[Stream, Batch | None, bytes]]:
+        """Return the streams with something to send, and those that have not asked for a while."""
+        writes: list[tuple[Stream, Batch | None, bytes]] = []
+        for stream in self.streams():
+            batch = stream.take()
+            if stream.is_drained:
+                self._streams.pop(stream.id)
+                continue
+            if batch is None and now - stream.asked_at < _POLL_S:
+                continue
+            stream.asked_at = now
+            writes.append((stream, batch, batch.pack() if batch else b""))
+        return writes
+
+    def _settle(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
+        stream.acknowledge()
+        if answer.state == LogState.CLOSED:
+            stream.stop(StopReason.LOST)
+        elif answer.state == LogState.CANCELLED:
+            stream.stop(StopReason.REQUESTED)
+        if batch is not None and batch.ending is not None:
+            self._streams.pop(stream.id, None)
+
+    async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
+        """Hint the followers. A hint that is lost costs them a second: they read the log then."""
+        message = {"type": MESSAGE_TYPE, "streams": streams}
+        try:
+            await asyncio.wait_for(self._layer.send(channel, message), _SEND_TIMEOUT_S)
+        except (redis.exceptions.RedisError, TimeoutError) as exc:
+            logger.warning("publisher: channel layer: %s", exc)
+
+    async def _on_unreachable(self, error: redis.exceptions.RedisError) -> None:
+        """Keep the frames and try again; past the limit, give the streams up."""
+        now = time.monotonic()
+        self._down_since = self._down_since or now
+        down_s = now - self._down_since
+        logger.warning("publisher: event log unreachable for %.1f s: %s", down_s, error)
+        if down_s > settings.EVENT_LOG_PATIENCE_S:
+            for stream_id, stream in list(self._streams.items()):
+                stream.stop(StopReason.LOST)
+                self._streams.pop(stream_id)
+        await asyncio.sleep(_RETRY_S)
+
+
+def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:
+    """Time the oldest frame of an append: one value for each, however many streams it has."""
+    since = [stream.waiting_since for stream, batch, _ in writes if batch is not None]
+    if oldest := min((at for at in since if at is not None), default=None):
+        EVENT_LOG_LAG.observe(time.monotonic() - oldest)

@@ -1,0 +1,290 @@
+"""What a worker process holds: its models, its publisher and its lease."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from inference_site.fleet import fleet
+from inference_site.generations.wake_ups import ears
+from inference_site.catalogue.catalogue import catalog
+from inference_site.fleet.commands import Command, Listener, send
+from worker.engines.base import EngineLoadError, ModelSpec
+from worker.runtime.hooks import check_hooks
+from worker.runtime.served_model import HostedModel
+from inference_site.fleet.leases import LEASE_S, Lease, LiveWorker, ModelState, ServedModel, live_view
+from worker.runtime.host_memory import devices, read_ahead
+from inference_site.generations.models import Claim, Generation
+from worker.runtime.child_workers import Offshoots
+from worker.runtime.publisher import Publisher, StopReason, Stream
+from inference_site.generations.queue import ring
+from worker.runtime.run import Run
+from inference_site.generations.maintenance import attempt, give_up_orphans
+
+logger = logging.getLogger(__name__)
+
+_ORPHANS_S = 10.0
+_STOPPING_S = 5.0
+_BUILDS_BYTES_PER_S = 200e6
+"""How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
+renewed: libraries keep the thread that does so from running."""
+
+
+class Runtime:
+    """One worker process. ``start`` before the first task, ``stop`` after the last.
+
+    ``parent`` is the worker that started it as its offshoot, if one did.
+    """
+
+    def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._parent, self._started_at = parent, time.time()
+        self._models = {spec.id: HostedModel(spec, ears.opened) for spec in specs}
+        self._publisher = Publisher()
+        self._lease = Lease(self.id, self.described)
+        self._listener = Listener(self.id, self.obey)
+        self._offshoots = Offshoots(self.id, self._fail)
+        self._is_up = self._is_draining = self._is_ending = False
+        self._running: dict[str, tuple[HostedModel, Stream]] = {}
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Announce the models and load them, one after the other.
+
+        Raise EngineLoadError when none of them can be loaded, and ImproperlyConfigured for a bad
+        hook. A model that cannot be loaded beside others that can is announced as failed.
+        """
+        check_hooks()
+        self._lease.start()
+        try:
+            self._load_all()
+        except EngineLoadError as exc:
+            self._lease.stop()
+            self._tell_parent(str(exc))
+            raise
+        self._publisher.start()
+        self._is_up = True
+        self._lease.renew()
+        self._listener.start()
+        threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+
+    @property
+    def offshoot_ports(self) -> dict[str, int]:
+        """Where offshoots tell their metrics on this host, by model."""
+        return self._offshoots.metrics_ports
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest frame waits that is not in the event log, in seconds."""
+        return self._publisher.lag_s
+
+    def is_open(self, model: str) -> bool:
+        """Whether a generation of this model would be taken now."""
+        hosted = self._models.get(model)
+        return hosted is not None and hosted.is_open and not self._takes_nothing
+
+    @property
+    def _takes_nothing(self) -> bool:
+        return self._is_draining or self._is_ending
+
+    def drain(self) -> None:
+        """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
+        self._is_ending = True
+        self._offshoots.terminate()
+        timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
+        timer.daemon = True
+        timer.start()
+
+    def stop(self) -> None:
+        """Send out what is left and give the lease back."""
+        self._stopped.set()
+        self._listener.stop()
+        self._offshoots.wait(settings.DRAIN_TIMEOUT_S)
+        self._publisher.stop()
+        self._lease.stop()
+        for model in tuple(self._models.values()):
+            model.close()
+
+    def serve(self, model_id: str) -> None:
+        """Answer a bell: run waiting generations of the model until none waits or no slot is free.
+
+        A thread that ends a generation looks for the next one itself, so under load nobody waits
+        for a bell.
+        """
+        model = self._models.get(model_id)
+        if model is None:
+            logger.error("a bell for %s, which this worker does not serve", model_id)
+            return
+        model.missed_bell = True
+        while model.missed_bell:
+            with model.slot() as free:
+                if free:
+                    model.missed_bell = False
+                    self._run_waiting(model)
+                if not free or self._takes_nothing:
+                    self._pass_on(model_id)
+                    return
+
+    def _pass_on(self, model: str) -> None:
+        """Leave a bell that cannot be answered here any more to the others, if there are."""
+        try:
+            if any(worker.id != self.id for worker in live_view.serving(model)):
+                ring(model)
+        except RedisError as exc:
+            logger.warning("a bell for %s is lost, until upkeep rings again: %s", model, exc)
+
+    def _run_waiting(self, model: HostedModel) -> None:
+        while model.state == ModelState.READY and not self._takes_nothing:
+            claim = Generation.objects.claim(model.spec.id, self.id)
+            if claim is None:
+                return
+            self._run(model, claim)
+
+    def _run(self, model: HostedModel, claim: Claim) -> None:
+        stream = self._publisher.open(claim.public_id)
+        self._running[claim.public_id] = model, stream
+        try:
+            Run(claim, stream).drive(model.engine)
+        finally:
+            self._running.pop(claim.public_id)
+
+    def obey(self, command: Command) -> None:
+        """Do what an operator wants; the lease says what came of it."""
+        match command.do:
+            case "load":
+                self._load_beside(command.model)
+            case "unload":
+                threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
+            case "failed":
+                self._fail(command.model, command.reason)
+            case "drain":
+                self._is_draining = True
+            case "resume":
+                self._is_draining = False
+                for model in tuple(self._models):
+                    ears.opened(model)
+        self._lease.renew()
+
+    def described(self) -> LiveWorker:
+        """Return what the lease says."""
+        models = [self._served(model) for model in tuple(self._models.values())]
+        return LiveWorker(
+            self.id,
+            tuple(models),
+            host=socket.gethostname(),
+            started_at=self._started_at,
+            is_draining=self._takes_nothing,
+            devices=devices(),
+            loadable=self._loadable(),
+            parent=self._parent,
+            release=settings.VERSION,
+        )
+
+    def _served(self, model: HostedModel) -> ServedModel:
+        """Return what is said of a model: it takes work only once all have been loaded."""
+        served = model.served
+        if self._is_up or served.state != ModelState.READY:
+            return served
+        return replace(served, state=ModelState.LOADING)
+
+    def _loadable(self) -> tuple[str, ...]:
+        """Return which other models of the catalogue this host has the files of."""
+        if self._parent or not self._is_up or self._takes_nothing:
+            return ()
+        models = tuple(self._models.items())
+        taken = {id_ for id_, model in models if model.state != ModelState.FAILED}
+        taken |= self._offshoots.models
+        specs = catalog().models.values()
+        return tuple(
+            spec.id
+            for spec in specs
+            if spec.id not in taken and (spec.file is None or spec.file.is_file())
+        )
+
+    def _load_all(self) -> None:
+        reasons = []
+        for model in tuple(self._models.values()):
+            try:
+                self._load(model)
+            except EngineLoadError as exc:
+                logger.error("%s", exc)  # It says all there is to say.
+                reasons.append(str(exc))
+        if reasons and len(reasons) == len(self._models):
+            raise EngineLoadError("\n".join(reasons))
+
+    def _load(self, model: HostedModel) -> None:
+        spec = model.spec
+        if spec.file is not None:
+            for model.progress in read_ahead(spec.file):
+                pass
+        size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
+        self._lease.renew(LEASE_S + round(size / _BUILDS_BYTES_PER_S))
+        try:
+            model.load()
+        finally:
+            self._lease.renew(LEASE_S)
+        fleet.answered(spec.id)
+        logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+
+    def _load_beside(self, model: str) -> None:
+        """Load a model in a process of its own."""
+        spec = catalog().find(model)
+        if spec is None or spec.id not in self._loadable():
+            logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
+            return
+        self._models.pop(spec.id, None)  # It failed before.
+        self._offshoots.start(spec.id)
+
+    def _unload(self, model_id: str) -> None:
+        """Drop a model; the process of an offshoot ends with it."""
+        model = self._models.get(model_id)
+        if model is None:
+            return
+        if self._parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if not model.drain(settings.DRAIN_TIMEOUT_S):
+            self._stop_runs(model)
+        if not model.drain(_STOPPING_S):
+            logger.error("model %s is not dropped: what runs on it does not stop", model_id)
+            return
+        self._models.pop(model_id, None)
+        model.close()
+        self._lease.renew()
+        logger.info("dropped model %s", model_id)
+
+    def _stop_runs(self, model: HostedModel) -> None:
+        for runs_on, stream in list(self._running.values()):
+            if runs_on is model:
+                stream.stop(StopReason.SHUTDOWN)
+
+    def _fail(self, model_id: str, reason: str) -> None:
+        """Announce that an offshoot could not load its model, or has died with it."""
+        known, spec = self._models.get(model_id), catalog().find(model_id)
+        if spec is None or (known is not None and known.state != ModelState.FAILED):
+            return
+        if known is None:
+            model = self._models[model_id] = HostedModel(spec)
+            model.fail(reason)
+            self._lease.renew()
+            fleet.answered(model_id)
+
+    def _tell_parent(self, reason: str) -> None:
+        if not self._parent:
+            return
+        for model in tuple(self._models):
+            send(self._parent, Command("failed", model, reason))
+
+    def _watch_orphans(self) -> None:
+        """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
+        while not self._stopped.wait(_ORPHANS_S):
+            attempt("orphans", lambda: give_up_orphans(self.id, frozenset(self._running)))

@@ -1,0 +1,112 @@
+"""A model in this process: its state, its engine and its slots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from worker.engines.registry import library_of, load_engine, model_capabilities
+from inference_site.fleet.leases import ModelState, ServedModel
+
+
+class HostedModel:
+    """An entry of the catalogue, from the beginning of its load until it is dropped.
+
+    ``on_free`` is called with its id whenever a slot becomes free.
+    """
+
+    def __init__(self, spec: ModelSpec, on_free: Callable[[str], None] = lambda _: None) -> None:
+        self.spec = spec
+        self.progress: float | None = None
+        self.missed_bell = False
+        """Whether a bell was heard while no slot was free; whoever frees one looks again."""
+        self._on_free = on_free
+        self._engine: Engine | None = None
+        self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
+        self._library = ""
+        self._busy = 0
+        self._changed = threading.Condition()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, while a slot is held. Raise RuntimeError when it is not loaded."""
+        if self._engine is None:
+            raise RuntimeError(f"{self.spec.id} is not loaded.")
+        return self._engine
+
+    @property
+    def state(self) -> ModelState:
+        """How far it is."""
+        return self._state
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it would take a generation now."""
+        return self._state == ModelState.READY and self._busy < self.spec.slots
+
+    @property
+    def served(self) -> ServedModel:
+        """What the lease says of this model."""
+        return ServedModel(
+            self.spec.id,
+            self.spec.slots,
+            self._busy,
+            self._state,
+            self.progress if self._state == ModelState.LOADING else None,
+            self._reason,
+            self._since,
+            self.spec.engine,
+            self._library,
+            tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
+        )
+
+    def load(self) -> None:
+        """Build its engine. Raise EngineLoadError, after which it counts as failed."""
+        try:
+            self._engine = load_engine(self.spec)
+        except EngineLoadError as exc:
+            self.fail(str(exc))
+            raise
+        self._library = library_of(self.spec.engine)
+        self._state, self._since = ModelState.READY, time.time()
+
+    def fail(self, reason: str) -> None:
+        """Say that it could not be loaded, and why."""
+        self._state, self._reason = ModelState.FAILED, reason
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new work; return whether what runs has ended within the time."""
+        with self._changed:
+            if self._state == ModelState.READY:
+                self._state, self._since = ModelState.DRAINING, time.time()
+            return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
+
+    def close(self) -> None:
+        """Free its memory. Nothing runs when this is called."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    @contextmanager
+    def slot(self) -> Iterator[bool]:
+        """Hold a slot if one is free; yield whether one is."""
+        if not self._take():
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+            self._on_free(self.spec.id)
+
+    def _take(self) -> bool:
+        with self._changed:
+            if not self.is_open:
+                return False
+            self._busy += 1
+            return True

@@ -1,0 +1,62 @@
+"""Truncation: an old conversation loses its oldest turns rather than its answer.
+
+How many tokens a prompt has is known only once an engine has refused it, so the turns to drop are
+estimated from the length of their texts, and the engine is asked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.engines.base import ContextLengthExceeded, Engine
+from inference_site.domain.generation import GenerationRequest, Message, Sink, TextPart
+
+_MEDIA_CHARACTERS = 2_000
+"""What an image or a sound counts for: about as many tokens as a text of this length."""
+
+
+def run_truncating(engine: Engine, request: GenerationRequest, sink: Sink) -> None:
+    """Run the request; when its turns do not fit and it allows it, without the oldest of them.
+
+    Raise ContextLengthExceeded when even the last turn does not fit.
+    """
+    while True:
+        try:
+            getattr(engine, request.operation)(request, sink)
+        except ContextLengthExceeded as exc:
+            messages = _shorter(request, exc) if request.truncate else request.messages
+            if len(messages) == len(request.messages):
+                raise
+            request = replace(request, messages=messages)
+        else:
+            return
+
+
+def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tuple[Message, ...]:
+    """Return the messages without as many of the oldest turns as are too many, at least one."""
+    context = refused.context_length
+    answer = min(request.max_output_tokens or context // 4, context // 2)
+    lengths = [_length(message) for message in request.messages]
+    too_many = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+    last_turn = max((i for i, m in enumerate(request.messages) if m.role == "user"), default=0)
+    dropped: set[int] = set()
+    for position in range(last_turn):
+        message = request.messages[position]
+        if message.role == "system":
+            continue
+        # All up to what the user says next: a conversation begins with the user, for templates
+        # insist on it, and no result stays without its call.
+        if message.role == "user" and dropped and sum(lengths[i] for i in dropped) >= too_many:
+            break
+        dropped.add(position)
+    return tuple(m for i, m in enumerate(request.messages) if i not in dropped)
+
+
+def _length(message: Message) -> int:
+    """Return about how many characters the message has in the prompt."""
+    media = (
+        len(part.text) if isinstance(part, TextPart) else _MEDIA_CHARACTERS
+        for part in message.parts
+    )
+    calls = (len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return 16 + len(message.text or "") + sum(media) + sum(calls)

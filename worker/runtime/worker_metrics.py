@@ -1,0 +1,91 @@
+"""What a worker tells of itself when its metrics are asked for, and whether it is well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from django.conf import settings
+from prometheus_client import REGISTRY, Gauge
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inference_site.fleet.leases import LiveWorker
+from inference_site.observability.metrics import BUILD, LEASE_RENEWED, UPKEEP_DONE
+from inference_site.observability.telemetry import Health, serve_telemetry
+
+_UNWELL_S = 15.0
+"""After so long without a sign of life a process counts as ill; both beat every second or two."""
+
+
+class Worker(Protocol):
+    """A runtime, as it is seen from here."""
+
+    id: str
+
+    def described(self) -> LiveWorker:
+        """Return what its lease says."""
+
+    @property
+    def offshoot_ports(self) -> dict[str, int]:
+        """Where offshoots tell their metrics on this host, by model."""
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest frame waits that is not in the event log, in seconds."""
+
+
+def watch_worker(worker: Worker) -> None:
+    """Have a worker's metrics and health told on ``METRICS_PORT``, if that is set."""
+    BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
+    REGISTRY.register(_Vitals(worker))
+    health = _beating(LEASE_RENEWED, "the lease was not renewed")
+    serve_telemetry(health, lambda: worker.offshoot_ports)
+
+
+def watch_upkeep() -> None:
+    """Have the metrics and health of the maintenance worker told there."""
+    BUILD.labels(settings.VERSION, "beat", "").set(1)
+    serve_telemetry(_beating(UPKEEP_DONE, "upkeep has not come to an end"))
+
+
+def _beating(sign: Gauge, fault: str) -> Health:
+    """Return a health that wants this timestamp to be a fresh one."""
+
+    def health() -> str:
+        at = next(iter(sign.collect())).samples[0].value
+        silent_s = time.time() - at
+        return f"{fault} for {silent_s:.0f} s" if silent_s > _UNWELL_S else ""
+
+    return health
+
+
+class _Vitals(Collector):
+    """Gauges that are read off a worker when they are asked for."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterator[Metric]:
+        """Return slots and runs by model, whether it drains, and how late its event log is."""
+        told = self._worker.described()
+        slots = GaugeMetricFamily(
+            "inference_worker_slots", "Slots of this worker.", labels=["model", "state"]
+        )
+        running = GaugeMetricFamily(
+            "inference_worker_running", "Generations that run on this worker.", labels=["model"]
+        )
+        for model in told.models:
+            slots.add_metric([model.id, model.state], model.slots)
+            running.add_metric([model.id], model.busy)
+        yield slots
+        yield running
+        yield GaugeMetricFamily(
+            "inference_worker_draining", "1 while it takes no new work.", value=told.is_draining
+        )
+        yield GaugeMetricFamily(
+            "inference_event_log_backlog_seconds",
+            "How long the oldest frame has waited that is not in the event log.",
+            value=self._worker.lag_s,
+        )
