@@ -19,7 +19,7 @@ SCRIPTED = {"engine": "scripted", "slots": 4, "context_length": 10_000}
 _ROUNDS, _REQUESTS = 10, 50
 
 _FILL = """
-INSERT INTO worker_generation (public_id, kind, project_id, api_key_id, model, request_id,
+INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
     service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
     created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
     reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
@@ -55,9 +55,7 @@ def account_all(database: psycopg.Connection, rows: int) -> float:
     """Make rows that have ended; return how many a second beat accounts."""
     database.execute(_FILL, [rows])
     started = time.perf_counter()
-    waiting = (
-        b"SELECT 1 FROM worker_generation WHERE NOT is_accounted AND status = 'completed' LIMIT 1"
-    )
+    waiting = b"SELECT 1 FROM generations_generation WHERE NOT is_accounted AND status = 'completed' LIMIT 1"
     while database.execute(waiting).fetchone() is not None:
         time.sleep(0.1)
     return rows / (time.perf_counter() - started)

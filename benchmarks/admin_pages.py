@@ -32,7 +32,7 @@ FROM accounts_project project, generate_series(1, 10) n;
 """
 # The first generations are those of the responses, with their ids. Few fail; none runs.
 _GENERATIONS = """
-INSERT INTO worker_generation (public_id, kind, project_id, api_key_id, model, request_id,
+INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
     service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
     created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
     reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
@@ -50,7 +50,7 @@ JOIN keys key ON key.number = n % (SELECT count(*) FROM keys),
 LATERAL (SELECT now() - interval '30 days' * (1 - n::float / {total}) AS t) times
 """
 _ROLLUPS = """
-INSERT INTO accounts_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
+INSERT INTO usage_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
     failed, cancelled, input_tokens, cached_tokens, output_tokens, reasoning_tokens, queue_ms,
     prefill_ms, decode_ms, cost)
 SELECT period, start, key.project_id, key.id, model, 40, 38, 1, 1, 4800, 1600, 3200, 200, 320, 2400,
@@ -62,13 +62,13 @@ LATERAL generate_series(date_trunc(period, now() - back, 'UTC'), now(), step) st
 accounts_apikey key, (VALUES ('scripted'), ('large')) models (model)
 WHERE period <> 'minute' OR key.id % 5 = 0
 ON CONFLICT DO NOTHING;
-INSERT INTO accounts_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
+INSERT INTO usage_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
     count)
 SELECT period, start, project_id, api_key_id, model, measure, bucket, 10
-FROM accounts_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
+FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
 (VALUES (8), (11), (14), (16)) buckets (bucket)
 ON CONFLICT DO NOTHING;
-ANALYZE accounts_usagerollup; ANALYZE accounts_latencyrollup;
+ANALYZE usage_usagerollup; ANALYZE usage_latencyrollup;
 """
 
 
@@ -89,7 +89,7 @@ def fill(database: psycopg.Connection, generations: int, responses: int) -> None
         database.execute(statement.encode())
         print(f"{last:,} generations ({time.perf_counter() - started:.0f} s)", flush=True)
     database.execute(_ROLLUPS.encode())
-    database.execute(b"VACUUM ANALYZE worker_generation")
+    database.execute(b"VACUUM ANALYZE generations_generation")
 
 
 class Operator:
@@ -121,7 +121,7 @@ def pages(
     ((project, key),) = database.execute(
         b"SELECT project_id, id FROM accounts_apikey ORDER BY id DESC LIMIT 1"
     ).fetchall()
-    log, list_ = "/admin/worker/generation/", "/admin/responses_api/storedresponse/"
+    log, list_ = "/admin/generations/generation/", "/admin/responses_api/storedresponse/"
 
     def place(number: int, total: int) -> int:
         return 1 + number * 7_919_777 % total

@@ -21,7 +21,7 @@ MUST_MS = 500
 SCRIPTED = {"engine": "scripted", "slots": 1, "context_length": 1_000_000}
 _ENDLESS = [{"repeat": 10_000, "steps": [{"text": "x "}, {"sleep_ms": 20}]}]
 _SHORT = [{"text": "x "}, {"text": "y"}]
-_STATUS = b"SELECT status FROM worker_generation WHERE public_id = %s"
+_STATUS = b"SELECT status FROM generations_generation WHERE public_id = %s"
 
 
 def left_after_ms(endpoint: Endpoint, database: psycopg.Connection, steps: object) -> float:

@@ -27,7 +27,7 @@ def main() -> None:
     django.setup()
     from prometheus_client import CollectorRegistry, Histogram
 
-    from inference_site.domain.generation import Usage
+    from inference_site.domain.deltas import Usage
     from inference_site.observability.metrics import Meter
 
     meter = Meter("demo", 1, 0.01)

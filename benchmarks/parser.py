@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
+from inference_site.domain.deltas import TextDelta
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, OutputParser, Reasoning, Syntax
-from inference_site.domain.generation import TextDelta, Tool
 
 BUDGET_US = 10.0
 PIECE = 4

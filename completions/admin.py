@@ -9,9 +9,15 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 
 from completions.models import StoredCompletion
-from inference_site.admin_pages.bubbles import Bubble, Piece, image_piece, may_see_content, text_piece
-from inference_site.generations.admin import ModelFilter
+from inference_site.admin_pages.bubbles import (
+    Bubble,
+    Piece,
+    image_piece,
+    may_see_content,
+    text_piece,
+)
 from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
+from inference_site.generations.admin import ModelFilter
 
 Message = Mapping[str, Any]
 

@@ -33,17 +33,23 @@ from completions.wire.tools import (
     MessageFunctionToolCall,
     MessageToolCall,
 )
-from inference_site.errors.api_errors import api_error
-from inference_site.generations.kinds import Assembler, Ending
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, Usage
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.generations.kinds import Assembler
+from inference_site.generations.whole_answer import DONE, failure
+from inference_site.streams.ending import Ending
 
 CHAT = "chat.completion"
 """Name of this kind of generation."""
 
 SYSTEM_FINGERPRINT = "fp_inference_site"
-
-DONE = b"data: [DONE]\n\n"
-"""The last frame of every stream."""
 
 
 class _CallFold:
@@ -111,7 +117,7 @@ class _ChoiceFold:
 
 
 class ChatAssembler(Assembler):
-    """Assembles one chat completion (see ``inference_site.generations.kinds.Assembler``)."""
+    """Assembles one chat completion (see ``generations.kinds.Assembler``)."""
 
     def __init__(
         self,
@@ -320,26 +326,4 @@ def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
             )
             for entry in logprobs
         ]
-    )
-
-
-def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: int = 0) -> Ending:
-    """End a completion of either kind: a status before the first byte, an event after it.
-
-    ``partial`` is the object with what was answered until then. Events of completions have no
-    numbers, so that of the ``first`` is not told (see ``inference_site.generations.kinds.Failure``).
-    """
-    told = api_error(error)
-    envelope = told.envelope
-    if partial is not None:
-        envelope["error"]["partial_response"] = partial
-    body = orjson.dumps(envelope)
-    event = b"data: " + body + b"\n\n"
-    return Ending(
-        [event, DONE],
-        told.status,
-        body,
-        error_code=told.code or told.type,
-        is_early=True,
-        retry_after_s=told.retry_after_s,
     )

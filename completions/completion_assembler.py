@@ -9,17 +9,12 @@ from typing import Any, Literal
 
 import orjson
 
-from completions.assembler import (
-    DONE,
-    SYSTEM_FINGERPRINT,
-    drop_none,
-    failure,
-    wire_timings,
-    wire_usage,
-)
+from completions.assembler import SYSTEM_FINGERPRINT, drop_none, wire_timings, wire_usage
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
-from inference_site.generations.kinds import Assembler, Ending
-from inference_site.domain.generation import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.generations.kinds import Assembler
+from inference_site.generations.whole_answer import DONE, failure
+from inference_site.streams.ending import Ending
 
 COMPLETION = "text_completion"
 """Name of this kind of generation."""
@@ -85,7 +80,7 @@ class _ChoiceFold:
 
 
 class CompletionAssembler(Assembler):
-    """Assembles one completion (see ``inference_site.generations.kinds.Assembler``).
+    """Assembles one completion (see ``generations.kinds.Assembler``).
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
     choices for each prompt the ``n`` likeliest are answered; None answers them all.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from completions.mapping import require_stream_for_options
+from completions.wire.completion import CompletionRequest, Prompt
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require, require_endpoint
 from inference_site.request_fields.constraint import from_grammar
-from completions.mapping import require_stream_for_options
 from inference_site.request_fields.sampling import common_fields, to_choices, to_stop
-from completions.wire.completion import CompletionRequest, Prompt
-from inference_site.errors.api_errors import InvalidRequestError
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import GenerationRequest
 
 _DEFAULT_MAX_TOKENS = 16  # API reference, "Completions".
 

@@ -8,17 +8,17 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from inference_site.generations.whole_answer import WholeAnswerAssembler
 from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import Delta, EmbeddingDelta, Usage
+from inference_site.domain.deltas import Delta, EmbeddingDelta, Usage
+from inference_site.domain.errors import InvalidRequest
+from inference_site.generations.whole_answer import WholeAnswerAssembler
 
 EMBEDDING = "embedding"
 """Name of this kind of generation."""
 
 
 class EmbeddingAssembler(WholeAnswerAssembler):
-    """Assembles the embeddings of one request (see ``inference_site.generations.kinds.Assembler``).
+    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``).
 
     ``dimensions`` shortens the vectors and makes them of length 1 again.
     """

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference_site.request_fields.capabilities import require, require_endpoint
-from inference_site.request_fields.constraint import to_constraint
 from completions.messages import to_messages
-from inference_site.request_fields.sampling import common_fields, to_choices, to_stop
-from inference_site.request_fields.template import to_template_vars
-from completions.tools import ToolPlan, to_tool_plan
+from completions.response_format import to_constraint
+from completions.tools import to_tool_plan
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Constraint, GenerationRequest
+from inference_site.request_fields.capabilities import require, require_endpoint
+from inference_site.request_fields.constraint import checked_constraint
+from inference_site.request_fields.sampling import common_fields, to_choices, to_stop
+from inference_site.request_fields.template import to_template_vars
+from inference_site.request_fields.tools import ToolPlan
 
 
 def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> GenerationRequest:
@@ -54,21 +56,6 @@ def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) 
 
 def _constraint(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpec) -> Constraint | None:
     return checked_constraint(to_constraint(body), plan, spec)
-
-
-def checked_constraint(
-    constraint: Constraint | None, plan: ToolPlan, spec: ModelSpec
-) -> Constraint | None:
-    """Return the constraint. Raise InvalidRequestError for one that cannot be met."""
-    if constraint is None:
-        return None
-    require("grammar", constraint.param, spec)
-    if plan.must_call:
-        raise InvalidRequestError(
-            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
-            param=constraint.param,
-        )
-    return constraint
 
 
 def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, Any]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inference_site.request_fields.content import to_content
 from completions.wire.messages import (
     AssistantMessage,
-    Content,
     FunctionMessage,
     InstructionMessage,
     RequestMessage,
@@ -16,10 +14,12 @@ from completions.wire.messages import (
     UserMessage,
 )
 from completions.wire.tools import RequestCustomToolCall, RequestToolCall
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.domain.custom_tools import custom_arguments
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Message, Part, Role, ToolCall
+from inference_site.domain.messages import Message, Part, Role, ToolCall
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.content import to_content
+from inference_site.request_fields.wire.content import Content
 
 
 def to_messages(messages: Sequence[RequestMessage], spec: ModelSpec) -> tuple[Message, ...]:

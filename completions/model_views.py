@@ -18,16 +18,16 @@ from completions.wire.models import (
 )
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import ConflictError, NotFoundError
-from inference_site.gateway.feed import hand_feed
-from inference_site.submission.model_access import may_use
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
-from inference_site.fleet import fleet
 from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import ConflictError, NotFoundError
+from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, live_view
+from inference_site.gateway.feed import hand_feed
+from inference_site.submission.model_access import may_use
 
 
 class ModelsView(ApiView):

@@ -11,14 +11,14 @@ from completions.assembler import ChatAssembler
 from completions.models import StoredCompletion
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
-from inference_site.storage.content_field import storable
 from inference_site.generations.models import Status
+from inference_site.storage.content_field import storable
 
 
 def settle(
     generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
 ) -> None:
-    """Keep a completed chat completion, if that was asked for (see ``inference_site.generations.kinds.Settle``).
+    """Keep a completed chat completion, if that was asked for (see ``generations.kinds.Settle``).
 
     ``order`` has its project, metadata and messages.
     """

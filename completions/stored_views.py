@@ -17,11 +17,11 @@ from completions.storage import (
 from completions.wire.chat import MetadataUpdate
 from completions.wire.stored import DeletedChatCompletion, StoredChatCompletion, StoredMessage
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.paging import Page, PageQuery, list_object, parse_metadata, parse_page
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import InvalidRequestError
 
 
 def list_stored(request: Request) -> Response:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from inference_site.generations.whole_answer import WholeAnswerAssembler
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.api.payload import WireObject
-from inference_site.domain.generation import Delta, PromptDelta, TextDelta, TokensDelta
+from inference_site.domain.deltas import Delta, PromptDelta, TextDelta, TokensDelta
+from inference_site.generations.whole_answer import WholeAnswerAssembler
 
 TOKENS = "tokens"
 """Name of this kind of generation."""
 
 
 class TokenAssembler(WholeAnswerAssembler):
-    """Assembles one answer, which is a single delta (see ``inference_site.generations.kinds.Assembler``)."""
+    """Assembles one answer, which is a single delta (see ``generations.kinds.Assembler``)."""
 
     def __init__(
         self, answer: Literal["tokens", "text", "prompt"], model: str, context_length: int

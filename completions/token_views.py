@@ -8,7 +8,6 @@ from typing import Any, Literal
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from inference_site.request_fields.capabilities import require, require_endpoint
 from completions.completion_mapping import to_prompts
 from completions.embedding_assembler import EMBEDDING
 from completions.mapping import to_generation_request
@@ -18,15 +17,16 @@ from completions.wire.embedding import EmbeddingList, EmbeddingRequest
 from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
-from inference_site.submission.submit import Job, submit
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.submission.model_access import served_model
 from inference_site.api.payload import WireRequest, parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import GenerationRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import require, require_endpoint
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Job, submit
 
 
 class EmbeddingsView(ApiView):

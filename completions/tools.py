@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.tools import (
     AllowedToolsChoice,
@@ -13,21 +11,10 @@ from completions.wire.tools import (
     NamedFunctionTool,
     RequestTool,
 )
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.generation import Tool
-
-
-@dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """Which tools the model sees, and whether it must call one of them.
-
-    ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    must_call: bool = False
-    is_legacy: bool = False
+from inference_site.domain.request import Tool
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.tools import ToolPlan, only
 
 
 def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
@@ -86,19 +73,3 @@ def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
         case named:
             tools = only(tools, [named.name], "function_call", "functions")
             return ToolPlan(tools, must_call=True, is_legacy=True)
-
-
-def only(
-    tools: tuple[Tool, ...], names: list[str], param: str = "tool_choice", among: str = "tools"
-) -> tuple[Tool, ...]:
-    """Return the named tools; a model that does not see the others cannot call them.
-
-    Raise InvalidRequestError for a name that is not there.
-    """
-    known = {tool.name for tool in tools}
-    if missing := [name for name in names if name not in known]:
-        raise InvalidRequestError(
-            f"Invalid value for '{param}': there is no tool named '{missing[0]}' in '{among}'.",
-            param=param,
-        )
-    return tuple(tool for tool in tools if tool.name in names)

@@ -18,15 +18,15 @@ from completions.wire.chat import ChatCompletion, ChatCompletionChunk, ChatCompl
 from completions.wire.completion import Completion, CompletionRequest
 from completions.wire.stored import StoredChatCompletion, StoredQuery
 from inference_site.api.authentication import caller_of
-from inference_site.submission.submit import Job, submit
-from inference_site.errors.api_errors import NotFoundError
-from inference_site.submission.model_access import served_model
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
-from worker.engines.base import ModelSpec
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Job, submit
 
 
 class ChatCompletionsView(ApiView):

@@ -55,6 +55,8 @@ INSTALLED_APPS = [
     "channels",
     "inference_site",
     "inference_site.accounts",
+    "inference_site.generations",
+    "inference_site.usage",
     "worker",
     "completions",
     "responses_api",
@@ -181,7 +183,11 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
-    "upkeep": {"task": "inference_site.generations.maintenance", "schedule": 1.0, "options": {"expires": 5}},
+    "upkeep": {
+        "task": "inference_site.generations.maintenance",
+        "schedule": 1.0,
+        "options": {"expires": 5},
+    },
     "accounting": {"task": "accounts.account", "schedule": 1.0, "options": {"expires": 5}},
     "pruning": {"task": "accounts.prune", "schedule": 60.0, "options": {"expires": 30}},
 }
@@ -242,7 +248,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["inference_site.api.renderers.JsonRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.api.renderers.AlwaysJson",
     "DEFAULT_SCHEMA_CLASS": "inference_site.api.openapi.ViewSchema",
-    "EXCEPTION_HANDLER": "inference_site.errors.api_errors.exception_handler",
+    "EXCEPTION_HANDLER": "inference_site.errors.answers.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 

@@ -5,9 +5,9 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
+from inference_site.api.openapi import OpenApiView
 from inference_site.status.health import HealthView, ReadyView
 from inference_site.status.metrics import metrics
-from inference_site.api.openapi import OpenApiView
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),

@@ -1,4 +1,4 @@
-"""Deltas → the events and the final object of a response (see ``inference_site.generations.kinds``).
+"""Deltas → the events and the final object of a response (see ``generations.kinds``).
 
 A pure fold: the same deltas give the same events, whoever reads them and however often.
 """
@@ -12,7 +12,19 @@ from typing import Any
 import orjson
 from django.conf import settings
 
-from inference_site.errors.api_errors import ApiError, api_error
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.errors.api_errors import ApiError
+from inference_site.errors.exceptions import api_error
+from inference_site.generations.kinds import Assembler
+from inference_site.streams.ending import Ending
 from responses_api.events import ACCEPTED, DONE, IN_PROGRESS, Event, encode, error_event, opening
 from responses_api.objects import wire_usage
 from responses_api.output import (
@@ -25,8 +37,6 @@ from responses_api.output import (
     wire_logprobs,
 )
 from responses_api.transcript import Transcript
-from inference_site.generations.kinds import Assembler, Ending
-from inference_site.domain.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 RESPONSE = "response"
 """Name of this kind of generation."""

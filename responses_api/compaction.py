@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from inference_site.domain.deltas import Delta, TextDelta, Usage
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.fleet.fleet import capabilities_of
 from inference_site.generations.whole_answer import WholeAnswerAssembler
 from responses_api.items import IdentifiedItem, ItemData, new_item
 from responses_api.objects import wire_usage
 from responses_api.sealing import seal
-from worker.engines.base import ModelSpec
-from inference_site.fleet.fleet import capabilities_of
-from inference_site.domain.generation import Delta, GenerationRequest, Message, TextDelta, Usage
 
 COMPACTION = "response.compaction"
 """Name of this kind of generation."""

@@ -21,18 +21,24 @@ from django.conf import settings
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import authenticated, require_scope
-from inference_site.submission.submit import start
-from inference_site.errors.api_errors import ApiError, InternalError, InvalidRequestError, UnavailableError, api_error
-from inference_site.gateway.follower import Follower
-from inference_site.gateway.hub import hub
 from inference_site.api.parsers import is_too_deep
 from inference_site.api.payload import parse
+from inference_site.errors.api_errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from inference_site.errors.exceptions import api_error
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import hub
+from inference_site.storage.connections import lent_connection
+from inference_site.submission.submit import start
 from responses_api.creation import Creation, create
 from responses_api.events import DONE, decode, payload
 from responses_api.items import IdentifiedItem, from_wire
 from responses_api.storage import ConversationLocked
 from responses_api.wire.request import ResponseRequest
-from inference_site.generations.models import lent_connection
 
 logger = logging.getLogger(__name__)
 

@@ -7,20 +7,20 @@ import time
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from inference_site.request_fields.capabilities import require_endpoint
 from inference_site.api.authentication import caller_of
-from inference_site.submission.submit import Job, submit
-from inference_site.submission.model_access import served_model
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import require_endpoint
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Job, submit
 from responses_api.compaction import COMPACTION, to_summary_request
 from responses_api.context import resolve
 from responses_api.counting import INPUT_TOKENS
 from responses_api.mapping import to_counting_request
 from responses_api.wire.request import CompactRequest, InputTokensRequest
 from responses_api.wire.response import CompactedResponse, InputTokens
-from inference_site.generations.queue import new_id
 
 
 class ResponseInputTokensView(ApiView):

@@ -11,10 +11,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import NotFoundError
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import NotFoundError
+from inference_site.generations.queue import new_id
 from responses_api.context import find_conversation, new_items
 from responses_api.items import IdentifiedItem
 from responses_api.listing import page_of_rows
@@ -24,7 +25,6 @@ from responses_api.wire import conversations as wire
 from responses_api.wire.items import InputItem
 from responses_api.wire.queries import NewestFirst
 from responses_api.wire.response import AnyItem
-from inference_site.generations.queue import new_id
 
 
 class ConversationsView(ApiView):

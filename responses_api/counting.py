@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from inference_site.domain.deltas import Delta, PromptDelta
 from inference_site.generations.whole_answer import WholeAnswerAssembler
-from inference_site.domain.generation import Delta, PromptDelta
 
 INPUT_TOKENS = "response.input_tokens"
 """Name of this kind of generation."""

@@ -10,9 +10,13 @@ from typing import Any
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.submission.submit import Job
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.models import ServiceClass
+from inference_site.generations.queue import new_id
+from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Job
 from responses_api.assembler import RESPONSE
 from responses_api.context import Context, Memory, resolve
 from responses_api.events import accepted
@@ -21,10 +25,6 @@ from responses_api.objects import shell
 from responses_api.storage import accept
 from responses_api.tools import hosted_tools
 from responses_api.wire.request import ResponseRequest
-from inference_site.generations.kinds import Document
-from worker.engines.base import ModelSpec
-from inference_site.generations.models import ServiceClass
-from inference_site.generations.queue import new_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inference_site.generations.queue import new_id
 from responses_api.wire.items import (
     CompactionItem,
     Content,
@@ -24,7 +25,6 @@ from responses_api.wire.items import (
     ReasoningItem,
     Refusal,
 )
-from inference_site.generations.queue import new_id
 
 _PREFIXES = {
     "message": "msg_",

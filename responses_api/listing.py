@@ -11,15 +11,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.paging import Page, list_object, parse_metadata, parse_page
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.models import Generation, Status
 from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
 from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
 from responses_api.recovery import shown_many
 from responses_api.search import SearchTooBroad, search_time
 from responses_api.wire.queries import MOST_SEARCHED
-from inference_site.generations.models import Generation, Status
 
 
 def list_responses(request: Request) -> Response:

@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require, require_endpoint
-from inference_site.request_fields.constraint import from_grammar
-from completions.mapping import checked_constraint
+from inference_site.request_fields.constraint import checked_constraint, from_grammar
 from inference_site.request_fields.sampling import common_fields, to_stop
 from inference_site.request_fields.template import to_template_vars
-from completions.tools import ToolPlan
+from inference_site.request_fields.tools import ToolPlan
 from inference_site.request_fields.wire.constraint import JsonObjectFormat
-from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.messages import PlacedItem, to_messages
 from responses_api.tools import to_tool_plan
 from responses_api.wire.request import (
@@ -21,8 +22,6 @@ from responses_api.wire.request import (
     JsonSchemaFormat,
     ResponseRequest,
 )
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Constraint, GenerationRequest
 
 LOGPROBS, ENCRYPTED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference_site.request_fields.content import to_file, to_image
-from completions.wire.messages import InputFile
+from inference_site.domain import messages as domain
+from inference_site.domain.custom_tools import custom_arguments
+from inference_site.domain.messages import Message, ToolCall
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.content import to_file, to_image
+from inference_site.request_fields.wire.content import InputFile
 from responses_api.items import ItemData
 from responses_api.sealing import unseal
-from inference_site.domain import generation as domain
-from inference_site.domain.custom_tools import custom_arguments
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Message, ToolCall
 
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")

@@ -10,8 +10,8 @@ from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
-from responses_api.search import is_mentioned, item_words
 from inference_site.storage.content_field import ContentField
+from responses_api.search import is_mentioned, item_words
 
 
 class ResponseStatus(models.TextChoices):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_site.domain.deltas import Usage
 from responses_api.models import StoredResponse
 from responses_api.tools import shown_tool
 from responses_api.wire.request import JsonSchemaFormat, ResponseRequest
-from inference_site.domain.generation import Usage
 
 Object = dict[str, Any]
 

@@ -7,11 +7,11 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
+from inference_site.domain.deltas import TokenLogprob
+from inference_site.generations.queue import new_id
 from responses_api.events import Event
 from responses_api.items import output_text
 from responses_api.sealing import seal
-from inference_site.domain.generation import TokenLogprob
-from inference_site.generations.queue import new_id
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -8,6 +8,10 @@ from typing import Any
 
 from django.conf import settings
 
+from inference_site.catalogue.catalogue import catalog
+from inference_site.generations.models import Generation, Status
+from inference_site.streams.event_log import frames_of, read_log
+from inference_site.streams.request_documents import Document
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
 from responses_api.creation import to_document
@@ -18,14 +22,10 @@ from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.objects import stored_object
 from responses_api.transcript import Transcript
 from responses_api.wire.request import ResponseRequest
-from inference_site.generations.kinds import Document
-from inference_site.catalogue.catalogue import catalog
-from inference_site.streams.event_log import frames_of, read_log
-from inference_site.generations.models import Generation, Status
 
 
 def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | None:
-    """Return an assembler that ends a response after these frames (see ``inference_site.generations.kinds.Kind``).
+    """Return an assembler that ends a response after these frames (see ``generations.kinds.Kind``).
 
     Its object is in the first of them; when they are lost it is made from what is stored.
     """

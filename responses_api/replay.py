@@ -9,12 +9,12 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
+from inference_site.generations.models import Generation
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch
 from responses_api.events import DONE, Event, encode, error_event, opening
 from responses_api.models import StoredResponse
 from responses_api.recovery import shown
-from inference_site.generations.kinds import Ending
-from inference_site.streams.event_log import Batch
-from inference_site.generations.models import Generation
 
 _CLOSING_S = 5
 """Within this time of its end the log of a response is closed, unless Redis is away."""

@@ -11,13 +11,13 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.kinds import Assembler
+from inference_site.generations.models import TERMINAL, Generation
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
 from responses_api.items import IdentifiedItem, from_wire
 from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.wire.request import ResponseRequest
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.models import TERMINAL, Generation
 
 _NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
 
@@ -91,7 +91,7 @@ def _rows(
 def settle(
     generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
 ) -> None:
-    """Keep the end of a response, if it is stored (see ``inference_site.generations.kinds.Settle``)."""
+    """Keep the end of a response, if it is stored (see ``generations.kinds.Settle``)."""
     assert isinstance(assembler, ResponseAssembler)
     final = assembler.response
     stored = StoredResponse.objects.filter(public_id=generation_id).first()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from completions.tools import ToolPlan, only
+from inference_site.domain import request as domain
+from inference_site.domain.custom_tools import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.tools import ToolPlan, only
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,
@@ -16,8 +18,6 @@ from responses_api.wire.request import (
     NamedTool,
     Tool,
 )
-from inference_site.domain import generation as domain
-from inference_site.domain.custom_tools import custom_tool
 
 
 def to_tool_plan(body: ContextFields) -> ToolPlan:

@@ -9,13 +9,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.api.authentication import caller_of
-from inference_site.submission.submit import disconnect_grace_s, submit, submit_unfollowed
-from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
-from inference_site.gateway.handoff import HandOff, ask_again, hand_off
-from inference_site.gateway.hub import hub
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.gateway.handoff import HandOff, ask_again, hand_off
+from inference_site.gateway.hub import hub
+from inference_site.generations.ending_without_worker import cancel_one_waiting
+from inference_site.generations.models import Generation, Status
+from inference_site.streams.event_log import Batch, follow, read_log, request_cancel
+from inference_site.submission.submit import disconnect_grace_s, submit, submit_unfollowed
 from responses_api.context import find_response
 from responses_api.creation import create
 from responses_api.history import before
@@ -27,9 +30,6 @@ from responses_api.storage import ConversationLocked, delete
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
 from responses_api.wire.request import ResponseRequest
 from responses_api.wire.response import AnyItem, DeletedResponse, ResponseEvent, ResponseObject
-from inference_site.generations.ending_without_worker import cancel_one_waiting
-from inference_site.streams.event_log import Batch, follow, read_log, request_cancel
-from inference_site.generations.models import Generation, Status
 
 _CANCEL_WAIT_S = 10.0
 

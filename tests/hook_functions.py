@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from inference_site.domain.generation import ToolCallDelta
+from inference_site.domain.deltas import ToolCallDelta
 from worker.runtime.hooks import Chunk, HookContext
 
 

@@ -8,8 +8,9 @@ import io
 import pytest
 from PIL import Image
 
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import GenerationRequest, ImagePart, Message, Part
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import ImagePart, Message, Part
+from inference_site.domain.request import GenerationRequest
 from worker.media.resolve import resolve_media
 
 PARAM = "messages[0].content[0].image_url.url"

@@ -142,7 +142,7 @@ class ServedStack:
         """The generation's row."""
         with psycopg.connect(self.services["DATABASE_URL"]) as connection:
             cursor = connection.execute(
-                "SELECT * FROM worker_generation WHERE public_id = %s", [public_id]
+                "SELECT * FROM generations_generation WHERE public_id = %s", [public_id]
             )
             row = cursor.fetchone()
             assert row is not None, f"no row for {public_id}"

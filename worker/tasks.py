@@ -7,10 +7,10 @@ import logging
 from celery import shared_task
 from django.db import OperationalError
 
+from inference_site.generations.maintenance import attempt, tend
+from inference_site.generations.queue import GENERATE_TASK
 from inference_site.observability.metrics import UPKEEP_DONE
 from worker.runtime.process import current_runtime
-from inference_site.generations.queue import GENERATE_TASK
-from inference_site.generations.maintenance import attempt, tend
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
-from inference_site.request_fields.wire.constraint import GrammarField, ResponseFormat
 from completions.wire.messages import RequestMessage, wrap_text
-from inference_site.request_fields.wire.sampling import SamplingFields
 from completions.wire.tools import (
     FunctionCall,
     FunctionCallChoice,
@@ -21,45 +19,23 @@ from completions.wire.tools import (
     ToolChoice,
 )
 from inference_site.api.payload import WireObject, WireRequest
+from inference_site.request_fields.wire.constraint import GrammarField, ResponseFormat
+from inference_site.request_fields.wire.request import (
+    EndUser,
+    Metadata,
+    ReasoningEffort,
+    ServiceTier,
+    StopTexts,
+)
+from inference_site.request_fields.wire.sampling import SamplingFields
 
 # --- Request -------------------------------------------------------------------------------------
-
-
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(WireRequest):
     """``stream_options``."""
 
     include_usage: bool | None = None
-
-
-def _stop_kind(value: object) -> str:
-    return "texts" if isinstance(value, list) else "text"
-
-
-_StopText = Annotated[str, Field(min_length=1)]
-StopTexts = Annotated[
-    Annotated[_StopText, Tag("text")]
-    | Annotated[list[_StopText], Field(max_length=4), Tag("texts")],
-    Discriminator(_stop_kind),
-]
-
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=64)],
-        Annotated[str, Field(max_length=512)],
-    ],
-    Field(max_length=16),
-]
-
-
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
-"""``flex`` waits behind all others; the rest are one."""
-
-EndUser = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
-"""Who the caller asks for; kept on the generation, where PostgreSQL takes no NUL."""
 
 
 class MetadataUpdate(WireRequest):

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from completions.wire.chat import CompletionUsage, EndUser, StopTexts, StreamOptions, Timings
-from inference_site.request_fields.wire.constraint import GrammarField
-from inference_site.request_fields.wire.sampling import SamplingFields
+from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
+from inference_site.request_fields.wire.constraint import GrammarField
+from inference_site.request_fields.wire.request import EndUser, StopTexts
+from inference_site.request_fields.wire.sampling import SamplingFields
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 

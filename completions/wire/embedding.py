@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from completions.wire.chat import EndUser
 from completions.wire.completion import Prompt
 from inference_site.api.payload import WireObject, WireRequest
+from inference_site.request_fields.wire.request import EndUser
 
 
 class EmbeddingRequest(WireRequest):

@@ -7,11 +7,12 @@ from typing import Literal
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from completions.wire.chat import ChatCompletion, Metadata
-from completions.wire.messages import Part
+from completions.wire.chat import ChatCompletion
 from completions.wire.tools import RequestToolCall
 from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireObject
+from inference_site.request_fields.wire.content import Part
+from inference_site.request_fields.wire.request import Metadata
 
 
 class StoredQuery(PageQuery):

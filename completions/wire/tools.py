@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from inference_site.api.payload import WireObject, WireRequest
-
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
 
 
 class FunctionDefinition(WireRequest):
@@ -28,12 +27,6 @@ class FunctionTool(WireRequest):
 
     type: Literal["function"]
     function: FunctionDefinition
-
-
-class CustomFormat(WireRequest):
-    """``tools[].custom.format``: free text. Grammars for custom tools are not honoured."""
-
-    type: Literal["text"]
 
 
 class CustomDefinition(WireRequest):

@@ -22,9 +22,9 @@ from limits import RateLimitItemPerMinute
 from limits.storage import RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from inference_site.usage.accounting import Accounted
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.usage.accounting import Accounted
 
 logger = logging.getLogger(__name__)
 

@@ -105,7 +105,7 @@ def first_since(model: type[Model], field: str, moment: dt.datetime) -> int:
 class KeysetPaginator(Paginator[Any]):
     """Holds no page: the list has found its own. Names what the links are made with."""
 
-    template_name = "worker/keyset_pages.html"
+    template_name = "console/keyset_pages.html"
 
 
 class KeysetChangeList(ChangeList):

@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from rest_framework.request import Request
 
-from inference_site.errors import api_errors
 from inference_site.api.schema import ErrorEnvelope, declared, documented
 from inference_site.api.views import OpenView
+from inference_site.errors import api_errors
 
 Schema = dict[str, Any]
 
@@ -111,7 +111,11 @@ class ViewSchema(AutoSchema):
 
     def _errors(self) -> Iterator[type[api_errors.ApiError]]:
         endpoint = self._endpoint
-        yield from (api_errors.InvalidRequestError, api_errors.InternalError, api_errors.UnavailableError)
+        yield from (
+            api_errors.InvalidRequestError,
+            api_errors.InternalError,
+            api_errors.UnavailableError,
+        )
         yield from endpoint.errors
         if self.view.get_authenticators():
             yield from (api_errors.AuthenticationError, api_errors.ForbiddenError)

@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from inference_site.errors.api_errors import ApiError
 from inference_site.api.payload import WireObject
+from inference_site.errors.api_errors import ApiError
 
 declared: list[documented] = []
 """Every declaration there is; views are declared when their modules are imported."""

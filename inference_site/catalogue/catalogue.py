@@ -15,8 +15,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.discovery import discover
-from worker.engines.base import ModelSpec
 from inference_site.catalogue.models_file import default_threads, read_models_file, site_sampling
+from inference_site.domain.model_spec import ModelSpec
 
 DEMO_FILE = Path(__file__).parent / "demo" / "demo-q8_0.gguf"
 DEFAULT = "default"

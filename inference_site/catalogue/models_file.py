@@ -16,10 +16,10 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from pydantic import ValidationError
 
-from worker.engines.base import ModelSpec, Price
-from worker.engines.registry import ENGINES, engine_options
-from inference_site.domain.generation import Sampling
+from inference_site.catalogue.engines.registry import ENGINES, engine_options
 from inference_site.catalogue.sampler_fields import read_defaults
+from inference_site.domain.model_spec import ModelSpec, Price
+from inference_site.domain.sampling import Sampling
 
 _INTEGERS = {"slots": 1, "context_length": 1, "threads": 1, "gpu_layers": -1}
 """Keys that hold whole numbers, and the least of each."""

@@ -1,6 +1,6 @@
 """Sampler settings as people write them, with their bounds: in requests, entries and ``SAMPLING``.
 
-The names are those of ``inference_site.domain.generation.Sampling``, which holds what has been read.
+The names are those of ``domain.sampling.Sampling``, which holds what has been read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inference_site.domain.generation import Sampling
+from inference_site.domain.sampling import Sampling
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -14,14 +14,14 @@ from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from inference_site.console.audit import note
-from inference_site.fleet import fleet
 from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
+from inference_site.console.audit import note
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ServedModel
 from inference_site.generations.models import Generation, Status
 
-VIEW, CHANGE = "worker.view_generation", "worker.change_generation"
+VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,25 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
-from inference_site.usage.histograms import percentile
-from inference_site.accounts.models import ApiKey, LatencyRollup, Period, Project
-from inference_site.usage.queries import LENGTH, Histograms, Span, Usage, floor, histograms, reading, total_by, usage_by
-from inference_site.usage.csv_export import usage_rows
-from inference_site.console.charts import Chart, Series, chart
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalog
+from inference_site.console.charts import Chart, Series, chart
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.models import Generation, Status
+from inference_site.usage.csv_export import usage_rows
+from inference_site.usage.histograms import percentile
+from inference_site.usage.models import LatencyRollup, Period
+from inference_site.usage.queries import (
+    LENGTH,
+    Histograms,
+    Span,
+    Usage,
+    floor,
+    histograms,
+    reading,
+    total_by,
+    usage_by,
+)
 
 PERMISSION = "accounts.view_usagerollup"
 _MOST_KEYS = 200

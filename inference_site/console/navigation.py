@@ -39,7 +39,7 @@ def favicon(_: HttpRequest) -> str:
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; a group without links is left out by the theme."""
-    sees_queue = request.user.has_perm("worker.view_generation")
+    sees_queue = request.user.has_perm("generations.view_generation")
     operation = [
         _link("Usage", "monitoring", reverse("admin:index"), shown=True),
         _link("Queue", "low_priority", reverse("admin:queue"), shown=sees_queue),

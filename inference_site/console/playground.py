@@ -22,18 +22,18 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError
-from inference_site.submission.model_access import may_use
 from inference_site.api.payload import parse
 from inference_site.api.staff import StaffSession
 from inference_site.api.views import ApiView
+from inference_site.catalogue.catalogue import catalog
+from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError
+from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_among, workers
+from inference_site.generations.models import Generation
+from inference_site.generations.operator_actions import stop
+from inference_site.submission.model_access import may_use
 from responses_api.views import ResponsesView
 from responses_api.wire.items import ItemReference
 from responses_api.wire.request import ResponseRequest
-from inference_site.catalogue.catalogue import catalog
-from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_among, workers
-from inference_site.generations.operator_actions import stop
-from inference_site.generations.models import Generation
 
 _NAME = "playground"
 

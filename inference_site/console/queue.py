@@ -17,10 +17,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.console.audit import note
-from inference_site.generations.operator_actions import move_up, stop
 from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.operator_actions import move_up, stop
 
-VIEW, CHANGE = "worker.view_generation", "worker.change_generation"
+VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MOST = 100
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
 from inference_site.catalogue.gguf_file import read_gguf
+from inference_site.doctor.finding import Finding, Level, judged
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.maintenance import last_tended
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.doctor.finding import Finding, Level, judged
-from worker.engines.registry import LIBRARIES
 
 _GIB = 2**30
 _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())

@@ -1,23 +1,76 @@
-"""What can go wrong with a generation outside its engine.
+"""What can go wrong with a generation, inside its engine and outside of it.
 
-    EngineUnavailable
-    ├── DocumentLost     the request was lost with the Redis that held it
-    ├── StreamLost       the answer could not be sent on
-    ├── ShuttingDown     the worker was stopped before the end
-    ├── WorkerLost       the worker died
-    ├── QueueFull        too many wait for this model already
-    ├── QueueTimeout     waited too long for a slot
-    └── ModelLoading     waited too long for its model to be loaded
+    EngineError
+    ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
+    │   └── ContextLengthExceeded
+    ├── GenerationFailed          the library failed while generating
+    └── EngineUnavailable         nothing can be run now; try again
+        ├── EngineLoadError       the model could not be loaded; says which file and why
+        ├── RateLimited           too much is asked of the engine now
+        ├── DocumentLost          the request was lost with the Redis that held it
+        ├── StreamLost            the answer could not be sent on
+        ├── ShuttingDown          the worker was stopped before the end
+        ├── WorkerLost            the worker died
+        ├── QueueFull             too many requests wait for this model
+        ├── QueueTimeout          waited too long for a slot
+        └── ModelLoading          waited too long for its model to be loaded
 
-A class's docstring is its message.
+    StoppedByOperator             an operator stopped it before it ran
+    HookFailed                    a function of the operator failed; the site's fault
 
-    StoppedByOperator    an operator stopped it before it ran
-    HookFailed           a function of the operator failed; an error of the site, not of the engine
+The docstring of a class below ``EngineLoadError`` is its message.
 """
 
 from __future__ import annotations
 
-from worker.engines.base import EngineUnavailable
+
+class EngineError(Exception):
+    """The engine failed."""
+
+
+class InvalidRequest(EngineError):
+    """The engine cannot serve this request."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room in the model's context. Both counts are tokens."""
+
+    def __init__(self, context_length: int, input_tokens: int, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_length} tokens. "
+            f"However, your {param} resulted in {input_tokens} tokens. "
+            f"Please reduce the length of the {param}.",
+            param=param,
+        )
+        self.context_length = context_length
+        self.input_tokens = input_tokens
+
+
+class GenerationFailed(EngineError):
+    """The engine failed while generating."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot run anything now; another time, or another worker, may.
+
+    ``retry_after_s`` is when, in seconds from now, if the engine knows.
+    """
+
+    def __init__(self, message: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineLoadError(EngineUnavailable):
+    """The model could not be loaded."""
+
+
+class RateLimited(EngineUnavailable):
+    """Too much is asked of the engine now."""
 
 
 class _Documented(EngineUnavailable):

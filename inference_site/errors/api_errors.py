@@ -20,25 +20,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import kombu.exceptions
 import orjson
-import redis.exceptions
-from django.db import InterfaceError, OperationalError
-from django.http import Http404, HttpRequest
-from rest_framework import exceptions as drf
-from rest_framework.response import Response
 
-from inference_site.domain import errors as worker
-from worker.engines import base as engine
-from inference_site.generations.load_deadlines import LOAD_RETRY_S
-
-logger = logging.getLogger(__name__)
-
-_RETRY_AFTER_S = 5
+RETRY_AFTER_S = 5
 
 
 class ApiError(Exception):
@@ -160,7 +147,7 @@ class RateLimitError(ApiError):
         self,
         message: str | None = None,
         *,
-        retry_after_s: int = _RETRY_AFTER_S,
+        retry_after_s: int = RETRY_AFTER_S,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, headers={**(headers or {}), "Retry-After": str(retry_after_s)})
@@ -188,7 +175,7 @@ class UnavailableError(ApiError):
         message: str | None = None,
         *,
         code: str | None = None,
-        retry_after_s: int = _RETRY_AFTER_S,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
 
@@ -198,90 +185,3 @@ class QueueTimeoutError(UnavailableError):
 
     status = 504
     code = "queue_timeout"
-
-
-def _retry_after_s(exc: engine.EngineUnavailable) -> int:
-    return _RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
-
-
-_Make = Callable[[Any], ApiError]
-_TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
-    (
-        (engine.ContextLengthExceeded,),
-        lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
-    ),
-    ((engine.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
-    (
-        (worker.WorkerLost,),
-        lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
-    ),
-    (
-        (worker.DocumentLost, worker.StreamLost, worker.ShuttingDown),
-        lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
-    ),
-    (
-        # Not of a kind that clients try again.
-        (worker.StoppedByOperator,),
-        lambda e: InvalidRequestError(str(e.__doc__), code="stopped_by_operator"),
-    ),
-    ((worker.HookFailed,), lambda _: InternalError(code="hook_failed")),
-    ((worker.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
-    (
-        (worker.ModelLoading,),
-        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
-    ),
-    ((worker.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
-    (
-        (engine.RateLimited,),
-        lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
-    ),
-    (
-        (engine.EngineUnavailable,),
-        lambda e: UnavailableError(
-            str(e),
-            code="engine_unavailable",
-            retry_after_s=_retry_after_s(e),
-        ),
-    ),
-    ((engine.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
-    (
-        (OperationalError, InterfaceError),
-        lambda _: UnavailableError("The database is not reachable.", code="database_unavailable"),
-    ),
-    (
-        (redis.exceptions.RedisError, kombu.exceptions.OperationalError),
-        lambda _: UnavailableError("The queue is not reachable.", code="queue_unavailable"),
-    ),
-    ((drf.MethodNotAllowed,), lambda e: MethodNotAllowedError(str(e.detail))),
-    ((drf.UnsupportedMediaType,), lambda _: UnsupportedMediaError()),
-    ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
-    ((Http404,), lambda _: NotFoundError()),
-)
-"""What the client is told of each exception; the first row that fits counts."""
-
-
-def api_error(exc: Exception) -> ApiError:
-    """Return what the client is told of this exception. What is not in the table is a 500."""
-    if isinstance(exc, ApiError):
-        return exc
-    make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
-    return InternalError() if make is None else make(exc)
-
-
-def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
-    """Log what is the server's fault; the traceback only of what nobody foresaw."""
-    if error.status < 500 or isinstance(exc, ApiError):
-        return
-    request_id = getattr(request, "request_id", "-")
-    traceback = exc if error.status == 500 else None
-    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
-
-
-def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
-    """Answer an exception that a DRF view raised."""
-    error = api_error(exc)
-    log_error(context["request"]._request, exc, error)
-    headers = dict(error.headers)
-    if isinstance(error, MethodNotAllowedError):
-        headers["Allow"] = ", ".join(context["view"].allowed_methods)
-    return Response(error.envelope, status=error.status, headers=headers)

@@ -18,9 +18,9 @@ from enum import StrEnum
 from typing import Any
 
 from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
-from worker.engines.base import ModelSpec
-from worker.engines.registry import model_capabilities
 from inference_site.fleet.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
 from inference_site.storage.redis_clients import site_client
 

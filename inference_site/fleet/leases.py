@@ -1,7 +1,7 @@
 """Leases: which workers live and what they serve.
 
 A worker renews a key with a short time to live; a worker whose key is gone is dead or cut off, and
-what it was running is given up by ``inference_site.generations.maintenance``. It is announced before its models are loaded,
+what it was running is given up by ``generations.maintenance``. It is announced before its models are loaded,
 so that a model that is loading can be told from one that nobody serves.
 """
 

@@ -2,7 +2,7 @@
 
 It lies around the whole application, so that streams are timed to their last byte and pages of the
 admin are in the log too. The facts of a request (its id, project, model …) are noted while it runs
-(``inference_site.observability.log_context``) and are on every line that is logged meanwhile.
+(``observability.log_context``) and are on every line that is logged meanwhile.
 """
 
 from __future__ import annotations

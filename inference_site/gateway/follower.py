@@ -12,7 +12,7 @@ class Follower:
     """One reader's place in one stream.
 
     With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
-    ``inference_site.generations.disconnect_grace``).
+    ``generations.disconnect_grace``).
     """
 
     __slots__ = (

@@ -23,9 +23,11 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 
 from inference_site.accounts.keys import Caller
+from inference_site.errors.answers import log_error
+from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotFoundError
+from inference_site.errors.exceptions import api_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
-from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotFoundError, api_error, log_error
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.tracing import current
 

@@ -24,12 +24,13 @@ from prometheus_client import Counter
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.gateway.follower import Follower
-from inference_site.generations.kinds import kind_of
 from inference_site.generations.disconnect_grace import tell_attended
 from inference_site.generations.ending_without_worker import cancel_waiting
-from inference_site.streams.event_log import AsyncEventLog, Batch
-from inference_site.generations.models import TERMINAL, Generation, lent_connection
+from inference_site.generations.kinds import kind_of
+from inference_site.generations.models import TERMINAL, Generation
+from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.streams.event_log import AsyncEventLog, Batch
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import ViewPool
-from inference_site.generations.kinds import Ending
+from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from daphne.cli import CommandLineInterface
 from django.conf import settings
 from django.urls import resolve
 
-from inference_site.status import metrics
 from inference_site.gateway.draining import DrainingServer
 from inference_site.gc_freeze import settle_heap
 from inference_site.observability.tracing import start_tracing
+from inference_site.status import metrics
 
 _APPLICATION = "inference_site.asgi:application"
 _GIVE_UP_AT = 8

@@ -8,12 +8,12 @@ from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
 
-from inference_site.generations.kinds import Assembler, Ending, Kind, kind_of
-from inference_site.streams.request_documents import drop_document
-from inference_site.streams.event_log import Appended, close_log, frames_of, read_log
-from inference_site.observability.metrics import count_ended
+from inference_site.generations.kinds import Assembler, Kind, kind_of
 from inference_site.generations.models import Generation, Status
-from worker.runtime.publisher import MESSAGE_TYPE
+from inference_site.observability.metrics import count_ended
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import MESSAGE_TYPE, Appended, close_log, frames_of, read_log
+from inference_site.streams.request_documents import drop_document
 
 
 def end_in_place(

@@ -12,37 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference_site.domain.generation import Delta, GenerationRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a stream ends.
-
-    ``frames`` close an event stream. ``status`` and ``body`` are the answer to a client that does
-    not stream, or, when ``is_early``, to one whose stream has nothing in it but the failure.
-    ``error_code`` is empty unless it failed, ``finish_reason`` unless it completed.
-    ``retry_after_s`` is what a client is told with a 429, 503 or 504.
-    """
-
-    frames: Sequence[bytes]
-    status: int
-    body: bytes
-    finish_reason: str = ""
-    error_code: str = ""
-    is_early: bool = False
-    retry_after_s: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A request document: what the engine is asked, what the assembler of the API app needs, and
-    what is to be kept of the result. ``traceparent`` is of the trace it belongs to, if any."""
-
-    request: GenerationRequest
-    assembly: dict[str, Any]
-    store: dict[str, Any] | None = None
-    traceparent: str = ""
+from inference_site.domain.deltas import Delta
+from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Document
 
 
 class Assembler(ABC):

@@ -6,8 +6,6 @@ from collections.abc import Collection
 
 from inference_site.storage.deadlines import Deadlines
 
-LOAD_RETRY_S = 10
-"""When a client is told to try again while a model is loading."""
 _waits = Deadlines("load-waits")
 
 

@@ -27,16 +27,29 @@ from django.db.models import Count, Min
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from inference_site.generations.disconnect_grace import forget, unattended
-from inference_site.storage.deadlines import Deadlines
-from inference_site.generations.ending_without_worker import cancel_waiting, end_in_place
 from inference_site.domain.errors import ModelLoading, QueueTimeout, WorkerLost
-from inference_site.streams.event_log import request_cancel
 from inference_site.fleet.leases import is_alive, live_view, prune
+from inference_site.generations.disconnect_grace import forget, unattended
+from inference_site.generations.ending_without_worker import cancel_waiting, end_in_place
 from inference_site.generations.load_deadlines import forget_waits, overdue
-from inference_site.generations.models import MAX_ATTEMPTS, TERMINAL, Generation, ServiceClass, Status, lent_connection
-from inference_site.generations.queue import ENOUGH_BELLS, bells, drop_bells_of, drop_late_bells, ring
+from inference_site.generations.models import (
+    MAX_ATTEMPTS,
+    TERMINAL,
+    Generation,
+    ServiceClass,
+    Status,
+)
+from inference_site.generations.queue import (
+    ENOUGH_BELLS,
+    bells,
+    drop_bells_of,
+    drop_late_bells,
+    ring,
+)
+from inference_site.storage.connections import lent_connection
+from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import site_client
+from inference_site.streams.event_log import request_cancel
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +176,7 @@ def _expire(generation: Generation, code: str, error: Exception) -> None:
 
 
 def stop_unattended() -> None:
-    """Stop what nobody has read for longer than its grace (see ``inference_site.generations.disconnect_grace``)."""
+    """Stop what nobody has read for longer than its grace (see ``generations.disconnect_grace``)."""
     left = unattended()
     if not left:
         return

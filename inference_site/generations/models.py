@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import connection, models, transaction
 from django.utils import timezone
+
+from inference_site.storage.connections import lent_connection
 
 
 class Status(models.TextChoices):
@@ -40,13 +41,13 @@ class ServiceClass(models.IntegerChoices):
 
 
 _CLAIM = """
-UPDATE worker_generation SET status = 'running', claimed_at = clock_timestamp(),
+UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s, attempt = attempt + 1
 WHERE id = (
     SELECT waiting.id
-    FROM worker_generation waiting
+    FROM generations_generation waiting
     LEFT JOIN (
-        SELECT project_id, count(*) AS runs FROM worker_generation
+        SELECT project_id, count(*) AS runs FROM generations_generation
         WHERE status = 'running' AND model = %(model)s GROUP BY project_id
     ) share ON share.project_id = waiting.project_id
     WHERE waiting.status = 'queued' AND waiting.model = %(model)s
@@ -59,20 +60,6 @@ WHERE id = (
 RETURNING public_id, kind, attempt, background, request_id,
           extract(epoch FROM claimed_at - created_at)::float
 """
-
-
-@contextmanager
-def lent_connection() -> Iterator[None]:
-    """Give the connection back to the pool at the end, unless a transaction goes on around it.
-
-    A worker's threads run for as long as a generation does; holding a connection meanwhile would
-    take as many as there are slots.
-    """
-    try:
-        yield
-    finally:
-        if not connection.in_atomic_block:
-            connection.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.domain.errors import StoppedByOperator
-from inference_site.streams.event_log import request_cancel
+from inference_site.generations.ending_without_worker import end_in_place
+from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, ServiceClass, Status
+from inference_site.streams.event_log import request_cancel
 
 
 def stop(generation: Generation) -> bool:

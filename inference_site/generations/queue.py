@@ -1,7 +1,7 @@
 """The queue: PostgreSQL remembers who waits, Celery rings the bell.
 
 A bell names a model, never a generation. Whoever hears it claims the best waiting row, so a bell
-that is lost, doubled or late does no harm; ``inference_site.generations.maintenance`` rings again for rows without one.
+that is lost, doubled or late does no harm; ``generations.maintenance`` rings again for rows without one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from inference_site.generations.affinity import Preference, later, preference
-from inference_site.generations.kinds import Document
-from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
-from inference_site.storage.deadlines import Deadlines
-from inference_site.streams.request_documents import drop_document, save_document
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import is_alive, live_view
+from inference_site.generations.affinity import Preference, later, preference
 from inference_site.generations.load_deadlines import wait_for_load
-from inference_site.observability.log_context import note
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.storage.redis_clients import broker_client
+from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
+from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
+from inference_site.storage.deadlines import Deadlines
+from inference_site.storage.redis_clients import broker_client
+from inference_site.streams.request_documents import Document, drop_document, save_document
 
 logger = logging.getLogger(__name__)
 

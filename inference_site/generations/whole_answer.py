@@ -7,12 +7,13 @@ from typing import Any, Self
 
 import orjson
 
-from completions.assembler import failure
-from inference_site.generations.kinds import Assembler, Ending
+from inference_site.errors.exceptions import api_error
+from inference_site.generations.kinds import Assembler
+from inference_site.streams.ending import Ending
 
 
 class WholeAnswerAssembler(Assembler):
-    """Assembles one answer (see ``inference_site.generations.kinds.Assembler``)."""
+    """Assembles one answer (see ``generations.kinds.Assembler``)."""
 
     @classmethod
     def from_assembly(cls, assembly: dict[str, Any]) -> Self:
@@ -34,3 +35,29 @@ class WholeAnswerAssembler(Assembler):
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
         return failure(error)
+
+
+DONE = b"data: [DONE]\n\n"
+"""The last frame of every stream."""
+
+
+def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: int = 0) -> Ending:
+    """End a completion of either kind: a status before the first byte, an event after it.
+
+    ``partial`` is the object with what was answered until then. Events of completions have no
+    numbers, so that of the ``first`` is not told (see ``generations.kinds.Failure``).
+    """
+    told = api_error(error)
+    envelope = told.envelope
+    if partial is not None:
+        envelope["error"]["partial_response"] = partial
+    body = orjson.dumps(envelope)
+    event = b"data: " + body + b"\n\n"
+    return Ending(
+        [event, DONE],
+        told.status,
+        body,
+        error_code=told.code or told.type,
+        is_early=True,
+        retry_after_s=told.retry_after_s,
+    )

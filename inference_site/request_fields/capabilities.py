@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
-from worker.engines.base import ModelSpec
 from inference_site.fleet.fleet import capabilities_of
 
 _ENDPOINTS = {

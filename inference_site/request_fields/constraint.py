@@ -5,36 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from completions.wire.chat import ChatCompletionRequest
-from inference_site.request_fields.wire.constraint import Grammar, JsonObjectFormat, JsonSchemaFormat
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.parsers import is_too_deep
-from inference_site.domain.generation import Constraint
-
-
-def to_constraint(body: ChatCompletionRequest) -> Constraint | None:
-    """Return what the text must match, or None. Raise InvalidRequestError for two constraints."""
-    formatted = _from_format(body)
-    if body.grammar is None:
-        return formatted
-    if formatted is not None:
-        raise InvalidRequestError(
-            "Request `grammar` and `response_format` were both provided but are mutually "
-            "exclusive.",
-            param="grammar",
-        )
-    return from_grammar(body.grammar)
-
-
-def _from_format(body: ChatCompletionRequest) -> Constraint | None:
-    match body.response_format:
-        case JsonObjectFormat():
-            return Constraint("json_object", "", "response_format")
-        case JsonSchemaFormat(json_schema=wanted):
-            schema = json.dumps(wanted.json_schema)
-            return Constraint("json_schema", schema, "response_format")
-        case _:
-            return None
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.capabilities import require
+from inference_site.request_fields.tools import ToolPlan
+from inference_site.request_fields.wire.constraint import (
+    Grammar,
+)
 
 
 def from_grammar(grammar: str | Grammar) -> Constraint:
@@ -73,3 +52,18 @@ def _json_object(value: str | dict[str, Any]) -> dict[str, Any]:
             code="invalid_type",
         )
     return decoded
+
+
+def checked_constraint(
+    constraint: Constraint | None, plan: ToolPlan, spec: ModelSpec
+) -> Constraint | None:
+    """Return the constraint. Raise InvalidRequestError for one that cannot be met."""
+    if constraint is None:
+        return None
+    require("grammar", constraint.param, spec)
+    if plan.must_call:
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
+    return constraint

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 from urllib.parse import urlsplit
 
+from inference_site.domain import messages as domain
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require
-from completions.wire.messages import (
+from inference_site.request_fields.wire.content import (
     AudioPart,
     Content,
     FilePart,
@@ -16,9 +19,6 @@ from completions.wire.messages import (
     RefusalPart,
     TextPart,
 )
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.domain import generation as domain
-from worker.engines.base import ModelSpec
 
 
 def to_content(

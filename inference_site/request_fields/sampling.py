@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.sampling import Sampling
+from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require
 from inference_site.request_fields.wire.sampling import SamplingFields
-from inference_site.errors.api_errors import InvalidRequestError
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Sampling
 
 
 def common_fields(body: SamplingFields, spec: ModelSpec) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.request_fields.capabilities import require
-from worker.engines.base import ModelSpec
 
 
 def to_template_vars(

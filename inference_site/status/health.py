@@ -16,8 +16,8 @@ from rest_framework.response import Response
 from inference_site.api.payload import WireObject
 from inference_site.api.schema import ErrorEnvelope, documented
 from inference_site.api.views import OpenView
-from inference_site.fleet import fleet
 from inference_site.catalogue.catalogue import catalog, start_specs
+from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_workers
 

@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from prometheus_client import REGISTRY
 
 from inference_site.errors.api_errors import AuthenticationError
-from inference_site.status.site_metrics import SiteMetrics
 from inference_site.observability.metrics import BUILD
 from inference_site.observability.telemetry import may_scrape, rendered
+from inference_site.status.site_metrics import SiteMetrics
 
 
 def metrics(request: HttpRequest) -> HttpResponse:

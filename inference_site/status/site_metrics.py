@@ -16,12 +16,12 @@ import redis.exceptions
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference_site.status.health import is_expected, own_connection
-from inference_site.gateway.hub import hub
-from inference_site.fleet import fleet
 from inference_site.catalogue.catalogue import catalog
+from inference_site.fleet import fleet
 from inference_site.fleet.leases import live_workers
+from inference_site.gateway.hub import hub
 from inference_site.generations.queue import bells
+from inference_site.status.health import is_expected, own_connection
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _pool = ThreadPoolExecutor(4, thread_name_prefix="metrics")
 
 _IN_FLIGHT = """
 SELECT model, status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float
-FROM worker_generation WHERE status IN ('queued', 'running') GROUP BY model, status
+FROM generations_generation WHERE status IN ('queued', 'running') GROUP BY model, status
 """
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import msgpack
 import redis
 import redis.asyncio
+import redis.exceptions
 from django.conf import settings
 
-from inference_site.generations.kinds import Ending
 from inference_site.storage.redis_clients import client_for
+from inference_site.streams.ending import Ending
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
@@ -258,3 +259,7 @@ def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
         if frames or batch.ending:
             kept.append(Batch(max(number, batch.first), frames, batch.ending))
     return kept
+
+
+MESSAGE_TYPE = "stream.frames"
+"""Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""

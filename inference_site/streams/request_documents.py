@@ -8,14 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from django.conf import settings
 from pydantic import TypeAdapter
 
-from inference_site.generations.kinds import Document
-from inference_site.streams.event_log import FIELD, Batch, batches_of, cancel_key, document_key, followers_key, frames_of, log_key
+from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
+from inference_site.streams.event_log import (
+    FIELD,
+    Batch,
+    batches_of,
+    cancel_key,
+    document_key,
+    followers_key,
+    frames_of,
+    log_key,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A request document: what the engine is asked, what the assembler of the API app needs, and
+    what is to be kept of the result. ``traceparent`` is of the trace it belongs to, if any."""
+
+    request: GenerationRequest
+    assembly: dict[str, Any]
+    store: dict[str, Any] | None = None
+    traceparent: str = ""
+
 
 _adapter = TypeAdapter(Document)
 

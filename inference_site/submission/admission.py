@@ -21,11 +21,12 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
-from inference_site.usage.settlement import settle_for_request
-from inference_site.errors.api_errors import QuotaError, RateLimitError
 from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import GenerationRequest, TextPart
+from inference_site.domain.messages import TextPart
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.errors.api_errors import QuotaError, RateLimitError
+from inference_site.usage.settlement import settle_for_request
 
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
 _GENERATES = ("chat", "complete")
@@ -35,7 +36,7 @@ SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
 """
 """Locks under which the runs of a key and of its project are counted."""
 _COUNT_RUNS = """
-SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM worker_generation
+SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
 WHERE project_id = %(project_id)s AND status IN ('queued', 'running')
 """
 

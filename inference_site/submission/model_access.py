@@ -5,10 +5,10 @@ from __future__ import annotations
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
+from inference_site.catalogue.catalogue import catalog
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
 from inference_site.submission.serving import require_served
-from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
 
 
 def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:

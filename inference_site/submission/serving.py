@@ -6,12 +6,12 @@ import time
 
 from django.conf import settings
 
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
+from inference_site.errors.exceptions import LOAD_RETRY_S
 from inference_site.fleet import fleet
-from worker.engines.base import ModelSpec
 from inference_site.fleet.fleet import ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
-from inference_site.generations.load_deadlines import LOAD_RETRY_S
 
 _TRY_AGAIN_S = 60.0
 """A model that could not be loaded is not tried again on demand for so long."""

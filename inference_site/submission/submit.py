@@ -12,17 +12,17 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
-from inference_site.submission.admission import Admission, accepting, admitted, retried
 from inference_site.api.authentication import caller_of
+from inference_site.api.idempotency import GRACE_S, HEADER
+from inference_site.domain.request import GenerationRequest
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off
 from inference_site.gateway.hub import hub
-from inference_site.api.idempotency import GRACE_S, HEADER
-from inference_site.generations.kinds import Document
 from inference_site.generations.disconnect_grace import attend
-from inference_site.domain.generation import GenerationRequest
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import Enqueue, enqueue
+from inference_site.streams.request_documents import Document
+from inference_site.submission.admission import Admission, accepting, admitted, retried
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ _LOCK = 0x1F5A_ACC0
 """The advisory lock of whoever takes a step; there is one at a time."""
 
 _TAKE = """
-SELECT id FROM worker_generation
+SELECT id FROM generations_generation
 WHERE NOT is_accounted AND status IN ('cancelled', 'completed', 'failed')
 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 
 _MARK = """
-UPDATE worker_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
+UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
 RETURNING project_id, api_key_id, created_at, reserved_tokens, input_tokens + output_tokens
 """
 
@@ -53,9 +53,9 @@ PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
 START = "date_trunc(period, finished_at, 'UTC')"
 
 _ROLL_UP = f"""
-INSERT INTO accounts_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
+INSERT INTO usage_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
 SELECT period, {START}, project_id, api_key_id, model, {", ".join(SUMS.values())}
-FROM worker_generation, {PERIODS}
+FROM generations_generation, {PERIODS}
 WHERE id = ANY(%(ids)s)
 GROUP BY period, {START}, project_id, api_key_id, model
 ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
@@ -77,9 +77,9 @@ MEASURES = f"""LATERAL (VALUES
 BUCKET = bucket_sql("value")
 
 _ROLL_UP_LATENCY = f"""
-INSERT INTO accounts_latencyrollup AS kept ({ROLLUP_KEY}, measure, bucket, count)
+INSERT INTO usage_latencyrollup AS kept ({ROLLUP_KEY}, measure, bucket, count)
 SELECT period, {START}, project_id, api_key_id, model, measure, {BUCKET}, count(*)
-FROM worker_generation, {MEASURES}, {PERIODS}
+FROM generations_generation, {MEASURES}, {PERIODS}
 WHERE id = ANY(%(ids)s) AND value IS NOT NULL
 GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
@@ -102,7 +102,7 @@ SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
 _LOCK_SPENDS = f"""
 SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
     SELECT budget.id, {SPEND_START}
-    FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
     WHERE generation.id = ANY(%(ids)s)
 ) ORDER BY id FOR UPDATE
 """  # noqa: S608
@@ -110,7 +110,7 @@ SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
 _OPEN_SPENDS = f"""
 INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
 SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
-FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
 WHERE generation.id = ANY(%(ids)s)
 ON CONFLICT DO NOTHING
 """  # noqa: S608
@@ -121,7 +121,7 @@ SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used
 FROM (
     SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
         coalesce(sum({HELD}) FILTER (WHERE {HOLDS}), 0) AS held
-    FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
     WHERE generation.id = ANY(%(ids)s)
     GROUP BY 1, 2
 ) used

@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
 from inference_site.generations.models import Generation
+from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
 _BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {

@@ -13,8 +13,7 @@ from typing import Any
 from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
-from inference_site.accounts.models import LatencyRollup, Period, UsageRollup
-from inference_site.usage.models import Rollup
+from inference_site.usage.models import LatencyRollup, Period, Rollup, UsageRollup
 
 LENGTH = {
     Period.MINUTE: dt.timedelta(minutes=1),

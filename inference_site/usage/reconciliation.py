@@ -16,11 +16,24 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
-from inference_site.usage.accounting import BUCKET, DRAWS_ON, HELD, HOLDS, MEASURES, ROLLUP_KEY, SPEND_START, START, SUMS, USED, hold_lock
 from inference_site.accounts.budgets import period_start
-from inference_site.accounts.models import Budget, LatencyRollup, Period, UsageRollup
-from inference_site.usage.pruning import KEPT_DAYS
+from inference_site.accounts.models import Budget
 from inference_site.generations.models import Generation
+from inference_site.usage.accounting import (
+    BUCKET,
+    DRAWS_ON,
+    HELD,
+    HOLDS,
+    MEASURES,
+    ROLLUP_KEY,
+    SPEND_START,
+    START,
+    SUMS,
+    USED,
+    hold_lock,
+)
+from inference_site.usage.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.pruning import KEPT_DAYS
 
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PERIOD = "(SELECT %(period)s::text AS period) AS periods"
@@ -30,20 +43,20 @@ _LATENCY_KEY = f"{ROLLUP_KEY}, measure, bucket"
 _USAGE = f"""
 SELECT period, {START} AS start, project_id, api_key_id, model,
     {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
-FROM worker_generation, {_PERIOD} WHERE {_ACCOUNTED}
+FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
 GROUP BY period, {START}, project_id, api_key_id, model
 """  # noqa: S608  # Put together from constants, as all of them here.
 _LATENCY = f"""
 SELECT period, {START} AS start, project_id, api_key_id, model, measure, {BUCKET} AS bucket,
     count(*) AS count
-FROM worker_generation, {MEASURES}, {_PERIOD} WHERE {_ACCOUNTED} AND value IS NOT NULL
+FROM generations_generation, {MEASURES}, {_PERIOD} WHERE {_ACCOUNTED} AND value IS NOT NULL
 GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 """  # noqa: S608
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
     coalesce(sum({HELD}) FILTER (WHERE NOT is_accounted AND {HOLDS}), 0) AS reserved
-FROM worker_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
 WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
 GROUP BY 1, 2
 """  # noqa: S608

@@ -12,14 +12,21 @@ from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.accounts.models import Period, Scope
-from inference_site.usage.queries import LENGTH, Span, Usage, floor, usage_by
+from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.payload import parse_query
 from inference_site.api.schema import documented
-from inference_site.usage.wire import CompletionsUsage, OrganizationUsageQuery, UsageBucket, UsagePage, UsageQuery
 from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.usage.models import Period
+from inference_site.usage.queries import LENGTH, Span, Usage, floor, usage_by
+from inference_site.usage.wire import (
+    CompletionsUsage,
+    OrganizationUsageQuery,
+    UsageBucket,
+    UsagePage,
+    UsageQuery,
+)
 
 _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
 _PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}

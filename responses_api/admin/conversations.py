@@ -7,10 +7,10 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 
-from responses_api.admin.turns import MOST_ITEMS, Tools
-from responses_api.models import Conversation, Item
 from inference_site.admin_pages.bubbles import may_see_content
 from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
+from responses_api.admin.turns import MOST_ITEMS, Tools
+from responses_api.models import Conversation, Item
 
 
 @admin.register(Conversation)

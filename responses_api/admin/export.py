@@ -10,11 +10,11 @@ from asgiref.sync import sync_to_async
 from django.db.models import Prefetch, QuerySet
 from django.http import StreamingHttpResponse
 
+from inference_site.admin_pages.keyset import look_down
+from inference_site.storage.connections import lent_connection
 from responses_api.models import Item, StoredResponse
 from responses_api.recovery import shown_many
 from responses_api.search import search_time
-from inference_site.admin_pages.keyset import look_down
-from inference_site.generations.models import lent_connection
 
 _AT_ONCE = 100
 

@@ -6,14 +6,14 @@ import shlex
 from typing import Any
 
 from inference_site.accounts.keys import caller_of_key
-from inference_site.submission.submit import start_unfollowed
+from inference_site.admin_pages.bubbles import pretty
 from inference_site.errors.api_errors import ConflictError
+from inference_site.generations.models import Generation
+from inference_site.submission.submit import start_unfollowed
 from responses_api.creation import create
 from responses_api.history import before
 from responses_api.models import StoredResponse
 from responses_api.wire.request import ResponseRequest
-from inference_site.admin_pages.bubbles import pretty
-from inference_site.generations.models import Generation
 
 _OF_THE_CLIENT = ("background", "stream", "stream_options")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from inference_site.errors.api_errors import NotFoundError
 from inference_site.api.staff import HasPermission, StaffSession
 from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import NotFoundError
 from responses_api.models import StoredResponse
 from responses_api.views import stream
 

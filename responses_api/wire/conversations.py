@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from completions.wire.chat import Metadata
 from inference_site.api.payload import WireObject, WireRequest
+from inference_site.request_fields.wire.request import Metadata
 from responses_api.wire.items import InputItem
 
 

@@ -6,11 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from completions.wire.chat import EndUser, Metadata, ReasoningEffort, ServiceTier, StopTexts
-from inference_site.request_fields.wire.constraint import GrammarField, JsonObjectFormat, TextFormat
-from inference_site.request_fields.wire.sampling import SamplingFields
-from completions.wire.tools import CustomFormat, FunctionName
 from inference_site.api.payload import WireRequest
+from inference_site.request_fields.wire.constraint import GrammarField, JsonObjectFormat, TextFormat
+from inference_site.request_fields.wire.request import (
+    EndUser,
+    Metadata,
+    ReasoningEffort,
+    ServiceTier,
+    StopTexts,
+)
+from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
 from responses_api.wire.items import InputItem, ObjectId
 
 HOSTED_TOOLS = frozenset(

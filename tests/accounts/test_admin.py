@@ -17,12 +17,12 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from tests.generations import create_generation
 from inference_site.admin_pages import keyset
 from inference_site.generations.models import Generation, Status
+from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
-GENERATIONS = "/admin/worker/generation/"
+GENERATIONS = "/admin/generations/generation/"
 KEYS = "/admin/accounts/apikey/"
 PROJECTS = "/admin/accounts/project/"
 

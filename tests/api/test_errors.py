@@ -12,29 +12,37 @@ from django.db import InterfaceError, OperationalError
 from django.http import Http404
 from rest_framework import exceptions as drf
 
-from inference_site.errors.api_errors import ApiError, AuthenticationError, InvalidRequestError, MethodNotAllowedError, NotFoundError, PayloadTooLargeError, UnavailableError, api_error
-from inference_site.domain import errors as worker
-from worker.engines import base as engine
+from inference_site.domain import errors as domain
+from inference_site.errors.api_errors import (
+    ApiError,
+    AuthenticationError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnavailableError,
+)
+from inference_site.errors.exceptions import api_error
 
 CLIENT, SERVER = "invalid_request_error", "server_error"
 TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
-    (engine.ContextLengthExceeded(8, 9), 400, CLIENT, "context_length_exceeded", None),
-    (engine.InvalidRequest("no", "messages"), 400, CLIENT, None, None),
-    (engine.GenerationFailed("boom"), 500, SERVER, "model_error", None),
-    (engine.EngineError("boom"), 500, SERVER, "model_error", None),
-    (engine.EngineUnavailable("busy"), 503, SERVER, "engine_unavailable", "5"),
-    (engine.EngineUnavailable("busy", 0), 503, SERVER, "engine_unavailable", "0"),
-    (engine.EngineLoadError("bad"), 503, SERVER, "engine_unavailable", "5"),
-    (engine.RateLimited("slow"), 429, "requests", "rate_limit_exceeded", "5"),
-    (engine.RateLimited("slow", 9), 429, "requests", "rate_limit_exceeded", "9"),
-    (worker.WorkerLost(), 503, SERVER, "worker_lost", "1"),
-    (worker.DocumentLost(), 503, SERVER, "worker_unavailable", "1"),
-    (worker.StreamLost(), 503, SERVER, "worker_unavailable", "1"),
-    (worker.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),
-    (worker.QueueFull(), 503, SERVER, "queue_full", "5"),
-    (worker.QueueTimeout(), 504, SERVER, "queue_timeout", "5"),
-    (worker.ModelLoading(), 503, SERVER, "model_loading", "10"),
-    (worker.StoppedByOperator(), 400, CLIENT, "stopped_by_operator", None),
+    (domain.ContextLengthExceeded(8, 9), 400, CLIENT, "context_length_exceeded", None),
+    (domain.InvalidRequest("no", "messages"), 400, CLIENT, None, None),
+    (domain.GenerationFailed("boom"), 500, SERVER, "model_error", None),
+    (domain.EngineError("boom"), 500, SERVER, "model_error", None),
+    (domain.EngineUnavailable("busy"), 503, SERVER, "engine_unavailable", "5"),
+    (domain.EngineUnavailable("busy", 0), 503, SERVER, "engine_unavailable", "0"),
+    (domain.EngineLoadError("bad"), 503, SERVER, "engine_unavailable", "5"),
+    (domain.RateLimited("slow"), 429, "requests", "rate_limit_exceeded", "5"),
+    (domain.RateLimited("slow", 9), 429, "requests", "rate_limit_exceeded", "9"),
+    (domain.WorkerLost(), 503, SERVER, "worker_lost", "1"),
+    (domain.DocumentLost(), 503, SERVER, "worker_unavailable", "1"),
+    (domain.StreamLost(), 503, SERVER, "worker_unavailable", "1"),
+    (domain.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),
+    (domain.QueueFull(), 503, SERVER, "queue_full", "5"),
+    (domain.QueueTimeout(), 504, SERVER, "queue_timeout", "5"),
+    (domain.ModelLoading(), 503, SERVER, "model_loading", "10"),
+    (domain.StoppedByOperator(), 400, CLIENT, "stopped_by_operator", None),
     (OperationalError("secret"), 503, SERVER, "database_unavailable", "5"),
     (InterfaceError("secret"), 503, SERVER, "database_unavailable", "5"),
     (redis.exceptions.ConnectionError("secret"), 503, SERVER, "queue_unavailable", "5"),
@@ -71,7 +79,7 @@ def subclasses(root: type[Exception]) -> Iterator[type[Exception]]:
 
 def test_no_error_of_the_worker_is_missing_from_the_table() -> None:
     tested = {type(exc) for exc, *_ in TABLE}
-    own = {c for c in subclasses(engine.EngineError) if not c.__name__.startswith("_")}
+    own = {c for c in subclasses(domain.EngineError) if not c.__name__.startswith("_")}
     assert own <= tested
 
 
@@ -85,7 +93,7 @@ def test_the_envelope_always_has_its_four_keys(exc: Exception, status: int) -> N
 
 
 def test_the_context_error_has_the_words_that_clients_look_for() -> None:
-    error = api_error(engine.ContextLengthExceeded(8, 9))
+    error = api_error(domain.ContextLengthExceeded(8, 9))
     assert error.param == "messages"
     assert "maximum context length is 8 tokens" in error.message
     assert "resulted in 9 tokens" in error.message

@@ -17,8 +17,8 @@ PAGES = [
     "/admin/",
     "/admin/queue/",
     "/admin/fleet/",
-    "/admin/worker/generation/",
-    "/admin/worker/generation/1/change/",
+    "/admin/generations/generation/",
+    "/admin/generations/generation/1/change/",
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/storedresponse/1/change/",
     "/admin/responses_api/conversation/",
@@ -45,7 +45,7 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     client.chat.completions.create(
         model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
     )
-    counted = "SELECT count(*) FROM accounts_usagerollup WHERE period = 'minute'"
+    counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 10, "the requests are accounted")
 
 
@@ -181,7 +181,9 @@ def full(client: openai.OpenAI, stack: ServedStack) -> Iterator[list[str]]:
 
 
 def _waiting(stack: ServedStack) -> list[str]:
-    rows = stack.sql("SELECT public_id FROM worker_generation WHERE status = 'queued' ORDER BY id")
+    rows = stack.sql(
+        "SELECT public_id FROM generations_generation WHERE status = 'queued' ORDER BY id"
+    )
     return [row[0] for row in rows]
 
 
@@ -210,7 +212,7 @@ def test_the_page_of_the_api_works_under_the_policy(page: Page) -> None:
 
 
 BUSY_HOUR = """
-INSERT INTO accounts_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
+INSERT INTO usage_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
     failed, cancelled, input_tokens, cached_tokens, output_tokens, reasoning_tokens, queue_ms,
     prefill_ms, decode_ms, cost)
 SELECT 'minute', start, key.project_id, key.id, 'demo', n + 4, n,
@@ -221,10 +223,10 @@ LATERAL (SELECT date_trunc('minute', now() - ago * interval '1 minute', 'UTC') A
 ON CONFLICT DO NOTHING
 """
 BUSY_LATENCIES = """
-INSERT INTO accounts_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
+INSERT INTO usage_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
     count)
 SELECT period, start, project_id, api_key_id, model, measure, low + spread, 5 - spread
-FROM accounts_usagerollup, generate_series(0, 3) spread,
+FROM usage_usagerollup, generate_series(0, 3) spread,
     (VALUES ('ttft', 12), ('speed', 10), ('queue', 5)) measures (measure, low)
 WHERE period = 'minute' AND model = 'demo'
 ON CONFLICT DO NOTHING

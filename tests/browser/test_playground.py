@@ -76,7 +76,7 @@ def test_a_conversation_with_tools_is_held_and_told_as_code(
     stored = stack.sql(
         "SELECT key.name, project.name FROM responses_api_storedresponse stored"
         " JOIN accounts_project project ON project.id = stored.project_id"
-        " JOIN worker_generation run ON run.public_id = stored.public_id"
+        " JOIN generations_generation run ON run.public_id = stored.public_id"
         " JOIN accounts_apikey key ON key.id = run.api_key_id ORDER BY stored.id DESC LIMIT 1"
     )
     assert stored == [("admin", "playground")]
@@ -89,7 +89,7 @@ def test_stop_really_stops(page: Page, stack: ServedStack, way: str) -> None:
     message(page).fill(slow(4000))
     page.keyboard.press("Enter")
     expect(page.locator(".answer .bubble-text")).to_contain_text("x x x")
-    newest = "SELECT public_id FROM worker_generation ORDER BY id DESC LIMIT 1"
+    newest = "SELECT public_id FROM generations_generation ORDER BY id DESC LIMIT 1"
     ((running,),) = stack.sql(newest)
     assert stack.row(running)["status"] == "running"
     if way == "button":
@@ -111,7 +111,7 @@ def begun(page: Page, stack: ServedStack) -> str:
     message(page).fill(slow(4000))
     page.keyboard.press("Enter")
     expect(page.locator(".answer .bubble-text")).to_contain_text("x x x")
-    newest = "SELECT public_id FROM worker_generation ORDER BY id DESC LIMIT 1"
+    newest = "SELECT public_id FROM generations_generation ORDER BY id DESC LIMIT 1"
     ((running,),) = stack.sql(newest)
     return str(running)
 

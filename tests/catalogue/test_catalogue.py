@@ -11,10 +11,10 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalog, catalog
-from worker.engines.base import ModelSpec, Price
-from inference_site.domain.generation import Sampling
 from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.catalogue.models_file import default_threads, read_models_file
+from inference_site.domain.model_spec import ModelSpec, Price
+from inference_site.domain.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

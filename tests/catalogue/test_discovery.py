@@ -10,11 +10,11 @@ from unittest.mock import patch
 import gguf
 import pytest
 
-from tests.tiny_vision import write_projector
-from tests.tiny_weights import write_adapter, write_model
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.gguf_header import metadata
+from tests.tiny_vision import write_projector
+from tests.tiny_weights import write_adapter, write_model
 
 WHOLE = DEMO_FILE.read_bytes()
 

@@ -12,12 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completions.assembler import CHAT, ChatAssembler, failure
+from completions.assembler import CHAT, ChatAssembler
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
-from inference_site.generations.kinds import Ending, kind_of
-from worker.engines.base import ContextLengthExceeded, GenerationFailed
-from inference_site.domain.errors import DocumentLost, QueueTimeout
-from inference_site.domain.generation import Delta, Finish, FinishReason, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
+from inference_site.domain.errors import (
+    ContextLengthExceeded,
+    DocumentLost,
+    GenerationFailed,
+    QueueTimeout,
+)
+from inference_site.generations.kinds import kind_of
+from inference_site.generations.whole_answer import failure
+from inference_site.streams.ending import Ending
 
 Frames = list[bytes]
 DONE = b"data: [DONE]\n\n"

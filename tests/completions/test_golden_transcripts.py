@@ -20,10 +20,20 @@ from completions.assembler import ChatAssembler
 from completions.completion_assembler import CompletionAssembler
 from completions.embedding_assembler import EmbeddingAssembler
 from completions.token_assembler import TokenAssembler
+from inference_site.domain.deltas import (
+    Delta,
+    EmbeddingDelta,
+    Finish,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    TokensDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.domain.errors import GenerationFailed, HookFailed
 from inference_site.generations.kinds import Assembler
-from worker.engines.base import GenerationFailed
-from inference_site.domain.errors import HookFailed
-from inference_site.domain.generation import Delta, EmbeddingDelta, Finish, PromptDelta, ReasoningDelta, TextDelta, TokenLogprob, TokensDelta, ToolCallDelta, Usage
 
 FOLDER = Path(__file__).parent / "golden"
 USAGE = Usage(20, 12, 8, 3, prefill_ms=4.0, decode_ms=16.0)

@@ -8,10 +8,12 @@ import pytest
 
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.payload import parse
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import GenerationRequest, Message, Sampling
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
+from inference_site.errors.api_errors import InvalidRequestError
 
 SPEC = ModelSpec("demo", "scripted")
 

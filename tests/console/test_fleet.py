@@ -70,7 +70,7 @@ def test_what_cannot_be_done_is_said(admin: Client, worker: str) -> None:
 
 
 def test_who_may_only_look_tells_nothing(staff: Callable[..., Client], worker: str) -> None:
-    looker = staff("worker.view_generation")
+    looker = staff("generations.view_generation")
     text = looker.get(FLEET).content.decode()
     assert worker in text
     assert 'value="drain"' not in text

@@ -15,10 +15,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference_site.usage.accounting import account
 from inference_site.accounts.models import ApiKey
-from tests.generations import create_generation
 from inference_site.generations.models import Status
+from inference_site.usage.accounting import account
+from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
 
@@ -132,7 +132,7 @@ def test_the_usage_log_itself_is_only_asked_for_what_waits(admin: Client, api_ke
     used(api_key[0])
     with CaptureQueriesContext(connection) as captured:
         page(admin)
-    asked = [q["sql"] for q in captured if "worker_generation" in q["sql"]]
+    asked = [q["sql"] for q in captured if "generations_generation" in q["sql"]]
     assert len(asked) == 1
     assert "'queued'" in asked[0]
 

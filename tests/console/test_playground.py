@@ -13,11 +13,11 @@ from django.test import Client
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, KeySecret, Project
+from inference_site.catalogue import catalogue
 from inference_site.console import playground
 from inference_site.console.playground import playground_caller
-from tests.responses_api.chains import Chain
-from inference_site.catalogue import catalogue
 from inference_site.generations.models import Generation, Status
+from tests.responses_api.chains import Chain
 
 ADDRESS = "/console/playground/responses"
 

@@ -11,10 +11,10 @@ from django.test import Client
 
 from inference_site.accounts.models import ApiKey
 from inference_site.console import queue
-from tests.generations import chat_document, create_generation
-from inference_site.streams.request_documents import save_document
-from inference_site.streams.event_log import read_log
 from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.streams.event_log import read_log
+from inference_site.streams.request_documents import save_document
+from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]
 QUEUE = "/admin/queue/"
@@ -46,7 +46,7 @@ def test_one_that_is_moved_up_is_claimed_first(admin: Client, api_key: Key) -> N
 
 
 def ids(text: str) -> list[int]:
-    return [int(pk) for pk in re.findall(r"/admin/worker/generation/(\d+)/change/", text)]
+    return [int(pk) for pk in re.findall(r"/admin/generations/generation/(\d+)/change/", text)]
 
 
 def test_the_line_is_in_the_order_in_which_it_is_taken(
@@ -121,7 +121,7 @@ def test_one_that_has_ended_is_left_alone(admin: Client, api_key: Key) -> None:
 
 def test_who_may_only_look_changes_nothing(staff: Callable[..., Client], api_key: Key) -> None:
     waiting = create_generation(api_key[0])
-    looker = staff("worker.view_generation")
+    looker = staff("generations.view_generation")
     text = looker.get(QUEUE).content.decode()
     assert waiting.public_id[:18] in text
     assert 'value="stop"' not in text

@@ -37,7 +37,7 @@ def worker_of(site: Site, public_id: str) -> Container:
     """The worker that runs, or ran, a generation."""
     with psycopg.connect(site.local.database_url) as connection:
         row = connection.execute(
-            "SELECT worker FROM worker_generation WHERE public_id = %s", [public_id]
+            "SELECT worker FROM generations_generation WHERE public_id = %s", [public_id]
         ).fetchone()
     assert row is not None
     pid = int(row[0].split(":")[1])

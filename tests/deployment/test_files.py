@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from inference_site.catalogue.engines.registry import LIBRARIES
 from tests.deployment.compose import ROOT, compose_file, images, locked, pins, service
-from worker.engines.registry import LIBRARIES
 
 OURS = ("migrate", "web", "worker", "worker-gpu", "beat")
 

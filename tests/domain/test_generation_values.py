@@ -7,9 +7,14 @@ import inspect
 
 import pytest
 
-from inference_site.domain import generation
+from inference_site.domain import deltas, messages, request, sampling
 
-VALUES = [kind for _, kind in inspect.getmembers(generation, dataclasses.is_dataclass)]
+VALUES = [
+    kind
+    for module in (deltas, messages, request, sampling)
+    for _, kind in inspect.getmembers(module, dataclasses.is_dataclass)
+    if kind.__module__ == module.__name__
+]
 
 
 @pytest.mark.parametrize("kind", VALUES)

@@ -74,7 +74,7 @@ def test_leaving_without_a_stream_cancels_too(stack: ServedStack) -> None:
     )
 
     def status() -> str | None:
-        rows = stack.sql("SELECT status FROM worker_generation WHERE request_id = 'leaver'")
+        rows = stack.sql("SELECT status FROM generations_generation WHERE request_id = 'leaver'")
         return rows[0][0] if rows else None
 
     with socket.create_connection(("127.0.0.1", stack.port)) as connection:
@@ -105,7 +105,7 @@ def test_one_that_waits_in_the_queue_is_cancelled_without_running(
 
     def row() -> Any:
         return stack.sql(
-            "SELECT status, first_token_at FROM worker_generation WHERE request_id = 'waiter'"
+            "SELECT status, first_token_at FROM generations_generation WHERE request_id = 'waiter'"
         )[0]
 
     wait_until(lambda: row()[0] == "cancelled", 10, "cancelled")
@@ -126,7 +126,7 @@ def test_client_that_reads_nothing_holds_nobody_up(stack: ServedStack) -> None:
     )
 
     def status() -> str | None:
-        rows = stack.sql("SELECT status FROM worker_generation WHERE request_id = 'sleeper'")
+        rows = stack.sql("SELECT status FROM generations_generation WHERE request_id = 'sleeper'")
         return rows[0][0] if rows else None
 
     with socket.socket() as connection:

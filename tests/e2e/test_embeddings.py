@@ -101,7 +101,7 @@ def test_tokens_are_counted_and_accounted(stack: ServedStack, client: openai.Ope
     assert usage.prompt_tokens == usage.total_tokens == sum(alone)
     [row] = stack.sql(
         "SELECT kind, status, input_tokens, output_tokens, end_user, first_token_at IS NOT NULL"
-        " FROM worker_generation WHERE request_id = 'embedding-row'"
+        " FROM generations_generation WHERE request_id = 'embedding-row'"
     )
     assert row == ("embedding", "completed", sum(alone), 0, "ann", True)
 

@@ -193,5 +193,5 @@ def test_session_of_the_admin_opens_no_api(stack: ServedStack) -> None:
             "next": "/admin/",
         }
         assert "Generations" in browser.post("/admin/login/", data=form).text
-        assert "Select generation" in browser.get("/admin/worker/generation/").text
+        assert "Select generation" in browser.get("/admin/generations/generation/").text
         assert browser.get("/v1/models").status_code == 401

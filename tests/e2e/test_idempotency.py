@@ -49,7 +49,7 @@ def test_it_runs_once_however_many_send_it_at_once(stack: ServedStack) -> None:
     busy = [answer for answer in answers if answer.status_code != 200]
     assert len(done) == 1
     assert {answer.json()["error"]["code"] for answer in busy} <= {"idempotency_in_progress"}
-    rows = stack.sql("SELECT 1 FROM worker_generation WHERE api_key_id = %s", key.id)
+    rows = stack.sql("SELECT 1 FROM generations_generation WHERE api_key_id = %s", key.id)
     assert len(rows) == 1
 
 
@@ -103,14 +103,14 @@ def test_who_was_cut_off_and_sends_it_again_gets_all_of_it(stack: ServedStack) -
         again = http.post(CHAT, json=asked, headers=keyed("cut"))
     assert again.text.count('"content":"x "') == 20
     assert again.text.endswith("data: [DONE]\n\n")
-    rows = stack.sql("SELECT status FROM worker_generation WHERE api_key_id = %s", key.id)
+    rows = stack.sql("SELECT status FROM generations_generation WHERE api_key_id = %s", key.id)
     assert rows == [("completed",)]
 
 
 def test_what_nobody_came_back_for_in_time_runs_anew(stack: ServedStack) -> None:
     key = make_key(stack)
     asked = body(slow(10, 2000), "scripted", stream=True)
-    statement = "SELECT status FROM worker_generation WHERE api_key_id = %s ORDER BY id"
+    statement = "SELECT status FROM generations_generation WHERE api_key_id = %s ORDER BY id"
     with key.http(stack) as http:
         cut_off(http, asked, "late-cut")
         wait_until(lambda: stack.sql(statement, key.id) == [("cancelled",)], 30, "cancelled")
@@ -127,7 +127,7 @@ def test_of_those_who_repeat_what_failed_one_runs(stack: ServedStack) -> None:
             lambda _: http.post(CHAT, json=asked, headers=keyed("failed")).status_code, range(8)
         )
         answers = list(again)
-    rows = stack.sql("SELECT count(*) FROM worker_generation WHERE api_key_id = %s", key.id)
+    rows = stack.sql("SELECT count(*) FROM generations_generation WHERE api_key_id = %s", key.id)
     assert set(answers) <= {500, 409}
     # Those who come while it runs again are told how that run ended.
     assert 2 <= rows[0][0] <= 1 + answers.count(500)

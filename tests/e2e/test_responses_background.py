@@ -21,7 +21,7 @@ def _free_slots(stack: ServedStack) -> Iterator[None]:
     """Stop what a test has left running."""
     yield
     left = stack.sql(
-        "SELECT public_id FROM worker_generation WHERE background AND status IN (%s, %s)",
+        "SELECT public_id FROM generations_generation WHERE background AND status IN (%s, %s)",
         *("queued", "running"),
     )
     with stack.http() as http:

@@ -216,7 +216,7 @@ def test_log_that_says_nothing_of_the_end_is_not_waited_for(
     with stack.redis() as redis:
         assert redis.xdel(f"{{{created}}}:log", "18446744073709551615-0") == 1
     stack.sql(
-        "UPDATE worker_generation SET finished_at = finished_at - interval '1 hour' "
+        "UPDATE generations_generation SET finished_at = finished_at - interval '1 hour' "
         "WHERE public_id = %s",
         created,
     )

@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.test_tools import OSLO, WEATHER
 from tests.served_stack import ServedStack, served_stack, wait_until
 from tests.upstream_server import Talk, UpstreamServer, chunks, llama_server, streamed, text
-from inference_site.catalogue.catalogue import DEMO_FILE
 
 MODELS = """
   remote:

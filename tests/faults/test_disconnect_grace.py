@@ -116,7 +116,7 @@ def test_client_that_did_not_stream_may_come_back_to_the_stream(
     )
 
     def rows() -> list[Any]:
-        return stack.sql("SELECT public_id FROM worker_generation WHERE request_id = 'leaver'")
+        return stack.sql("SELECT public_id FROM generations_generation WHERE request_id = 'leaver'")
 
     with socket.create_connection(("127.0.0.1", stack.port)) as connection:
         connection.sendall(request.encode())
@@ -132,7 +132,7 @@ def test_response_that_is_not_stored_is_stopped_at_once(stack: ServedStack, stre
     mark = {"x-request-id": f"unstored-{stream}"}
 
     def row() -> Any:
-        statement = "SELECT public_id, status FROM worker_generation WHERE request_id = %s"
+        statement = "SELECT public_id, status FROM generations_generation WHERE request_id = %s"
         return stack.sql(statement, mark["x-request-id"])[0]
 
     with stack.http() as http:

@@ -152,7 +152,9 @@ def second_worker(stack: ServedStack) -> Iterator[subprocess.Popen[bytes]]:
 
 def running(stack: ServedStack) -> int:
     """How many generations run."""
-    count: int = stack.sql("SELECT count(*) FROM worker_generation WHERE status = 'running'")[0][0]
+    count: int = stack.sql("SELECT count(*) FROM generations_generation WHERE status = 'running'")[
+        0
+    ][0]
     return count
 
 

@@ -9,15 +9,29 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.waiting import wait_until
-from inference_site.fleet import fleet
 from inference_site.catalogue.catalogue import Catalog
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
 from inference_site.fleet.commands import Command, Listener, send
-from worker.engines.base import ModelSpec
-from inference_site.fleet.fleet import ModelStatus, NotLoadable, NotLoaded, UnknownModel, UnknownWorker
-from inference_site.fleet.leases import Device, Lease, LiveView, LiveWorker, ModelState, ServedModel, prune
+from inference_site.fleet.fleet import (
+    ModelStatus,
+    NotLoadable,
+    NotLoaded,
+    UnknownModel,
+    UnknownWorker,
+)
+from inference_site.fleet.leases import (
+    Device,
+    Lease,
+    LiveView,
+    LiveWorker,
+    ModelState,
+    ServedModel,
+    prune,
+)
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
+from tests.waiting import wait_until
 
 Announce = Callable[..., str]
 

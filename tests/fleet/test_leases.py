@@ -8,11 +8,20 @@ from types import SimpleNamespace
 import pytest
 import redis.exceptions
 
-from tests.waiting import wait_until
 from inference_site.fleet import leases
-from inference_site.fleet.leases import LEASE_S, Lease, LiveView, LiveWorker, ServedModel, is_alive, live_workers, prune
+from inference_site.fleet.leases import (
+    LEASE_S,
+    Lease,
+    LiveView,
+    LiveWorker,
+    ServedModel,
+    is_alive,
+    live_workers,
+    prune,
+)
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
+from tests.waiting import wait_until
 
 SERVED = (ServedModel("demo", slots=4, busy=1), ServedModel("other", slots=1, busy=0))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.gateway.follower import Follower
-from inference_site.generations.kinds import Ending
+from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 
 END = Ending((), 200, b"{}", finish_reason="stop")

@@ -13,20 +13,20 @@ from django.http.response import HttpResponseBase
 
 from completions import model_views
 from inference_site.accounts.models import ApiKey
-from inference_site.submission import submit as enqueue_module
-from inference_site.submission import serving
 from inference_site.api import views as http_views
+from inference_site.domain.errors import QueueFull
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.gateway.hub import hub
-from tests.gateway.asgi import error_of, scope
-from inference_site.generations.wake_ups import queue_name
-from inference_site.streams.request_documents import load_document
-from inference_site.domain.errors import QueueFull
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import Enqueue, new_id
+from inference_site.generations.wake_ups import queue_name
 from inference_site.storage.redis_clients import broker_client, site_client
+from inference_site.streams.request_documents import load_document
+from inference_site.submission import serving
+from inference_site.submission import submit as enqueue_module
+from tests.gateway.asgi import error_of, scope
 
 Key = tuple[ApiKey, str]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

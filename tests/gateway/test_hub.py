@@ -16,16 +16,15 @@ from inference_site.accounts.models import ApiKey
 from inference_site.gateway import hub as hub_module
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
-from responses_api.events import DONE, decode
-from tests.generations import chat_document, create_generation
-from tests.responses_api.validation import check
-from inference_site.generations.kinds import Ending
-from inference_site.streams.request_documents import Loaded, load_document, save_document
-from inference_site.streams.event_log import AsyncEventLog, Batch
 from inference_site.generations.models import Generation, Status
-from worker.runtime.publisher import MESSAGE_TYPE
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch
+from inference_site.streams.request_documents import Loaded, load_document, save_document
+from responses_api.events import DONE, decode
+from tests.generations.rows import chat_document, create_generation
+from tests.responses_api.validation import check
 
 Key = tuple[ApiKey, str]
 END = Ending((), 200, b"{}", finish_reason="stop")

@@ -10,10 +10,10 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.gateway import relay as relay_module
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch
 from tests.gateway.asgi import FakeClient, error_of
 from tests.gateway.exchange import Exchange
-from inference_site.generations.kinds import Ending
-from inference_site.streams.event_log import Batch
 
 END = Ending((), 200, b'{"whole":1}', finish_reason="stop")
 ERROR = b'{"error":{"message":"gone","type":"server_error","param":null,"code":"worker_lost"}}'

@@ -7,9 +7,9 @@ import io
 import pytest
 from django.http import QueryDict
 
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.paging import parse_page
 from inference_site.api.parsers import JsonParser
+from inference_site.errors.api_errors import InvalidRequestError
 
 
 def _nested(levels: int) -> bytes:

@@ -11,15 +11,15 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
-from tests.waiting import wait_until
+from inference_site.fleet.leases import LiveView, LiveWorker, ServedModel
 from inference_site.generations import affinity, queue
 from inference_site.generations.affinity import Later, Preference, preference
-from inference_site.generations.wake_ups import own_queue, queue_name
-from inference_site.fleet.leases import LiveView, LiveWorker, ServedModel
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import Enqueue, bells, drop_bells_of, enqueue, new_id
+from inference_site.generations.wake_ups import own_queue, queue_name
 from inference_site.storage.redis_clients import broker_client
+from tests.generations.rows import chat_document, create_generation
+from tests.waiting import wait_until
 
 Key = tuple[ApiKey, str]
 

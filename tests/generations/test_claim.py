@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
-from tests.generations import create_generation
 from inference_site.generations.models import Claim, Generation, ServiceClass, Status
+from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
 

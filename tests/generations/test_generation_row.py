@@ -11,8 +11,9 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import create_generation
-from inference_site.generations.models import TERMINAL, Claim, Generation, Status, lent_connection
+from inference_site.generations.models import TERMINAL, Claim, Generation, Status
+from inference_site.storage.connections import lent_connection
+from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
 START = datetime(2026, 1, 1, tzinfo=UTC)

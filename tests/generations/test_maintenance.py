@@ -16,15 +16,24 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
-from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
-from inference_site.streams.request_documents import load_document, save_document
-from inference_site.streams.event_log import Batch, log_key
 from inference_site.fleet.leases import Lease, LiveWorker, prune
+from inference_site.generations.maintenance import (
+    attempt,
+    drop_gone,
+    expire_waiting,
+    give_up_abandoned,
+    give_up_orphans,
+    last_tended,
+    ring_unheard,
+    tend,
+)
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import bells, drop_bells_of, new_id, ring
+from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
 from inference_site.storage.redis_clients import broker_client, client_for, site_client
-from inference_site.generations.maintenance import attempt, drop_gone, expire_waiting, give_up_abandoned, give_up_orphans, last_tended, ring_unheard, tend
+from inference_site.streams.event_log import Batch, log_key
+from inference_site.streams.request_documents import load_document, save_document
+from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]
 

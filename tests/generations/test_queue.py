@@ -16,18 +16,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
-from inference_site.streams import request_documents
-from inference_site.generations import queue
-from inference_site.generations.kinds import Document
-from inference_site.generations.wake_ups import queue_name
-from inference_site.streams.request_documents import load_document
 from inference_site.domain.errors import QueueFull
-from inference_site.streams.event_log import document_key, followers_key
 from inference_site.fleet.leases import live_view
+from inference_site.generations import queue
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import Enqueue, bells, enqueue, new_id, ring
+from inference_site.generations.wake_ups import queue_name
 from inference_site.storage.redis_clients import broker_client, client_for
+from inference_site.streams import request_documents
+from inference_site.streams.event_log import document_key, followers_key
+from inference_site.streams.request_documents import Document, load_document
+from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]
 

@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 from prometheus_client import REGISTRY
 
-from inference_site.domain.generation import Usage
+from inference_site.domain.deltas import Usage
 from inference_site.observability.metrics import Meter
 from inference_site.observability.telemetry import may_scrape
 
@@ -19,7 +19,9 @@ def value(name: str, **labels: str) -> float:
 
 def test_gaps_between_deltas_are_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 10.504, 10.534, 13.534, 13.6])
-    monkeypatch.setattr("inference_site.observability.metrics.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr(
+        "inference_site.observability.metrics.time.perf_counter", lambda: next(clock)
+    )
     meter = Meter("gaps", attempt=1, waited_s=0.25)
     for _ in range(4):
         meter.tick()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.request_fields.content import to_content
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.messages import UserMessage
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.payload import parse
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import AudioPart, ImagePart, Part, TextPart
+from inference_site.domain.messages import AudioPart, ImagePart, Part, TextPart
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.content import to_content
 
 BLIND = ModelSpec("demo", "llama_cpp")
 SEEING = ModelSpec(

@@ -7,18 +7,18 @@ from typing import Any
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
+from inference_site.domain.deltas import Delta, Finish, TextDelta
+from inference_site.domain.errors import GenerationFailed
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import new_id
 from responses_api.context import resolve
 from responses_api.models import StoredResponse
 from responses_api.objects import shell
 from responses_api.recovery import shown
 from responses_api.storage import accept, settle
 from responses_api.wire.request import ResponseRequest
-from tests.generations import create_generation
+from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
-from worker.engines.base import GenerationFailed
-from inference_site.domain.generation import Delta, Finish, TextDelta
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
 
 STOP = Finish("stop")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
+from inference_site.streams.ending import Ending
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import DONE, decode
 from responses_api.objects import shell
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.validation import StreamCheck
-from inference_site.generations.kinds import Ending
-from inference_site.domain.generation import Delta, TokenLogprob, ToolCallDelta
 
 RESPONSE_ID = "resp_" + "0" * 32
 

@@ -20,6 +20,10 @@ from django.test.utils import CaptureQueriesContext
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey
+from inference_site.admin_pages import keyset
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.generations.models import Generation, Status
+from inference_site.generations.queue import new_id
 from responses_api import search
 from responses_api.admin import export
 from responses_api.admin.requests import body_of
@@ -28,10 +32,6 @@ from responses_api.admin.turns import turns
 from responses_api.models import Conversation, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
-from inference_site.admin_pages import keyset
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 Key = tuple[ApiKey, str]

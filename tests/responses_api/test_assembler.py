@@ -12,6 +12,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from responses_api.events import DONE, accepted, decode
 from responses_api.recovery import recover
 from responses_api.sealing import unseal
@@ -28,9 +37,6 @@ from tests.responses_api.deltas import (
     whole,
 )
 from tests.responses_api.validation import check
-from worker.engines.base import ContextLengthExceeded, GenerationFailed
-from inference_site.domain.errors import WorkerLost
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 STOP = Finish("stop")
 LIVELY: list[Delta] = [

@@ -10,15 +10,15 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Project
-from inference_site.submission import serving
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
-from responses_api.creation import Creation, create
-from responses_api.events import decode
-from responses_api.wire.request import ResponseRequest
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ServedModel, prune
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
+from inference_site.submission import serving
+from responses_api.creation import Creation, create
+from responses_api.events import decode
+from responses_api.wire.request import ResponseRequest
 
 pytestmark = pytest.mark.django_db
 

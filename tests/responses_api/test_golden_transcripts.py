@@ -16,13 +16,13 @@ from typing import Any
 import orjson
 import pytest
 
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.errors import GenerationFailed
+from inference_site.streams.ending import Ending
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import DONE, accepted, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
-from inference_site.generations.kinds import Ending
-from worker.engines.base import GenerationFailed
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, Usage
 
 FOLDER = Path(__file__).parent / "golden"
 USAGE = Usage(20, 12, 8, 3)

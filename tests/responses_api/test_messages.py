@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.messages import ImagePart, Message, TextPart, ToolCall
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.items import to_data
 from responses_api.messages import PlacedItem, to_messages
 from responses_api.sealing import seal
 from responses_api.wire.request import ResponseRequest
 from tests.images import data_url, encoded
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import ImagePart, Message, TextPart, ToolCall
 
 SPEC = ModelSpec("m", "scripted")
 SEEING = ModelSpec("m", "llama_cpp", options={"mmproj": "projector.gguf"})

@@ -9,10 +9,10 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from inference_site.accounts.models import Project
+from inference_site.generations.queue import new_id
 from responses_api import search
 from responses_api.models import Item, StoredResponse
 from responses_api.search import SearchTooBroad, search_time
-from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 

@@ -10,6 +10,10 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.generations.models import Status
+from inference_site.generations.queue import new_id
 from responses_api.context import Context
 from responses_api.events import DONE
 from responses_api.history import before, history_of, items_of
@@ -22,10 +26,6 @@ from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
-from worker.engines.base import ModelSpec
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, Usage
-from inference_site.generations.models import Status
-from inference_site.generations.queue import new_id
 
 pytestmark = pytest.mark.django_db
 Key = tuple[ApiKey, str]

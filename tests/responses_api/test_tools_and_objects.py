@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.api.payload import parse
+from inference_site.domain.custom_tools import custom_tool
+from inference_site.domain.request import Tool
+from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.tools import hosted_tools, shown_tool, to_tool_plan
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api import schemas
 from tests.responses_api.deltas import new_response
 from tests.responses_api.validation import check
-from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.generation import Tool
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CUSTOM: dict[str, Any] = {"type": "custom", "name": "run", "description": "d"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from inference_site.storage.deadlines import Deadlines
 from inference_site.generations.queue import new_id
+from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import new_async_clients, site_client
 
 

@@ -11,12 +11,24 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.generations import chat_document
-from inference_site.generations.kinds import Ending
-from inference_site.streams.request_documents import Loaded, load_document, save_document
-from inference_site.streams.event_log import Appended, AsyncEventLog, Batch, LogState, cancel_key, close_log, document_key, follow, followers_key, log_key, trim
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import (
+    Appended,
+    AsyncEventLog,
+    Batch,
+    LogState,
+    cancel_key,
+    close_log,
+    document_key,
+    follow,
+    followers_key,
+    log_key,
+    trim,
+)
+from inference_site.streams.request_documents import Loaded, load_document, save_document
+from tests.generations.rows import chat_document
 
 T = TypeVar("T")
 END = Ending((b"end",), 200, b"{}", finish_reason="stop")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.keys import Caller, Limits
-from inference_site.submission.admission import estimate_of
 from inference_site.catalogue.catalogue import catalog
-from inference_site.domain.generation import GenerationRequest, Message, TextPart, Tool, ToolCall
+from inference_site.domain.messages import Message, TextPart, ToolCall
+from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.submission.admission import estimate_of
 
 BUDGETED = Caller(1, 1, has_budget=True)
 

@@ -11,19 +11,20 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.submission import serving
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
-from inference_site.submission.serving import require_served
-from tests.generations import chat_document, create_generation
 from inference_site.fleet import fleet
-from inference_site.generations import queue, maintenance
-from inference_site.streams.request_documents import save_document
-from worker.engines.base import ModelSpec
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelState, ServedModel
+from inference_site.generations import queue
+from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import Enqueue, enqueue, new_id
 from inference_site.storage.redis_clients import site_client
-from inference_site.generations.maintenance import expire_unloaded
+from inference_site.streams.request_documents import save_document
+from inference_site.submission import serving
+from inference_site.submission.serving import require_served
+from tests.generations.rows import chat_document, create_generation
+from worker.tasks import upkeep
 
 Key = tuple[ApiKey, str]
 Show = Callable[..., None]

@@ -13,21 +13,14 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.generations.models import Generation, Status
 from inference_site.usage import accounting
 from inference_site.usage.accounting import account
 from inference_site.usage.histograms import bucket_of
-from inference_site.accounts.models import (
-    ApiKey,
-    Budget,
-    BudgetSpend,
-    LatencyRollup,
-    Period,
-    Project,
-    UsageRollup,
-)
+from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 from inference_site.usage.pruning import prune
-from tests.generations import create_generation
-from inference_site.generations.models import Generation, Status
+from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
 NOON = dt.datetime(2026, 5, 31, 12, 0, 30, tzinfo=dt.UTC)

@@ -14,19 +14,13 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.utils import timezone
 
-from inference_site.usage.accounting import account
 from inference_site.accounts.budgets import Estimate, reserve
-from inference_site.accounts.models import (
-    ApiKey,
-    Budget,
-    BudgetSpend,
-    LatencyRollup,
-    Project,
-    UsageRollup,
-)
-from inference_site.usage.pruning import prune
-from tests.generations import create_generation
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.generations.models import Status
+from inference_site.usage.accounting import account
+from inference_site.usage.models import LatencyRollup, UsageRollup
+from inference_site.usage.pruning import prune
+from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
 

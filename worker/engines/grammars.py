@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import Constraint
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.request import Constraint
 
 _MOST_REFERENCES = 1_000
 """In a JSON schema: those that lead to each other are followed by recursion, here as in llama.cpp,

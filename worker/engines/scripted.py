@@ -25,16 +25,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from worker.engines.base import (
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.domain.errors import (
     ContextLengthExceeded,
-    Engine,
     EngineLoadError,
     GenerationFailed,
     InvalidRequest,
-    ModelSpec,
 )
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 from worker.engines.stop_texts import StopTexts
-from inference_site.domain.generation import Delta, Finish, FinishReason, GenerationRequest, Message, ReasoningDelta, Sink, TextDelta, ToolCallDelta, Usage
 
 OPTIONS = frozenset({"load_fails", "load_ms", "script"})
 

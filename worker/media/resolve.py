@@ -6,8 +6,9 @@ import base64
 import binascii
 from dataclasses import replace
 
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import GenerationRequest, ImagePart, Message, Part
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import ImagePart, Message, Part
+from inference_site.domain.request import GenerationRequest
 from worker.media.allowance import Allowance, MediaError
 from worker.media.fetch import fetch
 from worker.media.images import image_url

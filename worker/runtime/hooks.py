@@ -23,8 +23,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from inference_site.domain.errors import HookFailed
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 
 Chunk = TextDelta | ReasoningDelta | ToolCallDelta
 """What hooks get: pieces of an answer. Its end and its usage cannot be changed."""

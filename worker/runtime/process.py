@@ -11,13 +11,13 @@ from typing import Any
 import redis.exceptions
 from celery import Celery, signals
 
-from inference_site.generations.wake_ups import ears, own_queue, queue_name
-from worker.engines.base import ModelSpec
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.gc_freeze import settle_heap
-from worker.runtime.child_workers import end_with_parent
 from inference_site.generations.queue import drop_bells_of, ring
-from worker.runtime.runtime import Runtime
+from inference_site.generations.wake_ups import ears, own_queue, queue_name
 from inference_site.observability.tracing import start_tracing
+from worker.runtime.child_workers import end_with_parent
+from worker.runtime.runtime import Runtime
 from worker.runtime.worker_metrics import watch_worker
 
 _SPARE_THREADS = 4

@@ -22,10 +22,10 @@ import redis.exceptions
 from channels.layers import get_channel_layer
 from django.conf import settings
 
-from inference_site.generations.kinds import Ending
-from inference_site.streams.event_log import Appended, AsyncEventLog, Batch, LogState
 from inference_site.observability.metrics import EVENT_LOG_LAG
 from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import MESSAGE_TYPE, Appended, AsyncEventLog, Batch, LogState
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,6 @@ _POLL_S = 0.05
 """How often a stream that produces nothing asks whether it was cancelled."""
 _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
-
-MESSAGE_TYPE = "stream.frames"
-"""Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""
 
 
 class StopReason(Enum):

@@ -14,21 +14,33 @@ import redis.exceptions
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
-from inference_site.generations.kinds import Assembler, Document, Ending, kind_of
 from inference_site.catalogue.catalogue import catalog
-from inference_site.domain.custom_tools import CustomCalls
-from inference_site.streams.request_documents import load_document
-from worker.engines.base import Engine, EngineError, GenerationFailed, InvalidRequest, Price
-from inference_site.domain.errors import DocumentLost, ShuttingDown, StreamLost, WorkerLost
-from inference_site.streams.event_log import frames_of, read_log
-from inference_site.domain.generation import Delta, Finish, GenerationRequest, Usage
-from worker.runtime.hooks import HookContext, Hooks, hooks_for
+from inference_site.domain.deltas import Delta, Finish, Usage
+from inference_site.domain.errors import (
+    DocumentLost,
+    EngineError,
+    GenerationFailed,
+    InvalidRequest,
+    ShuttingDown,
+    StreamLost,
+    WorkerLost,
+)
+from inference_site.domain.model_spec import Price
+from inference_site.domain.request import GenerationRequest
+from inference_site.generations.kinds import Assembler, kind_of
+from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
-from worker.media.resolve import resolve_media
 from inference_site.observability.metrics import Meter
-from inference_site.generations.models import Claim, Generation, Status, lent_connection
-from worker.runtime.publisher import StopReason, Stream
 from inference_site.observability.tracing import Span, begin
+from inference_site.storage.connections import lent_connection
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import frames_of, read_log
+from inference_site.streams.request_documents import Document, load_document
+from worker.engines.base import Engine
+from worker.media.resolve import resolve_media
+from worker.runtime.custom_calls import CustomCalls
+from worker.runtime.hooks import HookContext, Hooks, hooks_for
+from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.truncation import run_truncating
 
 logger = logging.getLogger(__name__)

@@ -14,21 +14,29 @@ from dataclasses import replace
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from inference_site.fleet import fleet
-from inference_site.generations.wake_ups import ears
 from inference_site.catalogue.catalogue import catalog
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
 from inference_site.fleet.commands import Command, Listener, send
-from worker.engines.base import EngineLoadError, ModelSpec
-from worker.runtime.hooks import check_hooks
-from worker.runtime.served_model import HostedModel
-from inference_site.fleet.leases import LEASE_S, Lease, LiveWorker, ModelState, ServedModel, live_view
-from worker.runtime.host_memory import devices, read_ahead
-from inference_site.generations.models import Claim, Generation
-from worker.runtime.child_workers import Offshoots
-from worker.runtime.publisher import Publisher, StopReason, Stream
-from inference_site.generations.queue import ring
-from worker.runtime.run import Run
+from inference_site.fleet.leases import (
+    LEASE_S,
+    Lease,
+    LiveWorker,
+    ModelState,
+    ServedModel,
+    live_view,
+)
 from inference_site.generations.maintenance import attempt, give_up_orphans
+from inference_site.generations.models import Claim, Generation
+from inference_site.generations.queue import ring
+from inference_site.generations.wake_ups import ears
+from worker.runtime.child_workers import Offshoots
+from worker.runtime.hooks import check_hooks
+from worker.runtime.host_memory import devices, read_ahead
+from worker.runtime.publisher import Publisher, StopReason, Stream
+from worker.runtime.run import Run
+from worker.runtime.served_model import HostedModel
 
 logger = logging.getLogger(__name__)
 

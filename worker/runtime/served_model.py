@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from worker.engines.base import Engine, EngineLoadError, ModelSpec
-from worker.engines.registry import library_of, load_engine, model_capabilities
+from inference_site.catalogue.engines.registry import library_of, model_capabilities
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelState, ServedModel
+from worker.engines.base import Engine
+from worker.engines.registry import load_engine
 
 
 class HostedModel:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worker.engines.base import ContextLengthExceeded, Engine
-from inference_site.domain.generation import GenerationRequest, Message, Sink, TextPart
+from inference_site.domain.errors import ContextLengthExceeded
+from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000
 """What an image or a sound counts for: about as many tokens as a text of this length."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Protocol
 
 from django.conf import settings
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
-from inference_site.observability.metrics import BUILD, LEASE_RENEWED, UPKEEP_DONE
-from inference_site.observability.telemetry import Health, serve_telemetry
-
-_UNWELL_S = 15.0
-"""After so long without a sign of life a process counts as ill; both beat every second or two."""
+from inference_site.observability.metrics import BUILD, LEASE_RENEWED
+from inference_site.observability.process_health import _beating
+from inference_site.observability.telemetry import serve_telemetry
 
 
 class Worker(Protocol):
@@ -42,23 +39,6 @@ def watch_worker(worker: Worker) -> None:
     REGISTRY.register(_Vitals(worker))
     health = _beating(LEASE_RENEWED, "the lease was not renewed")
     serve_telemetry(health, lambda: worker.offshoot_ports)
-
-
-def watch_upkeep() -> None:
-    """Have the metrics and health of the maintenance worker told there."""
-    BUILD.labels(settings.VERSION, "beat", "").set(1)
-    serve_telemetry(_beating(UPKEEP_DONE, "upkeep has not come to an end"))
-
-
-def _beating(sign: Gauge, fault: str) -> Health:
-    """Return a health that wants this timestamp to be a fresh one."""
-
-    def health() -> str:
-        at = next(iter(sign.collect())).samples[0].value
-        silent_s = time.time() - at
-        return f"{fault} for {silent_s:.0f} s" if silent_s > _UNWELL_S else ""
-
-    return health
 
 
 class _Vitals(Collector):

@@ -1,7 +1,6 @@
-"""Tenants with their keys and budgets, and the usage that is accounted to them."""
+"""Tenants with their keys and budgets."""
 
 from inference_site.accounts.models.budgets import Budget, BudgetSpend
-from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 from inference_site.accounts.models.tenants import ApiKey, KeySecret, Project, Scope
 
 __all__ = [
@@ -9,9 +8,6 @@ __all__ = [
     "Budget",
     "BudgetSpend",
     "KeySecret",
-    "LatencyRollup",
-    "Period",
     "Project",
     "Scope",
-    "UsageRollup",
 ]

@@ -13,8 +13,8 @@ from celery.beat import EmbeddedService
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.celery import app
+from inference_site.observability.process_health import watch_upkeep
 from inference_site.storage.migrated import add_wait, wait_if_asked
-from worker.runtime.worker_metrics import watch_upkeep
 
 
 class Command(BaseCommand):

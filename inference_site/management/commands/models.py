@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.catalogue.catalogue import catalog
-from worker.engines.base import ModelSpec
-from worker.engines.registry import model_capabilities
+from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
+from inference_site.domain.model_spec import ModelSpec
 
 _HEADER = ("model", "engine", "slots", "context", "needs", "file")
 

@@ -16,10 +16,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from inference_site import environment
+from inference_site.catalogue.catalogue import catalog
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
-from inference_site.catalogue.catalogue import catalog
 
 _READY_TIMEOUT_S = 60.0
 

@@ -10,10 +10,10 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.celery import app
-from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.catalogue.catalogue import start_specs
-from worker.engines.base import EngineLoadError
+from inference_site.celery import app
+from inference_site.domain.errors import EngineLoadError
+from inference_site.storage.migrated import add_wait, wait_if_asked
 from worker.runtime.process import run_worker
 
 

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_adapter
-from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import Engine, EngineLoadError, ModelSpec
-from worker.engines.registry import load_engine, model_capabilities
-from inference_site.domain.generation import GenerationRequest, Message, Sampling
+from worker.engines.base import Engine
+from worker.engines.registry import load_engine
 
 SPEC = ModelSpec(
     "demo",

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.domain.deltas import Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_gpt2 import CONTEXT, write_gpt2
-from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import (
-    ContextLengthExceeded,
-    Engine,
-    EngineLoadError,
-    InvalidRequest,
-    ModelSpec,
-)
+from worker.engines.base import Engine
 from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
 from worker.engines.ctransformers.sampler import Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
-from worker.engines.registry import load_engine, model_capabilities
-from inference_site.domain.generation import Constraint, Finish, GenerationRequest, Message, ReasoningDelta, Sampling, TextDelta, Tool, ToolCallDelta
+from worker.engines.registry import load_engine
 
 SPEC = ModelSpec("m", "ctransformers", DEMO_FILE, slots=2, context_length=256)
 FRANCE = GenerationRequest(

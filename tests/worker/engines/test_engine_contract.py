@@ -15,13 +15,19 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.domain.deltas import Finish, TextDelta, Usage
+from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
 from tests.waiting import wait_until
-from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import ContextLengthExceeded, Engine, InvalidRequest, ModelSpec
-from worker.engines.registry import ENGINES, load_engine
-from inference_site.domain.generation import Finish, GenerationRequest, Message, Sampling, TextDelta, Usage
+from worker.engines.base import Engine
+from worker.engines.registry import load_engine
 
 CONTEXT_LENGTH = 256
 

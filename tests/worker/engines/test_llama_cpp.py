@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.sinks import RecordingSink
 from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import Engine, EngineLoadError, ModelSpec
+from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
+from tests.sinks import RecordingSink
+from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from inference_site.domain.generation import Constraint, Finish, GenerationRequest, Message, PromptDelta, ReasoningDelta, Sampling, Tool
 
 SPEC = ModelSpec(
     "demo", "llama_cpp", DEMO_FILE, options={"chat_template_kwargs": {"enable_thinking": False}}

@@ -7,9 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.engines.base import InvalidRequest, ModelSpec
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from worker.engines.llama_cpp.payload import encode_chat
-from inference_site.domain.generation import Constraint, GenerationRequest, Message, Tool
 
 SPEC = ModelSpec("m", "llama_cpp")
 

@@ -9,9 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.engines.base import ModelSpec
+from inference_site.domain.messages import Message, ToolCall
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
-from inference_site.domain.generation import GenerationRequest, Message, Sampling, ToolCall
 
 SPEC = ModelSpec("demo", "llama_cpp", context_length=2048)
 HELLO = (Message("user", "Hello"),)

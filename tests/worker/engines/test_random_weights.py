@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.custom_tools import custom_tool
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
-from inference_site.domain.custom_tools import CustomCalls, custom_tool
-from worker.engines.base import Engine, ModelSpec
+from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from inference_site.domain.generation import Constraint, ConstraintKind, GenerationRequest, Message, Sampling, Tool, ToolCallDelta
+from worker.runtime.custom_calls import CustomCalls
 
 SEEDS = range(8)
 NO_HALF_CHARACTERS = tuple((3 + byte, -100.0) for byte in range(128, 256))

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from inference_site.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
-from worker.engines.base import GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.scripted import load
-from inference_site.domain.generation import Finish, GenerationRequest, Message, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 
 def play(*texts: str, script: list[dict[str, Any]] | None = None) -> RecordingSink:

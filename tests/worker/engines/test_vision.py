@@ -9,22 +9,21 @@ from pathlib import Path
 import orjson
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.models_file import read_models_file
+from inference_site.domain.deltas import TextDelta
+from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
+from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
-from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import (
-    ContextLengthExceeded,
-    Engine,
-    EngineLoadError,
-    InvalidRequest,
-    ModelSpec,
-)
+from worker.engines.base import Engine
 from worker.engines.llama_cpp.payload import encode_chat
 from worker.engines.registry import load_engine
-from inference_site.domain.generation import AudioPart, GenerationRequest, ImagePart, Message, Part, Sampling, TextDelta, TextPart
 from worker.media.resolve import resolve_media
-from inference_site.catalogue.models_file import read_models_file
 
 EMBEDDING_LENGTH = 192  # Of the demo model.
 BLIND = ModelSpec(

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from pytest_django.fixtures import Settings
 
+from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPart
+from inference_site.domain.request import GenerationRequest
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
-from inference_site.domain.generation import AudioPart, GenerationRequest, ImagePart, Message, TextPart
 from worker.media import fetch
 from worker.media.resolve import resolve_media
 

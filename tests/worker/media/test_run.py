@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
+from inference_site.domain.deltas import Finish, Usage
+from inference_site.domain.messages import ImagePart, TextPart
+from inference_site.domain.request import GenerationRequest
+from inference_site.generations.models import Generation, Status
+from inference_site.streams.request_documents import save_document
+from tests.generations.rows import chat_document, create_generation
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, request_of
 from tests.worker.runtime.test_run import LocalStream
-from inference_site.streams.request_documents import save_document
-from inference_site.domain.generation import Finish, GenerationRequest, ImagePart, Sink, TextPart, Usage
-from inference_site.generations.models import Generation, Status
+from worker.engines.base import Sink
 from worker.runtime.run import Run
 
 

@@ -10,8 +10,15 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from inference_site.domain.errors import HookFailed
-from inference_site.domain.generation import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from worker.runtime.hooks import Chunk, HookContext, Hooks, check_hooks, hooks_for
 
 CONTEXT = HookContext("chatcmpl-1", "chat.completion", "m")

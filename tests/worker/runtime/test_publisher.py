@@ -16,15 +16,22 @@ import redis
 from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
+from inference_site.generations.queue import new_id
+from inference_site.storage import redis_clients
+from inference_site.storage.redis_clients import client_for
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import (
+    MESSAGE_TYPE,
+    Batch,
+    cancel_key,
+    close_log,
+    follow,
+    log_key,
+)
 from inference_site.supervisor.services import RedisPlan, plan_redis, wait_for_redis
 from tests.waiting import wait_until
 from worker.runtime import publisher as publisher_module
-from inference_site.storage import redis_clients
-from inference_site.generations.kinds import Ending
-from inference_site.streams.event_log import Batch, cancel_key, close_log, follow, log_key
-from worker.runtime.publisher import MESSAGE_TYPE, Publisher, StopReason, Stream
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import client_for
+from worker.runtime.publisher import Publisher, StopReason, Stream
 
 T = TypeVar("T")
 END = Ending((b"done",), 200, b"{}", finish_reason="stop")

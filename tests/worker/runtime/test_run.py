@@ -15,19 +15,22 @@ import redis.exceptions
 from django.db import InterfaceError, OperationalError
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
-from inference_site.streams import request_documents
-from worker.runtime import run
-from inference_site.generations.kinds import Ending
-from inference_site.streams.request_documents import save_document
-from worker.engines.base import EngineUnavailable, ModelSpec
-from worker.engines.scripted import ScriptedEngine
-from inference_site.streams.event_log import cancel_key, document_key
-from inference_site.domain.generation import GenerationRequest, Sink, TextDelta, Usage
-from inference_site.observability.metrics import Meter
+from inference_site.domain.deltas import TextDelta, Usage
+from inference_site.domain.errors import EngineUnavailable
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
 from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
-from worker.runtime.publisher import StopReason, Stream
+from inference_site.observability.metrics import Meter
 from inference_site.storage.redis_clients import client_for
+from inference_site.streams import request_documents
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import cancel_key, document_key
+from inference_site.streams.request_documents import save_document
+from tests.generations.rows import chat_document, create_generation
+from worker.engines.base import Sink
+from worker.engines.scripted import ScriptedEngine
+from worker.runtime import run
+from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.run import Run
 
 Key = tuple[ApiKey, str]

@@ -19,19 +19,21 @@ from django.db import OperationalError
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from tests.generations import chat_document, create_generation
-from tests.waiting import wait_until
-from worker.runtime import served_model, host_memory
-from worker import tasks
-from worker.runtime import runtime as worker_runtime
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
-from inference_site.streams.request_documents import save_document
-from worker.engines.base import Engine, EngineLoadError, ModelSpec
-from worker.engines.registry import load_engine
-from inference_site.streams.event_log import Batch, log_key
 from inference_site.fleet.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for, site_client
+from inference_site.streams.event_log import Batch, log_key
+from inference_site.streams.request_documents import save_document
+from tests.generations.rows import chat_document, create_generation
+from tests.waiting import wait_until
+from worker import tasks
+from worker.engines.base import Engine
+from worker.engines.registry import load_engine
+from worker.runtime import host_memory, served_model
+from worker.runtime import runtime as worker_runtime
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]

@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.generations.kinds import Ending
+from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 from worker.runtime.publisher import StopReason, Stream
 

@@ -15,13 +15,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokensDelta,
+    ToolCallDelta,
+)
+from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.domain.request import Constraint, GenerationRequest
+from worker.engines.base import Engine, Sink
 from worker.engines.chat.chat_sink import ChatSink, ChoiceParser, Counts, ForcedCallParser
 from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning
 from worker.engines.chat.template import without_bos
-from worker.engines.base import ContextLengthExceeded, Engine, InvalidRequest
-from inference_site.domain.generation import Constraint, Delta, Finish, GenerationRequest, PromptDelta, ReasoningDelta, Sink, TextDelta, TokensDelta, ToolCallDelta
 
 
 def chat_capabilities(own: frozenset[str]) -> frozenset[str]:

@@ -6,8 +6,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from worker.engines.base import Sink
 from worker.engines.chat.forced_call import ForcedCall
-from inference_site.domain.generation import Delta, Finish, FinishReason, ReasoningDelta, Sink, TextDelta, TokenLogprob, ToolCallDelta, Usage
 
 
 class ChoiceParser(Protocol):

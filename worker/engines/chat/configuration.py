@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
 from worker.engines.chat.template import ChatTemplate
-from worker.engines.base import EngineLoadError, ModelSpec
 
 CHAT_OPTIONS = frozenset(
     {

@@ -12,7 +12,8 @@ import re
 import secrets
 from typing import Any
 
-from inference_site.domain.generation import Tool, ToolCallDelta
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.request import Tool
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 

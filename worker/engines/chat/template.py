@@ -12,10 +12,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.request import GenerationRequest, Tool
 from worker.engines.chat.sandbox import BoundedEnvironment, render_bounded
 from worker.engines.chat.wire import wire_message
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import GenerationRequest, Message, TextPart, Tool
 
 _ENVIRONMENT = BoundedEnvironment()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import AudioPart, ImagePart, Message, Part, TextPart, Tool
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
+from inference_site.domain.request import Tool
 
 
 def wire_message(

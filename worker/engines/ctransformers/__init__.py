@@ -1,8 +1,8 @@
 """ctransformers in this process: models of the GGML era."""
 
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.adapter import chat_capabilities
 from worker.engines.chat.configuration import CHAT_OPTIONS
-from worker.engines.base import ModelSpec
 from worker.engines.ctransformers.engine import COMPLETES, load
 from worker.engines.ctransformers.model_file import has_chat
 

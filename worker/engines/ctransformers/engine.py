@@ -2,7 +2,7 @@
 
 Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
 "starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
-"basic", or a path); and those of chats (``worker.engines.chat.configuration``), which need a template: the
+"basic", or a path); and those of chats (``engines.chat.configuration``), which need a template: the
 file's own, or one that is named.
 """
 
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
+from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
+from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import configure_chat
-from worker.engines.base import (
-    ContextLengthExceeded,
-    Engine,
-    EngineLoadError,
-    InvalidRequest,
-    ModelSpec,
-)
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, has_chat, own_texts
 from worker.engines.ctransformers.run import ChoiceRun, Counts
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from inference_site.domain.generation import Finish, GenerationRequest, Sampling, Sink, TextDelta, TokensDelta
 
 COMPLETES = frozenset(
     {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.configuration import Vocabulary
-from worker.engines.base import ModelSpec
 
 _USER_DEFINED = 4
 """Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from worker.engines.base import GenerationFailed, InvalidRequest
+from inference_site.domain.deltas import Finish, TokenLogprob, Usage
+from inference_site.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
 from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.grammars import check_grammar, llguidance_grammar
-from inference_site.domain.generation import Finish, GenerationRequest, Sink, TokenLogprob, Usage
 
 
 @dataclass

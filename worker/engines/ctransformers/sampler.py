@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from inference_site.domain.sampling import Sampling
 from worker.engines.ctransformers.dry import dry_penalties
-from inference_site.domain.generation import Sampling
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from inference_site.domain.deltas import TextDelta, TokenLogprob
 from worker.engines.stop_texts import StopTexts
-from inference_site.domain.generation import TextDelta, TokenLogprob
 
 
 class AnswerText:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from worker.engines.base import InvalidRequest
+from inference_site.domain.errors import InvalidRequest
 
 _APART = b"\x01"
 

@@ -1,6 +1,6 @@
 """llama.cpp in this process, through ``xllamacpp``: the default engine."""
 
-from worker.engines.base import ModelSpec
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.llama_cpp.engine import load
 from worker.engines.llama_cpp.media import modalities
 

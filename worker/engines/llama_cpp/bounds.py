@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import InvalidRequest
+from inference_site.domain.errors import InvalidRequest
 from worker.engines.grammars import check_references
 
 _MOST_GROUPS = 5_000

@@ -7,15 +7,25 @@ from typing import Any
 
 import orjson
 
-from worker.engines.chat.forced_call import ForcedCall, new_call_id
-from worker.engines.base import (
+from inference_site.domain.deltas import (
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.domain.errors import (
     ContextLengthExceeded,
     EngineError,
     GenerationFailed,
     InvalidRequest,
 )
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
+from worker.engines.chat.forced_call import ForcedCall, new_call_id
 from worker.engines.llama_cpp.stop_tokens import cut_at
-from inference_site.domain.generation import Finish, FinishReason, GenerationRequest, ReasoningDelta, Sink, TextDelta, TokenLogprob, ToolCallDelta, Usage
 
 
 class ChunkReader:

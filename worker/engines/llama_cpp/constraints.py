@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import InvalidRequest
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.request import Constraint
 from worker.engines.grammars import check_grammar, check_references
 from worker.engines.llama_cpp.bounds import check_groups
-from inference_site.domain.generation import Constraint
 
 _LLGUIDANCE = "%llguidance {}\n"
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

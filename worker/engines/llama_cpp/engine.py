@@ -21,15 +21,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from inference_site.domain.errors import EngineLoadError, GenerationFailed, InvalidRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import named_template
-from worker.engines.base import Engine, EngineLoadError, GenerationFailed, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.media import projector_path
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
-from inference_site.domain.generation import GenerationRequest, Sink
 
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.engines.base import EngineLoadError, ModelSpec
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
 
 _GGUF_MAGIC = b"GGUF"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from worker.engines.base import GenerationFailed
+from inference_site.domain.errors import GenerationFailed
 
 _TIMEOUT_S = 30.0
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from inference_site.domain.errors import EngineLoadError, InvalidRequest
+from inference_site.domain.messages import AudioPart, ImagePart, Message, Part
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.wire import wire_part
-from worker.engines.base import EngineLoadError, InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.files import checked_gguf
-from inference_site.domain.generation import AudioPart, ImagePart, Message, Part
 
 MODALITIES = ("vision", "audio")
 

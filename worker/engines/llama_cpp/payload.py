@@ -7,14 +7,15 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.wire import wire_message, wire_tool
-from worker.engines.base import ModelSpec
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
-from inference_site.domain.generation import GenerationRequest, Sampling
 
 
 def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:

@@ -9,11 +9,21 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import ContextLengthExceeded, InvalidRequest, ModelSpec
+from inference_site.domain.deltas import (
+    EmbeddingDelta,
+    Finish,
+    PromptDelta,
+    TextDelta,
+    TokensDelta,
+    Usage,
+)
+from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat
-from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, PromptDelta, Sink, TextDelta, TokensDelta, Usage
 
 _BATCH = 32
 """Prompts embedded between two looks at cancellation."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+)
+from inference_site.domain.errors import GenerationFailed
+from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.forced_call import ForcedCall
-from worker.engines.base import GenerationFailed
 from worker.engines.openai_upstream.logprobs import read_logprobs
 from worker.engines.openai_upstream.tool_calls import CallReader
-from inference_site.domain.generation import Delta, Finish, FinishReason, GenerationRequest, ReasoningDelta, TextDelta, TokenLogprob
 
 _FAILURES = ("abort", "error")
 _LIMITS = ("length", "max_tokens", "model_length")

@@ -6,13 +6,15 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import EngineError, GenerationFailed
+from inference_site.domain.deltas import Delta
+from inference_site.domain.errors import EngineError, GenerationFailed
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.counts import Counts
 from worker.engines.openai_upstream.errors import Complaints
 from worker.engines.openai_upstream.sse import DONE, EventLines, NoEventStream
 from worker.engines.openai_upstream.transport import Cancelled
-from inference_site.domain.generation import Delta, GenerationRequest, Sink
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 

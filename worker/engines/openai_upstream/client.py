@@ -9,17 +9,14 @@ from typing import Any, TypeVar
 import httpx
 import orjson
 
-from worker.engines.base import (
-    EngineLoadError,
-    EngineUnavailable,
-    GenerationFailed,
-    ModelSpec,
-)
+from inference_site.domain.errors import EngineLoadError, EngineUnavailable, GenerationFailed
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import Complaints
 from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
-from inference_site.domain.generation import GenerationRequest, Sink
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import InvalidRequest
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.request import Constraint
 from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups
 from worker.engines.openai_upstream.flavors import RESPONSE_FORMAT
 from worker.engines.openai_upstream.options import UpstreamOptions
-from inference_site.domain.generation import Constraint
 
 
 def constraint_fields(constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from inference_site.domain.generation import Delta, Finish, GenerationRequest, ReasoningDelta, TextPart, Usage
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, Usage
+from inference_site.domain.messages import TextPart
+from inference_site.domain.request import GenerationRequest
 
 _CHARACTERS_PER_TOKEN = 4
 

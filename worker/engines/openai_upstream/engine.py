@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from worker.engines.base import Engine, ModelSpec
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.options import parse_options
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.openai_upstream.transport import Cancelled
-from inference_site.domain.generation import GenerationRequest, Sink
 
 
 def load(spec: ModelSpec) -> UpstreamEngine:

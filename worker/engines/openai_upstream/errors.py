@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from worker.engines.base import (
+from inference_site.domain.errors import (
     ContextLengthExceeded,
     EngineError,
     EngineUnavailable,
@@ -29,8 +29,8 @@ from worker.engines.base import (
     InvalidRequest,
     RateLimited,
 )
+from inference_site.domain.request import GenerationRequest
 from worker.engines.openai_upstream.options import UpstreamOptions
-from inference_site.domain.generation import GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference_site.domain.generation import TokenLogprob
+from inference_site.domain.deltas import TokenLogprob
 
 
 def read_logprobs(wire: dict[str, Any], top: int) -> tuple[TokenLogprob, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.messages import Message
 from worker.engines.chat.wire import wire_message, wire_part
-from inference_site.domain.generation import Message
 
 
 def server_message(message: Message, reasoning_field: str | None) -> dict[str, Any]:

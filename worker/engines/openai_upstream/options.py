@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from worker.engines.base import EngineLoadError, ModelSpec
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
 from worker.engines.openai_upstream.flavors import CAPABILITIES, FIELDS, FLAVORS, Flavor
 
 OPTIONS = frozenset(

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.wire import wire_tool
-from worker.engines.base import InvalidRequest, ModelSpec
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
 from worker.engines.openai_upstream.messages import server_message
 from worker.engines.openai_upstream.options import UpstreamOptions
-from inference_site.domain.generation import GenerationRequest, Sampling
 
 _COMMON_EFFORTS = ("low", "medium", "high")
 """Levels that every server with the field knows; others reach the template as a variable only."""

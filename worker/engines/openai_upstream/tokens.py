@@ -9,11 +9,20 @@ from typing import Any, TypeVar
 
 import orjson
 
-from worker.engines.base import GenerationFailed, InvalidRequest
+from inference_site.domain.deltas import (
+    EmbeddingDelta,
+    Finish,
+    PromptDelta,
+    TextDelta,
+    TokensDelta,
+    Usage,
+)
+from inference_site.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Sink
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.engines.openai_upstream.payload import Payloads
-from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, PromptDelta, Sink, TextDelta, TokensDelta, Usage
 
 T = TypeVar("T")
 

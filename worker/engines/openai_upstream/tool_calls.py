@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.deltas import ToolCallDelta
 from worker.engines.chat.forced_call import new_call_id
-from inference_site.domain.generation import ToolCallDelta
 
 
 @dataclass(slots=True)

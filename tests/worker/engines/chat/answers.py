@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from inference_site.domain.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser import OutputParser, Reasoning, Syntax
 from worker.engines.chat.parser.formats import TOOL_FORMATS
-from inference_site.domain.generation import Delta, ReasoningDelta, TextDelta, Tool, ToolCallDelta
 
 TOOLS = (
     Tool("f", None, {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from worker.engines.base import Engine, InvalidRequest
-from inference_site.domain.generation import Finish, GenerationRequest, Sink, TextDelta, TokensDelta, Usage
+from inference_site.domain.deltas import Finish, TextDelta, TokensDelta, Usage
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 
 PROMPT_TOKENS = 7
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
+from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.domain.messages import ImagePart, Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import TOOLS, Answer, add_up
 from tests.worker.engines.chat.completing import CompletingEngine
+from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter, chat_capabilities
 from worker.engines.chat.configuration import Vocabulary, configure_chat
-from worker.engines.base import ContextLengthExceeded, Engine, InvalidRequest, ModelSpec
-from inference_site.domain.generation import Constraint, Delta, Finish, GenerationRequest, ImagePart, Message, PromptDelta, Sampling, TextDelta, Usage
 
 TEMPLATE = (
     "<s>{% if tools %}{{ tools | length }} tools. <tool_call>{% endif %}"

@@ -8,15 +8,20 @@ from dataclasses import replace
 import gguf
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.domain.deltas import Finish, PromptDelta, Usage
+from inference_site.domain.errors import ContextLengthExceeded
+from inference_site.domain.messages import Message, ToolCall
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import Answer, add_up
-from inference_site.catalogue.catalogue import DEMO_FILE
+from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, configure_chat
-from worker.engines.base import ContextLengthExceeded, Engine, ModelSpec
 from worker.engines.llama_cpp import capabilities
 from worker.engines.registry import load_engine
-from inference_site.domain.generation import Finish, GenerationRequest, Message, PromptDelta, Sampling, Tool, ToolCall, Usage
 
 SPEC = ModelSpec("m", "llama_cpp", DEMO_FILE, slots=2, context_length=1024)
 WEATHER = Tool(

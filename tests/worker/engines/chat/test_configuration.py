@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.models_file import read_models_file
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.configuration import ChatConfiguration, Vocabulary, configure_chat
 from worker.engines.chat.parser import TOOL_FORMATS, Reasoning
-from worker.engines.base import EngineLoadError, ModelSpec
-from inference_site.domain.generation import GenerationRequest, Message
-from inference_site.catalogue.models_file import read_models_file
 
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
 

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.request import Tool
 from worker.engines.chat.forced_call import ForcedCall, call_schema
-from inference_site.domain.generation import Tool, ToolCallDelta
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from inference_site.domain.deltas import TextDelta, TokenLogprob
 from tests.worker.engines.chat.answers import SYNTAXES, THINK, TOOLS, Answer, parse
 from worker.engines.chat.parser import OutputParser, Reasoning, Syntax, ends_in_reasoning
-from inference_site.domain.generation import TextDelta, TokenLogprob
 
 CALL = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 

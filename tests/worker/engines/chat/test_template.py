@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import Message, TextPart, ToolCall
+from inference_site.domain.request import GenerationRequest, Tool
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import ChatTemplate, without_bos
-from worker.engines.base import InvalidRequest
-from inference_site.domain.generation import GenerationRequest, Message, TextPart, Tool, ToolCall
 
 DOUBLING = "{{% set ns = namespace(x='x') %}}{{% for i in range(64) %}}{}{{% endfor %}}"
 ASK = GenerationRequest("m", (Message("user", "Hi"),))

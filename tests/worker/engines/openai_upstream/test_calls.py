@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.errors import GenerationFailed
+from inference_site.domain.request import Tool
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.test_reading import chat
-from worker.engines.base import Engine, GenerationFailed
-from inference_site.domain.generation import Tool, ToolCallDelta
+from worker.engines.base import Engine
 
 
 def calls(sink: RecordingSink) -> list[tuple[str | None, str]]:

@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from inference_site.errors.api_errors import api_error
-from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer, chunks, text
-from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import (
+from inference_site.domain.errors import (
     ContextLengthExceeded,
-    Engine,
     EngineError,
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
     RateLimited,
 )
+from inference_site.domain.messages import Message
+from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.errors.exceptions import api_error
+from tests.sinks import RecordingSink
+from tests.upstream_server import UpstreamServer, chunks, text
+from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import Engine
 from worker.engines.openai_upstream.errors import retry_after_s
-from inference_site.domain.generation import Constraint, GenerationRequest, Message
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

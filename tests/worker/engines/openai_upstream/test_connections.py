@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.errors import EngineLoadError, EngineUnavailable, GenerationFailed
+from inference_site.domain.messages import Message
+from inference_site.domain.request import GenerationRequest
 from tests.certificates import write_certificate
 from tests.ports import free_port
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 from tests.waiting import wait_until
 from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import Engine, EngineLoadError, EngineUnavailable, GenerationFailed
+from worker.engines.base import Engine
 from worker.engines.openai_upstream import client
-from inference_site.domain.generation import GenerationRequest, Message, ToolCallDelta
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.domain.deltas import Finish, PromptDelta, TextDelta, TokensDelta, ToolCallDelta
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
-from inference_site.catalogue.catalogue import DEMO_FILE
-from worker.engines.base import Engine, InvalidRequest, ModelSpec
+from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from inference_site.domain.generation import Constraint, Finish, GenerationRequest, Message, PromptDelta, Sampling, TextDelta, TokensDelta, Tool, ToolCallDelta
 
 SPEC = ModelSpec("demo", "openai_upstream", slots=2, context_length=1024)
 OSLO = (Message("user", "What is the weather in Oslo?"),)

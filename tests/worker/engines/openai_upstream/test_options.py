@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.engines.registry import engine_options, model_capabilities
+from inference_site.catalogue.models_file import read_models_file
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import EngineLoadError, ModelSpec
-from worker.engines.registry import engine_options, load_engine, model_capabilities
-from inference_site.domain.generation import GenerationRequest, Message
-from inference_site.catalogue.models_file import read_models_file
+from worker.engines.registry import load_engine
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

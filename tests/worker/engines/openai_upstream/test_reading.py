@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_site.domain.deltas import Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.errors import GenerationFailed
+from inference_site.domain.messages import Message
+from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import Engine, GenerationFailed
+from worker.engines.base import Engine
 from worker.engines.openai_upstream.sse import EventLines, NoEventStream
-from inference_site.domain.generation import Finish, GenerationRequest, Message, ReasoningDelta, TextDelta, Usage
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

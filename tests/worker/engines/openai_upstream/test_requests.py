@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPart, ToolCall
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import Engine, InvalidRequest
-from inference_site.domain.generation import AudioPart, Constraint, GenerationRequest, ImagePart, Message, Sampling, TextPart, Tool, ToolCall
+from worker.engines.base import Engine
 
 HELLO = (Message("user", "Hello"),)
 TOOLS = (Tool("f", "Does it", {"type": "object"}), Tool("g", None, {}))

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import EmbeddingDelta, Finish, PromptDelta, TextDelta, TokensDelta
+from inference_site.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.domain.messages import ImagePart, Message
+from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
-from worker.engines.base import GenerationFailed, InvalidRequest
-from inference_site.domain.generation import EmbeddingDelta, Finish, GenerationRequest, ImagePart, Message, PromptDelta, TextDelta, TokensDelta
 
 
 def embeddings(server: UpstreamServer, encode: Any) -> None:

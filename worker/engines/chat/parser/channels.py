@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Markers, Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 Put = Callable[[str], None]
 REASONING_CHANNELS = frozenset({"analysis", "reasoning", "thinking", "thought"})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.json_call import read_call
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Markers, Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 _START, _END = "<tool_call>", "</tool_call>"
 _ENDS = Markers([_END])

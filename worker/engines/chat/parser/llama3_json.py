@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.json_call import read_call
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 
 def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> Reading[bool]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.json_call import read_call, stream_object
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 _MAX_HEAD = 512

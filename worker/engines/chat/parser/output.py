@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from inference_site.domain.deltas import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
 from worker.engines.chat.forced_call import new_call_id
 from worker.engines.chat.parser.source import Source
-from inference_site.domain.generation import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
 
 ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
 

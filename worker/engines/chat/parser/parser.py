@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference_site.domain.deltas import TokenLogprob
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.channels import read_harmony, read_named
 from worker.engines.chat.parser.output import Output, ParsedDelta
 from worker.engines.chat.parser.source import Markers, Reading, Source
 from worker.engines.chat.parser.syntax import Syntax
-from inference_site.domain.generation import TokenLogprob, Tool
 
 _NO_LIMIT = 10_000
 

@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Sequence
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.nesting import Nesting
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Markers, Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
 _MAX_HEAD, _MAX_HELD = 512, 256 * 1024

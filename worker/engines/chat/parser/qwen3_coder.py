@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Markers, Reading, Source
 from worker.engines.chat.parser.syntax import ToolFormat
-from inference_site.domain.generation import Tool
 
 _START, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

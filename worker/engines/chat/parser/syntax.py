@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from inference_site.domain.request import Tool
 from worker.engines.chat.parser.output import Output
 from worker.engines.chat.parser.source import Reading, Source
-from inference_site.domain.generation import Tool
 
 
 @dataclass(frozen=True, slots=True)

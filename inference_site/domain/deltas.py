@@ -1,0 +1,126 @@
+"""What an engine yields: pieces of the answer, the end of each choice, and token counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability.
+
+    ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
+    ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
+    """
+
+    token: str
+    logprob: float
+    text_bytes: bytes
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the answer's text; never splits a Unicode character.
+
+    ``logprobs`` are those of the tokens it is made of, when they were asked for.
+    """
+
+    text: str
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the model's reasoning, which is not part of the answer."""
+
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. The first of a call has its id and name; the later ones have none.
+
+    ``call`` numbers the calls of one choice from 0; the pieces of ``arguments`` add up to JSON, or
+    to the text of a call that ``is_custom``.
+    """
+
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+    index: int = 0
+    is_custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDelta:
+    """The embedding of one prompt: little-endian 32-bit floats, of length 1 as a vector."""
+
+    vector: bytes
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDelta:
+    """The token ids of one prompt, with those the model begins every prompt with."""
+
+    ids: tuple[int, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDelta:
+    """The prompt that a chat comes to, and its tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice; each choice has exactly one.
+
+    ``stop`` is the stop text, or the stop token's id, that ended it, if one did.
+    """
+
+    reason: FinishReason
+    index: int = 0
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of the served model's tokenizer: cached ⊂ input, reasoning ⊂ output.
+
+    ``prefill_ms`` is the time spent on the prompts, ``decode_ms`` that on the longest answer.
+    """
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+Delta = (
+    TextDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | EmbeddingDelta
+    | TokensDelta
+    | PromptDelta
+    | Finish
+    | Usage
+)
+"""What an engine yields, in order: pieces, one ``Finish`` a choice, and ``Usage`` last.
+
+``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that
+is stopped before its end is accounted by the last one seen.
+"""

@@ -1,0 +1,60 @@
+"""One served model, and its price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from inference_site.domain.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, in the site's currency. ``input`` is for those not cached."""
+
+    input: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
+        """Return what these cost, to the billionth; cached ⊂ input."""
+        millionths = (
+            Decimal(str(self.input)) * (input_tokens - cached_tokens)
+            + Decimal(str(self.cached)) * cached_tokens
+            + Decimal(str(self.output)) * output_tokens
+        )
+        return (millionths / 1_000_000).quantize(Decimal("1e-9"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One served model: an entry of the catalogue.
+
+    ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
+    ``gpu_layers`` is how many layers lie on the GPU, −1 for all that fit. ``aliases`` are other
+    names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
+    use it, none for all.
+    ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
+    leave out. ``options`` belong to the engine alone; each engine documents its own.
+    """
+
+    id: str
+    engine: str
+    file: Path | None = None
+    slots: int = 8
+    context_length: int = 2048
+    threads: int = 1
+    gpu_layers: int = -1
+    aliases: tuple[str, ...] = ()
+    is_listed: bool = True
+    projects: tuple[str, ...] = ()
+    price: Price = field(default_factory=Price)
+    lora_adapters: dict[str, Path] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def is_for(self, project: str) -> bool:
+        """Whether the project of this name may use the model."""
+        return not self.projects or project in self.projects

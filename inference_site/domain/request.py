@@ -1,0 +1,98 @@
+"""What one run of a model is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inference_site.domain.messages import Message
+from inference_site.domain.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call; ``parameters`` is the JSON schema of its arguments.
+
+    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``).
+    """
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+    is_custom: bool = False
+
+
+ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the answer's text must match.
+
+    ``source`` is the schema as JSON text for ``json_schema``, a llguidance grammar as JSON text for
+    ``llguidance``, the grammar or expression itself for the others, and empty for ``json_object``.
+    ``param`` names the request's field it came from.
+    """
+
+    kind: ConstraintKind
+    source: str
+    param: str
+
+
+Operation = Literal["chat", "complete", "embed", "tokenize", "detokenize", "render"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What one run of a model is asked to do.
+
+    ``operation`` names the method of the engine. ``chat`` and ``render`` take ``messages``; the
+    others take ``prompts``, each of which is text or token ids.
+
+    ``max_output_tokens=None`` means "until the context is full".
+    ``stop`` holds texts and ``stop_token_ids`` tokens; none of them ever appears in the output.
+    ``ignore_eos`` goes on past the model's end-of-sequence token (for benchmarks).
+    ``choices`` answers are sampled from one prefill of the prompt.
+    ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
+    ``template_vars`` are variables of the chat template, over those of the model's record.
+    ``reasoning_budget`` ends the reasoning after so many tokens.
+    ``prompts`` are continued as they are, without a chat template. Each has ``choices`` answers;
+    the one numbered ``prompt × choices + choice`` has that index. With a ``suffix`` they are
+    continued by what fits between the two.
+    ``must_call`` has the answer be a call of one of the ``tools`` and nothing else; otherwise the
+    model chooses.
+    ``response_prefix`` is how the answer begins; it is not part of the output.
+    ``add_generation_prompt=False`` leaves out the template's beginning of an answer.
+    ``cache_prompt=False`` computes the whole prompt anew.
+    ``lora`` pairs names of the model's adapters with their scales.
+    ``truncate`` drops the oldest turns, but no instructions, when the context is too short.
+    """
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    max_output_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    choices: int = 1
+    top_logprobs: int | None = None
+    constraint: Constraint | None = None
+    template_vars: dict[str, Any] = field(default_factory=dict)
+    reasoning_budget: int | None = None
+    tools: tuple[Tool, ...] = ()
+    must_call: bool = False
+    parallel_tool_calls: bool = True
+    operation: Operation = "chat"
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    suffix: str | None = None
+    response_prefix: str = ""
+    add_generation_prompt: bool = True
+    cache_prompt: bool = True
+    lora: tuple[tuple[str, float], ...] = ()
+    truncate: bool = False
+
+    @property
+    def answers(self) -> int:
+        """How many choices there are in all; each has exactly one ``Finish``."""
+        return self.choices * (len(self.prompts) or 1)

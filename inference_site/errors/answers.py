@@ -1,0 +1,33 @@
+"""How an exception is logged and answered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.http import HttpRequest
+from rest_framework.response import Response
+
+from inference_site.errors.api_errors import ApiError, MethodNotAllowedError
+from inference_site.errors.exceptions import api_error
+
+logger = logging.getLogger(__name__)
+
+
+def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
+    """Log what is the server's fault; the traceback only of what nobody foresaw."""
+    if error.status < 500 or isinstance(exc, ApiError):
+        return
+    request_id = getattr(request, "request_id", "-")
+    traceback = exc if error.status == 500 else None
+    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
+    """Answer an exception that a DRF view raised."""
+    error = api_error(exc)
+    log_error(context["request"]._request, exc, error)
+    headers = dict(error.headers)
+    if isinstance(error, MethodNotAllowedError):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(error.envelope, status=error.status, headers=headers)

@@ -1,0 +1,101 @@
+"""The one table from exceptions to what the client is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kombu.exceptions
+import redis.exceptions
+from django.db import InterfaceError, OperationalError
+from django.http import Http404
+from rest_framework import exceptions as drf
+
+from inference_site.domain import errors as domain
+from inference_site.errors.api_errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    AuthenticationError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    QueueTimeoutError,
+    RateLimitError,
+    UnavailableError,
+    UnsupportedMediaError,
+)
+
+
+def _retry_after_s(exc: domain.EngineUnavailable) -> int:
+    return RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
+
+
+_Make = Callable[[Any], ApiError]
+
+
+_TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
+    (
+        (domain.ContextLengthExceeded,),
+        lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
+    ),
+    ((domain.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
+    (
+        (domain.WorkerLost,),
+        lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
+    ),
+    (
+        (domain.DocumentLost, domain.StreamLost, domain.ShuttingDown),
+        lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
+    ),
+    (
+        # Not of a kind that clients try again.
+        (domain.StoppedByOperator,),
+        lambda e: InvalidRequestError(str(e.__doc__), code="stopped_by_operator"),
+    ),
+    ((domain.HookFailed,), lambda _: InternalError(code="hook_failed")),
+    ((domain.QueueTimeout,), lambda e: QueueTimeoutError(str(e))),
+    (
+        (domain.ModelLoading,),
+        lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
+    ),
+    ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
+    (
+        (domain.RateLimited,),
+        lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),
+    ),
+    (
+        (domain.EngineUnavailable,),
+        lambda e: UnavailableError(
+            str(e),
+            code="engine_unavailable",
+            retry_after_s=_retry_after_s(e),
+        ),
+    ),
+    ((domain.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
+    (
+        (OperationalError, InterfaceError),
+        lambda _: UnavailableError("The database is not reachable.", code="database_unavailable"),
+    ),
+    (
+        (redis.exceptions.RedisError, kombu.exceptions.OperationalError),
+        lambda _: UnavailableError("The queue is not reachable.", code="queue_unavailable"),
+    ),
+    ((drf.MethodNotAllowed,), lambda e: MethodNotAllowedError(str(e.detail))),
+    ((drf.UnsupportedMediaType,), lambda _: UnsupportedMediaError()),
+    ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
+    ((Http404,), lambda _: NotFoundError()),
+)
+"""What the client is told of each exception; the first row that fits counts."""
+
+
+def api_error(exc: Exception) -> ApiError:
+    """Return what the client is told of this exception. What is not in the table is a 500."""
+    if isinstance(exc, ApiError):
+        return exc
+    make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
+    return InternalError() if make is None else make(exc)
+
+
+LOAD_RETRY_S = 10
+"""When a client is told to try again while a model is loading."""

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db.models.signals import post_save
+
+
+class UsageConfig(AppConfig):
+    """Usage added up from the usage log: roll-ups, and what was spent of budgets."""
+
+    name = "inference_site.usage"
+    label = "usage"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Count what was used before a budget was made or changed."""
+        from inference_site.accounts.models import Budget
+
+        post_save.connect(_on_budget_saved, sender=Budget)
+
+
+def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
+    from inference_site.usage.reconciliation import count_spends
+
+    if not raw:
+        count_spends(instance.pk)
