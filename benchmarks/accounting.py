@@ -55,7 +55,10 @@ def account_all(database: psycopg.Connection, rows: int) -> float:
     """Make rows that have ended; return how many a second beat accounts."""
     database.execute(_FILL, [rows])
     started = time.perf_counter()
-    waiting = b"SELECT 1 FROM generations_generation WHERE NOT is_accounted AND status = 'completed' LIMIT 1"
+    waiting = (
+        b"SELECT 1 FROM generations_generation"
+        b" WHERE NOT is_accounted AND status = 'completed' LIMIT 1"
+    )
     while database.execute(waiting).fetchone() is not None:
         time.sleep(0.1)
     return rows / (time.perf_counter() - started)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from completions.wire.models import ModelEvent, ModelWorker
 from inference_site.fleet import fleet
-from inference_site.fleet.fleet import LiveWorker, ModelState, ServedModel
+from inference_site.fleet.fleet import LiveWorker, ModelReport, ModelState
 
 _LOOK_S = 0.5
 _DONE = b"data: [DONE]\n\n"
@@ -39,7 +39,7 @@ def _look(model: str) -> tuple[bytes, bool]:
     return b"data: " + event.model_dump_json().encode() + b"\n\n", not is_under_way
 
 
-def _wire(worker: LiveWorker, served: ServedModel) -> ModelWorker:
+def _wire(worker: LiveWorker, served: ModelReport) -> ModelWorker:
     return ModelWorker(
         id=worker.id,
         host=worker.host,

@@ -21,7 +21,7 @@ from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
 from inference_site.fleet import fleet
@@ -37,7 +37,7 @@ class ModelsView(ApiView):
     def get(self, request: Request) -> Response:
         """List the models."""
         caller = caller_of(request)
-        listed = catalog().listed(caller.project_name)
+        listed = catalogue().listed(caller.project_name)
         models = _wire_models([spec for spec in listed if may_use(caller, spec)])
         return Response(ModelList(data=models).model_dump())
 
@@ -49,7 +49,7 @@ class ModelView(ApiView):
     def get(self, request: Request, model_id: str) -> Response:
         """Get a model; its id may contain slashes."""
         caller = caller_of(request)
-        spec = catalog().find(model_id, caller.project_name)
+        spec = catalogue().find(model_id, caller.project_name)
         if spec is None or not may_use(caller, spec):
             raise _unknown(model_id)
         return Response(_wire_models([spec])[0].model_dump())
@@ -88,7 +88,7 @@ class ModelEventsView(ApiView):
     @documented(answer=ModelEvent, event=ModelEvent)
     def get(self, request: Request, model_id: str) -> HttpResponse:
         """Follow the loads and unloads of a model."""
-        spec = catalog().find(model_id)
+        spec = catalogue().find(model_id)
         if spec is None:
             raise _unknown(model_id)
         return hand_feed(request._request, model_events(spec.id))
@@ -96,7 +96,7 @@ class ModelEventsView(ApiView):
 
 def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
     body = parse(ModelCommand, request.data)
-    spec = catalog().find(body.model)
+    spec = catalogue().find(body.model)
     if spec is None:
         raise _unknown(body.model)
     try:

@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 
-def settle_heap(**_: Any) -> None:
+def freeze_imported_objects(**_: Any) -> None:
     """Exempt all that there is now from garbage collection; to be called once all is imported.
 
     Libraries are some 160,000 objects. A full collection looks at each of them, and while it does,

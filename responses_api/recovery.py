@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.generations.models import Generation, Status
 from inference_site.streams.event_log import frames_of, read_log
 from inference_site.streams.request_documents import Document
@@ -44,7 +44,7 @@ def _assembler(response: dict[str, Any]) -> ResponseAssembler:
 def rebuild(generation_id: str) -> Document | None:
     """Return the request document of a stored response anew."""
     stored = _find(generation_id)
-    spec = None if stored is None else catalog().find(stored.model)
+    spec = None if stored is None else catalogue().find(stored.model)
     if stored is None or spec is None:
         return None
     new = [

@@ -6,6 +6,7 @@ as estimated when a request comes, and corrected when it has ended.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import math
 import time
@@ -24,12 +25,22 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.usage.accounting import Accounted
 
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 60
 _NO_LIMIT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """A generation that was accounted: what was held back for it, and what it used, in tokens."""
+
+    project_id: int
+    api_key_id: int
+    created_at: dt.datetime
+    reserved_tokens: int
+    used_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ DEFAULT = "default"
 """The name that stands for the site's default model."""
 
 
-class Catalog:
+class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
     Raise ImproperlyConfigured for two models of one name.
@@ -66,12 +66,12 @@ def _folded(name: str) -> str:
 
 
 @cache
-def catalog() -> Catalog:
+def catalogue() -> Catalogue:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
     if path is not None:
-        return Catalog(read_models_file(path))
-    return Catalog([*demo_specs(), *discover(Path(settings.MODELS_DIR))])
+        return Catalogue(read_models_file(path))
+    return Catalogue([*demo_specs(), *discover(Path(settings.MODELS_DIR))])
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:
@@ -79,7 +79,7 @@ def start_specs(names: Sequence[str]) -> list[ModelSpec]:
 
     Raise ImproperlyConfigured for an unknown name.
     """
-    known = catalog()
+    known = catalogue()
     if list(names) == ["none"]:
         return []
     found = {name: known.find(name) for name in names}

@@ -73,3 +73,22 @@ def _kv_bytes(reader: GGUFReader, architecture: str) -> int:
     keys = number("attention.key_length", width)
     values = number("attention.value_length", width)
     return number("block_count") * kv_heads * (keys + values) * 2
+
+
+def read_fields(path: Path) -> Any:
+    """Return a function that gives a header field of the file by its key, or a default.
+
+    Of a file that is no GGUF, or cannot be read, every field has its default.
+    """
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path, "r")
+    except (OSError, ValueError):
+        return lambda _key, default: default
+
+    def field(key: str, default: Any) -> Any:
+        found = reader.fields.get(key)
+        return default if found is None else found.contents()
+
+    return field

@@ -14,11 +14,11 @@ from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.audit import note
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.leases import LiveWorker, ServedModel
+from inference_site.fleet.leases import LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
@@ -62,7 +62,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _models(live: list[LiveWorker]) -> list[ModelRow]:
-    specs = catalog().models
+    specs = catalogue().models
     statuses = fleet.statuses_among(live, list(specs))
     queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
     waiting = dict(queued.annotate(Count("pk")).order_by())
@@ -74,7 +74,7 @@ def _models(live: list[LiveWorker]) -> list[ModelRow]:
 def _model(
     spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker], waiting: int
 ) -> ModelRow:
-    having: list[ServedModel] = [m for worker in live if (m := worker.model(spec.id)) is not None]
+    having: list[ModelReport] = [m for worker in live if (m := worker.model(spec.id)) is not None]
     return ModelRow(
         id=spec.id,
         engine=spec.engine,

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.charts import Chart, Series, chart
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.models import Generation, Status
@@ -122,7 +122,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "groups": GROUPS.items(),
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
-        "models": list(catalog().models),
+        "models": list(catalogue().models),
         "tiles": [*_tiles(_sum(buckets), latencies), *_now()],
         "charts": _charts(choice.range, starts, buckets, latencies),
         "table": table,

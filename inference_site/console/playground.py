@@ -25,7 +25,7 @@ from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.api.staff import StaffSession
 from inference_site.api.views import ApiView
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError
 from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_among, workers
 from inference_site.generations.models import Generation
@@ -67,7 +67,7 @@ def _page(request: HttpRequest) -> HttpResponse:
 
 def _models(caller: Caller) -> list[dict[str, str]]:
     """Return the models that this caller can chat with, those first that are loaded."""
-    usable = [spec for spec in catalog().listed(caller.project_name) if may_use(caller, spec)]
+    usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
     chats.sort(key=lambda id_: statuses[id_] != ModelStatus.LOADED)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.domain.model_spec import ModelSpec
@@ -20,7 +20,7 @@ _UPKEEP_S = 10.0
 
 def check_models() -> Iterator[Finding]:
     """Look at the file of each model of the catalogue."""
-    for spec in catalog().models.values():
+    for spec in catalogue().models.values():
         yield _of_model(spec)
 
 
@@ -59,7 +59,7 @@ def check_workers() -> Iterator[Finding]:
             f"Restart it with this release, {settings.VERSION}.",
             warn=worker.release != settings.VERSION,
         )
-    for model in catalog().models:
+    for model in catalogue().models:
         if workers and not any(worker.serves(model) for worker in workers):
             yield Finding(
                 Level.WARN,

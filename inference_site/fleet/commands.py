@@ -32,7 +32,7 @@ _RETRY_S = 0.5
 class Command:
     """Load or unload a model; take no new work, or take it again.
 
-    ``failed`` is what an offshoot tells its parent: that a model could not be loaded, and why.
+    ``failed`` is what a child worker tells its parent: that a model could not be loaded, and why.
     """
 
     do: Literal["load", "unload", "failed", "drain", "resume"]

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
-from inference_site.fleet.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
+from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
 from inference_site.storage.redis_clients import site_client
 
 _ASKED_S = 30
@@ -143,13 +143,13 @@ def drain(worker: str) -> None:
 
     So that its machine can be stopped without an answer being cut. Raise UnknownWorker.
     """
-    for found in _with_offshoots(worker):
+    for found in _with_child_workers(worker):
         send(found.id, Command("drain"))
 
 
 def resume(worker: str) -> None:
     """Have a drained worker take work again. Raise UnknownWorker."""
-    for found in _with_offshoots(worker):
+    for found in _with_child_workers(worker):
         send(found.id, Command("resume"))
 
 
@@ -180,7 +180,7 @@ def capabilities_of(spec: ModelSpec) -> frozenset[str]:
 
 
 def _known(model: str) -> ModelSpec:
-    spec = catalog().find(model)
+    spec = catalogue().find(model)
     if spec is None:
         raise UnknownModel(f"There is no model '{model}'.")
     return spec
@@ -200,7 +200,7 @@ def _only(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
     return found
 
 
-def _with_offshoots(worker: str) -> list[LiveWorker]:
+def _with_child_workers(worker: str) -> list[LiveWorker]:
     live = live_workers()
     return [_only(live, worker), *(found for found in live if found.parent == worker)]
 
@@ -227,7 +227,7 @@ __all__ = [
     "ModelStatus",
     "NotLoadable",
     "NotLoaded",
-    "ServedModel",
+    "ModelReport",
     "UnknownModel",
     "UnknownWorker",
     "asked_worker",

@@ -1,8 +1,8 @@
 """Leases: which workers live and what they serve.
 
 A worker renews a key with a short time to live; a worker whose key is gone is dead or cut off, and
-what it was running is given up by ``generations.maintenance``. It is announced before its models are loaded,
-so that a model that is loading can be told from one that nobody serves.
+what it was running is given up by ``generations.maintenance``. It is announced before its models
+are loaded, so that a model that is loading can be told from one that nobody serves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelReport:
     """A model as one worker has it; ``busy`` of its ``slots`` are running.
 
     ``progress`` is how far a load is, from 0 to 1, None when that is not known. ``since`` is when
@@ -87,7 +87,7 @@ class LiveWorker:
     """
 
     id: str
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[ModelReport, ...] = ()
     host: str = ""
     started_at: float = 0.0
     is_draining: bool = False
@@ -96,7 +96,7 @@ class LiveWorker:
     parent: str = ""
     release: str = ""
 
-    def model(self, id_: str) -> ServedModel | None:
+    def model(self, id_: str) -> ModelReport | None:
         """Return what it has of this model."""
         return next((served for served in self.models if served.id == id_), None)
 
@@ -229,7 +229,7 @@ class LiveView:
         """Return the workers that take work for this model."""
         return [worker for worker in self.workers() if worker.serves(model)]
 
-    def having(self, model: str) -> list[ServedModel]:
+    def having(self, model: str) -> list[ModelReport]:
         """Return what each worker has of this model, in whatever state."""
         found = (worker.model(model) for worker in self.workers())
         return [served for served in found if served is not None]

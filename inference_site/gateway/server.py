@@ -11,9 +11,8 @@ from django.conf import settings
 from django.urls import resolve
 
 from inference_site.gateway.draining import DrainingServer
-from inference_site.gc_freeze import settle_heap
+from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.observability.tracing import start_tracing
-from inference_site.status import metrics
 
 _APPLICATION = "inference_site.asgi:application"
 _GIVE_UP_AT = 8
@@ -47,11 +46,10 @@ class BoundedRequest(http_protocol.WebRequest):  # type: ignore[misc]  # Twisted
 def run_server(host: str, port: int) -> Any:
     """Serve until stopped; return the exit status."""
     http_protocol.WebRequest = BoundedRequest
-    metrics.register()
     start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
     resolve("/v1/models")  # Imports the views.
-    settle_heap()
+    freeze_imported_objects()
     command = CommandLineInterface()
     command.server_class = DrainingServer
     return command.run(

@@ -12,7 +12,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.generations.models import Generation
 
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
@@ -24,7 +24,7 @@ class ModelFilter(admin.SimpleListFilter):
     title = parameter_name = "model"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(id_, id_) for id_ in catalog().models]
+        return [(id_, id_) for id_ in catalogue().models]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(model=self.value())

@@ -176,7 +176,7 @@ def _expire(generation: Generation, code: str, error: Exception) -> None:
 
 
 def stop_unattended() -> None:
-    """Stop what nobody has read for longer than its grace (see ``generations.disconnect_grace``)."""
+    """Stop what nobody has read for longer than its grace (see ``disconnect_grace``)."""
     left = unattended()
     if not left:
         return

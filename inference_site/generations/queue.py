@@ -1,7 +1,8 @@
 """The queue: PostgreSQL remembers who waits, Celery rings the bell.
 
 A bell names a model, never a generation. Whoever hears it claims the best waiting row, so a bell
-that is lost, doubled or late does no harm; ``generations.maintenance`` rings again for rows without one.
+that is lost, doubled or late does no harm; ``generations.maintenance`` rings again for rows without
+one.
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ def _is_allowed(address: str) -> bool:
 
 
 def rendered(accept: str, others: Mapping[str, int] | None = None) -> tuple[bytes, str]:
-    """Return this process's metrics, and those of its offshoots, with their content type."""
+    """Return this process's metrics, and those of its child workers, with their content type."""
     encode, content_type = choose_encoder(accept)
     return encode(_Family(others) if others else REGISTRY), content_type
 
 
 class _Family:
-    """A registry of this process and its offshoots, whose samples have the label ``offshoot``."""
+    """A registry of this process and its child workers, whose samples have the label ``child_worker``."""
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports
@@ -60,7 +60,7 @@ class _Family:
         for model, port in self._ports.items():
             for family in _fetched(port):
                 samples = [
-                    sample._replace(labels={**sample.labels, "offshoot": model})
+                    sample._replace(labels={**sample.labels, "child_worker": model})
                     for sample in family.samples
                 ]
                 family.samples = []
@@ -81,7 +81,7 @@ def _fetched(port: int) -> list[Metric]:
 def serve_telemetry(health: Health, others: Others = dict) -> None:
     """Serve ``/metrics`` and ``/health`` on ``METRICS_PORT`` from a thread, if it is set.
 
-    ``others`` returns the ports on which offshoots serve theirs.
+    ``others`` returns the ports on which child workers serve theirs.
     Raise ImproperlyConfigured when the port cannot be had.
     """
     if not settings.METRICS_PORT:

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from inference_site.api.payload import WireObject
 from inference_site.api.schema import ErrorEnvelope, documented
 from inference_site.api.views import OpenView
-from inference_site.catalogue.catalogue import catalog, start_specs
+from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_workers
@@ -110,7 +110,7 @@ def _check_redis() -> str:
 
 def _check_workers() -> str:
     workers = live_workers()
-    missing = [told for model in catalog().models if (told := _missing(model, workers))]
+    missing = [told for model in catalogue().models if (told := _missing(model, workers))]
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
 
 

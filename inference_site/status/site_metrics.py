@@ -16,7 +16,7 @@ import redis.exceptions
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import live_workers
 from inference_site.gateway.hub import hub
@@ -77,7 +77,7 @@ def _of_generations() -> list[Metric]:
     oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
     running = _by_model("inference_running", "Generations that run.")
     known = {(model, status): (count, age_s) for model, status, count, age_s in rows}
-    for model in {*catalog().models, *(row[0] for row in rows)}:
+    for model in {*catalogue().models, *(row[0] for row in rows)}:
         count, age_s = known.get((model, "queued"), (0, 0.0))
         waiting.add_metric([model], count)
         oldest.add_metric([model], age_s)
@@ -90,7 +90,7 @@ def _of_workers() -> list[Metric]:
     live = _by_model("inference_live_workers", "Workers that take work for the model.")
     slots = _by_model("inference_slots", "Slots of these workers.")
     busy = _by_model("inference_busy_slots", "Slots of these workers that are busy.")
-    for model in catalog().models:
+    for model in catalogue().models:
         serving = [worker for worker in workers if worker.serves(model)]
         served = [found for worker in serving if (found := worker.model(model)) is not None]
         # No sample for one that may well be nowhere: 0 is an alert.
@@ -103,7 +103,7 @@ def _of_workers() -> list[Metric]:
 
 def _of_bells() -> list[Metric]:
     unheard = _by_model("inference_bells_unheard", "Bells that no worker has heard yet.")
-    for model in catalog().models:
+    for model in catalogue().models:
         unheard.add_metric([model], bells(model))
     return [unheard]
 

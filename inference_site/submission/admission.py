@@ -21,7 +21,7 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -118,7 +118,7 @@ def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
     """
     if not caller.has_budget and not rate_limits.has_token_limit(caller):
         return Estimate(0, Decimal(0))
-    spec = catalog().models[request.model]
+    spec = catalogue().models[request.model]
     input_tokens, output_tokens = _input_tokens(request), _output_tokens(request, spec)
     cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)

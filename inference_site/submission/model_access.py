@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
 from inference_site.submission.serving import require_served
@@ -23,7 +23,7 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         raise InvalidRequestError(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
-    spec = catalog().find(name, caller.project_name)
+    spec = catalogue().find(name, caller.project_name)
     if spec is None:
         raise NotFoundError(
             f"The model `{name[:100]}` does not exist or you do not have access to it.",

@@ -8,8 +8,6 @@ row that all others want too.
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import OperationalError, connection, transaction
@@ -127,17 +125,6 @@ FROM (
 ) used
 WHERE spend.budget_id = used.budget_id AND spend.start = used.start
 """  # noqa: S608
-
-
-@dataclass(frozen=True, slots=True)
-class Accounted:
-    """A generation that was accounted: what was held back for it, and what it used, in tokens."""
-
-    project_id: int
-    api_key_id: int
-    created_at: dt.datetime
-    reserved_tokens: int
-    used_tokens: int
 
 
 def hold_lock(cursor: Any) -> None:

@@ -7,8 +7,8 @@ import time
 
 from redis.exceptions import RedisError
 
-from inference_site.accounts.rate_limits import correct
-from inference_site.usage.accounting import Accounted, account
+from inference_site.accounts.rate_limits import Accounted, correct
+from inference_site.usage.accounting import account
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,15 @@ import redis.exceptions
 from inference_site.accounts import rate_limits
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey
-from inference_site.accounts.rate_limits import RateLimited, Window, correct, give_back, hit
+from inference_site.accounts.rate_limits import (
+    Accounted,
+    RateLimited,
+    Window,
+    correct,
+    give_back,
+    hit,
+)
 from inference_site.storage.redis_clients import site_client
-from inference_site.usage.accounting import Accounted
 
 Key = tuple[ApiKey, str]
 

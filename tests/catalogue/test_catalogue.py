@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
-from inference_site.catalogue.catalogue import DEMO_FILE, Catalog, catalog
+from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
 from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.catalogue.models_file import default_threads, read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
@@ -26,9 +26,9 @@ def models_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fresh_catalog() -> Iterator[None]:
-    catalog.cache_clear()
+    catalogue.cache_clear()
     yield
-    catalog.cache_clear()
+    catalogue.cache_clear()
 
 
 def test_a_file_says_everything_about_a_model(models_file: Path) -> None:
@@ -97,7 +97,7 @@ def test_sampling_of_a_model_goes_before_that_of_the_site(
 def test_bad_sampling_of_the_site_is_told(settings: Settings, sampling: Any, told: str) -> None:
     settings.MODELS_FILE, settings.SAMPLING = None, sampling
     with pytest.raises(ImproperlyConfigured, match=told):
-        catalog()
+        catalogue()
 
 
 def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
@@ -174,12 +174,12 @@ def test_a_file_that_cannot_be_read_is_named(models_file: Path, content: bytes |
 @pytest.mark.parametrize("name", ["org/Tiny-1B", "ORG/tiny-1b", "  org/tiny-1b\n"])
 def test_a_model_is_found_whatever_the_case_and_the_spaces_around(name: str) -> None:
     spec = ModelSpec("org/Tiny-1B", "scripted")
-    assert Catalog([ModelSpec("other", "scripted"), spec]).find(name) is spec
+    assert Catalogue([ModelSpec("other", "scripted"), spec]).find(name) is spec
 
 
 @pytest.mark.parametrize("name", ["", "tiny", "org/Tiny-1B-chat", "org/Tiny 1B"])
 def test_what_is_not_there_is_not_found(name: str) -> None:
-    assert Catalog([ModelSpec("org/Tiny-1B", "scripted")]).find(name) is None
+    assert Catalogue([ModelSpec("org/Tiny-1B", "scripted")]).find(name) is None
 
 
 def test_an_error_names_the_line(models_file: Path) -> None:
@@ -198,13 +198,13 @@ def test_a_model_for_some_projects_is_not_there_for_others(models_file: Path) ->
     models_file.write_text(
         "models: {all: {}, own: {projects: [web], aliases: [mine]}, hid: {listed: false}}"
     )
-    catalog = Catalog(read_models_file(models_file))
-    assert [spec.id for spec in catalog.listed("web")] == ["all", "own"]
-    assert [spec.id for spec in catalog.listed("other")] == ["all"]
+    catalogue = Catalogue(read_models_file(models_file))
+    assert [spec.id for spec in catalogue.listed("web")] == ["all", "own"]
+    assert [spec.id for spec in catalogue.listed("other")] == ["all"]
     for name in ("own", "MINE", "own:latest"):
-        assert catalog.find(name, "web") is catalog.find(name) is catalog.models["own"]
-        assert catalog.find(name, "other") is None
-    assert catalog.find("hid", "other") is catalog.models["hid"]
+        assert catalogue.find(name, "web") is catalogue.find(name) is catalogue.models["own"]
+        assert catalogue.find(name, "other") is None
+    assert catalogue.find("hid", "other") is catalogue.models["hid"]
 
 
 def test_names_prices_and_files_of_the_hub_are_read(models_file: Path, settings: Settings) -> None:
@@ -244,7 +244,7 @@ def test_a_name_is_an_id_an_alias_what_is_before_its_colon_or_the_default(
 ) -> None:
     settings.DEFAULT_MODEL = "two:8b"
     one = ModelSpec("one", "scripted", aliases=("small",))
-    spec = Catalog([one, ModelSpec("two:8b", "scripted")]).find(name)
+    spec = Catalogue([one, ModelSpec("two:8b", "scripted")]).find(name)
     assert (spec and spec.id) == found
 
 
@@ -252,7 +252,7 @@ def test_a_name_is_an_id_an_alias_what_is_before_its_colon_or_the_default(
 def test_two_models_of_one_name_are_refused(aliases: tuple[str, ...]) -> None:
     specs = [ModelSpec("one", "scripted"), ModelSpec("other", "scripted", aliases=aliases)]
     with pytest.raises(ImproperlyConfigured, match="The models 'one' and 'other' have one name"):
-        Catalog(specs)
+        Catalogue(specs)
 
 
 @pytest.mark.usefixtures("fresh_catalog")
@@ -263,9 +263,9 @@ def test_files_in_the_models_folder_are_models(settings: Settings, tmp_path: Pat
     (folder / "Tiny-Q8.gguf").symlink_to(DEMO_FILE)
     (folder / "big-00002-of-00003.gguf").symlink_to(DEMO_FILE)
     (folder / "broken.gguf").write_bytes(b"GGUF")
-    spec = catalog().models["tiny-q8"]
+    spec = catalogue().models["tiny-q8"]
     assert (spec.file, spec.context_length) == (folder / "Tiny-Q8.gguf", 2048)
-    assert list(catalog().models) == ["demo", "demo-embedding", "tiny-q8"]
+    assert list(catalogue().models) == ["demo", "demo-embedding", "tiny-q8"]
 
 
 def test_a_gguf_file_tells_of_itself() -> None:
@@ -279,7 +279,7 @@ def test_a_gguf_file_tells_of_itself() -> None:
 @pytest.mark.usefixtures("fresh_catalog")
 def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Settings) -> None:
     settings.MODELS_FILE = None
-    demo, embedding = catalog().models.values()
+    demo, embedding = catalogue().models.values()
     assert (embedding.id, embedding.file) == ("demo-embedding", demo.file)
     assert (demo.id, demo.engine) == ("demo", "llama_cpp")
     assert demo.file is not None
@@ -290,9 +290,9 @@ def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Setting
 def test_the_file_of_the_settings_is_the_catalogue(settings: Settings, models_file: Path) -> None:
     models_file.write_text("models: {play: {engine: scripted}}")
     settings.MODELS_FILE = models_file
-    assert list(catalog().models) == ["play"]
+    assert list(catalogue().models) == ["play"]
 
 
 def test_the_example_in_the_docs_is_a_good_file() -> None:
-    specs = Catalog(read_models_file(ROOT / "docs" / "models.example.yaml"))
+    specs = Catalogue(read_models_file(ROOT / "docs" / "models.example.yaml"))
     assert {"llama-3.2-3b", "qwen-vl", "nomic-embed", "scripted"} <= specs.models.keys()

@@ -10,10 +10,10 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
+from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from tests.tiny_gpt2 import CONTEXT, write_gpt2
 from worker.engines.chat.families import FAMILIES
-from worker.engines.openai_upstream.flavors import FLAVORS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
 OPTIONS: dict[str, dict[str, Any]] = {

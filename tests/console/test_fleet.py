@@ -9,7 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from inference_site.fleet.leases import Device, Lease, LiveWorker, ModelState, ServedModel
+from inference_site.fleet.leases import Device, Lease, LiveWorker, ModelReport, ModelState
 from inference_site.storage.redis_clients import site_client
 
 FLEET = "/admin/fleet/"
@@ -19,8 +19,8 @@ WORKER = "host:1:abcdef"
 @pytest.fixture
 def worker() -> Iterator[str]:
     """A worker that holds a lease, and hears nothing."""
-    ready = ServedModel("demo", slots=4, busy=1)
-    failed = ServedModel("demo-embedding", 4, 0, ModelState.FAILED, reason="no such file")
+    ready = ModelReport("demo", slots=4, busy=1)
+    failed = ModelReport("demo-embedding", 4, 0, ModelState.FAILED, reason="no such file")
     memory = Device("memory", 8 * 2**30, 6 * 2**30)
     described = LiveWorker(
         WORKER, (ready, failed), host="gpu-1", devices=(memory,), loadable=("demo-embedding",)

@@ -137,8 +137,8 @@ def test_the_models_are_those_that_the_key_may_use(monkeypatch: pytest.MonkeyPat
     demo = catalogue.demo_specs()[0]
     others = dataclasses.replace(demo, id="of-others", projects=("other",))
     second = dataclasses.replace(demo, id="second")
-    specs = catalogue.Catalog([demo, second, others])
-    monkeypatch.setattr(playground, "catalog", lambda: specs)
+    specs = catalogue.Catalogue([demo, second, others])
+    monkeypatch.setattr(playground, "catalogue", lambda: specs)
     key = key_of("alice")
     text = browser_of(key).get("/playground").content.decode()
     assert '<option value="demo">' in text

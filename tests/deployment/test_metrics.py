@@ -169,7 +169,7 @@ def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> 
         other.stop()
     scopes = ("--scope", "inference", "--scope", "models:write")
     key = site.local.run("migrate", "create_api_key", "--name", "loads", *scopes).stdout.strip()
-    told = {"model": "scripted", "offshoot": "scripted"}
+    told = {"model": "scripted", "child_worker": "scripted"}
     with httpx.Client(
         base_url=site.webs[0].url, headers={"Authorization": f"Bearer {key}"}, timeout=30
     ) as client:

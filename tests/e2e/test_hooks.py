@@ -141,7 +141,8 @@ def test_hook_that_fails_fails_the_request_and_the_worker_lives_on(
     if isinstance(error, openai.APIStatusError):
         assert error.status_code == 500
     [row] = hooked.sql(
-        "SELECT status, error_code, finish_reason FROM generations_generation ORDER BY id DESC LIMIT 1"
+        "SELECT status, error_code, finish_reason FROM generations_generation"
+        " ORDER BY id DESC LIMIT 1"
     )
     assert row == ("failed", "hook_failed", "")
     assert ask(client, "alive").choices[0].message.content == "ALIVE"

@@ -164,7 +164,8 @@ def test_closing_at_once_leaves_nothing_running(stack: ServedStack) -> None:
 
     def left() -> list[Any]:
         return stack.sql(
-            "SELECT status FROM generations_generation WHERE end_user = %s AND status <> 'cancelled'",
+            "SELECT status FROM generations_generation"
+            " WHERE end_user = %s AND status <> 'cancelled'",
             marker,
         )
 

@@ -100,7 +100,8 @@ def test_row_is_of_its_own_kind_and_has_generated_nothing(
         "/v1/tokenize", json={"model": "demo", "prompt": "x"}, headers={"x-request-id": "tok-row"}
     )
     [row] = stack.sql(
-        "SELECT kind, status, output_tokens FROM generations_generation WHERE request_id = 'tok-row'"
+        "SELECT kind, status, output_tokens FROM generations_generation"
+        " WHERE request_id = 'tok-row'"
     )
     assert row == ("tokens", "completed", 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from inference_site.catalogue.catalogue import Catalog
+from inference_site.catalogue.catalogue import Catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.commands import Command, Listener, send
@@ -25,8 +25,8 @@ from inference_site.fleet.leases import (
     Lease,
     LiveView,
     LiveWorker,
+    ModelReport,
     ModelState,
-    ServedModel,
     prune,
 )
 from inference_site.generations.queue import new_id
@@ -40,8 +40,8 @@ Announce = Callable[..., str]
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A model of the catalogue, with an alias; nobody has it."""
     name = new_id("model-")
-    catalog = Catalog([ModelSpec(name, "scripted", aliases=(f"{name}-too",))])
-    monkeypatch.setattr(fleet, "catalog", lambda: catalog)
+    catalogue = Catalogue([ModelSpec(name, "scripted", aliases=(f"{name}-too",))])
+    monkeypatch.setattr(fleet, "catalogue", lambda: catalogue)
     monkeypatch.setattr(fleet, "live_view", LiveView(ttl_s=0))
     yield name
     site_client().delete(f"load:{name}", f"unload:{name}")
@@ -52,7 +52,7 @@ def announce() -> Iterator[Announce]:
     """Announce workers; return their ids."""
     names = []
 
-    def lease(*models: ServedModel, **facts: Any) -> str:
+    def lease(*models: ModelReport, **facts: Any) -> str:
         name = new_id("host:")
         names.append(name)
         Lease(name, lambda: LiveWorker(name, models, **facts)).renew()
@@ -89,14 +89,14 @@ def test_a_model_is_as_the_best_of_its_workers(
     model: str, announce: Announce, states: list[ModelState], status: ModelStatus
 ) -> None:
     for state in states:
-        announce(ServedModel(model, 1, 0, state))
+        announce(ModelReport(model, 1, 0, state))
     assert fleet.status_of(model) == status
 
 
 def test_the_state_of_many_models_is_one_reading(
     model: str, announce: Announce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    announce(ServedModel(model, 1, 0))
+    announce(ModelReport(model, 1, 0))
     live, client = fleet.workers(), site_client()
     client.set("load:asked-for", "w", ex=5)
     asked: list[list[str]] = []
@@ -119,7 +119,7 @@ def test_the_state_of_many_models_is_one_reading(
 def test_a_worker_that_takes_nothing_does_not_make_a_model_loaded(
     model: str, announce: Announce
 ) -> None:
-    announce(ServedModel(model, 1, 0), is_draining=True)
+    announce(ModelReport(model, 1, 0), is_draining=True)
     assert fleet.status_of(model) == ModelStatus.UNLOADED
 
 
@@ -148,7 +148,7 @@ def test_a_load_may_name_its_worker_beside_one_that_goes_on(model: str, announce
 
 
 def test_what_cannot_be_loaded_is_refused(model: str, announce: Announce) -> None:
-    unable = announce(ServedModel(model, 1, 0))
+    unable = announce(ModelReport(model, 1, 0))
     with pytest.raises(UnknownModel):
         fleet.load(None, "ghost")
     with pytest.raises(UnknownWorker):
@@ -161,8 +161,8 @@ def test_what_cannot_be_loaded_is_refused(model: str, announce: Announce) -> Non
 
 def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> None:
     has, has_too, has_not = (
-        announce(ServedModel(model, 1, 0)),
-        announce(ServedModel(model, 1, 0)),
+        announce(ModelReport(model, 1, 0)),
+        announce(ModelReport(model, 1, 0)),
         announce(),
     )
     with pytest.raises(NotLoaded):
@@ -174,13 +174,13 @@ def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> 
     assert (told(has_too), told(has_not)) == ([("unload", model)], [])
 
 
-def test_a_worker_is_drained_with_its_offshoots(model: str, announce: Announce) -> None:
+def test_a_worker_is_drained_with_its_child_workers(model: str, announce: Announce) -> None:
     parent = announce()
-    offshoot, other = announce(parent=parent), announce()
+    child, other = announce(parent=parent), announce()
     fleet.drain(parent)
     fleet.resume(parent)
     both = [("drain", ""), ("resume", "")]
-    assert (told(parent), told(offshoot), told(other)) == (both, both, [])
+    assert (told(parent), told(child), told(other)) == (both, both, [])
     with pytest.raises(UnknownWorker):
         fleet.drain("ghost")
 
@@ -191,7 +191,7 @@ def test_capabilities_are_those_that_a_worker_announces(
     """A web host may lack the file that says whether a model chats."""
     spec = ModelSpec(model, "ctransformers", file=tmp_path / "only-on-the-worker.gguf")
     assert "chat" not in fleet.capabilities_of(spec)
-    announce(ServedModel(model, 1, 0, capabilities=("chat", "completions")))
+    announce(ModelReport(model, 1, 0, capabilities=("chat", "completions")))
     assert fleet.capabilities_of(spec) == {"chat", "completions"}
 
 

@@ -14,7 +14,7 @@ from inference_site.fleet.leases import (
     Lease,
     LiveView,
     LiveWorker,
-    ServedModel,
+    ModelReport,
     is_alive,
     live_workers,
     prune,
@@ -23,7 +23,7 @@ from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
 from tests.waiting import wait_until
 
-SERVED = (ServedModel("demo", slots=4, busy=1), ServedModel("other", slots=1, busy=0))
+SERVED = (ModelReport("demo", slots=4, busy=1), ModelReport("other", slots=1, busy=0))
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def test_a_started_lease_is_renewed_until_it_is_given_back(
 
 
 def test_a_lease_follows_what_the_worker_serves(worker: str) -> None:
-    served = [ServedModel("demo", slots=4, busy=0)]
+    served = [ModelReport("demo", slots=4, busy=0)]
     lease = Lease(worker, lambda: LiveWorker(worker, tuple(served)))
     lease.renew()
-    served[:] = [ServedModel("demo", slots=4, busy=4)]
+    served[:] = [ModelReport("demo", slots=4, busy=4)]
     lease.renew()
-    assert found(worker) == LiveWorker(worker, (ServedModel("demo", 4, 4),))
+    assert found(worker) == LiveWorker(worker, (ModelReport("demo", 4, 4),))
 
 
 def test_a_redis_that_is_down_does_not_stop_the_renewals(
@@ -109,7 +109,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        self.workers = [LiveWorker("one", (ServedModel("demo", 4, 0),))]
+        self.workers = [LiveWorker("one", (ModelReport("demo", 4, 0),))]
         self.reads = 0
         monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(leases, "live_workers", self._read)
@@ -132,7 +132,7 @@ def test_the_view_is_remembered_for_its_time_and_no_longer(monkeypatch: pytest.M
 
 def test_the_view_knows_who_serves_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, view = Clock(monkeypatch), LiveView()
-    clock.workers.append(LiveWorker("two", (ServedModel("other", 1, 0), ServedModel("x", 1, 0))))
+    clock.workers.append(LiveWorker("two", (ModelReport("other", 1, 0), ModelReport("x", 1, 0))))
     clock.workers.append(LiveWorker("draining", ()))
     assert [worker.id for worker in view.serving("other")] == ["two"]
     assert view.serving("unknown") == []

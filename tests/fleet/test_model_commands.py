@@ -16,16 +16,16 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
-from inference_site.catalogue.catalogue import DEMO_FILE, catalog
+from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
 def fresh_catalog() -> Iterator[None]:
-    catalog.cache_clear()
+    catalogue.cache_clear()
     yield
-    catalog.cache_clear()
+    catalogue.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_catalog")

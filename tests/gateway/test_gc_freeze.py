@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
-from inference_site.gc_freeze import settle_heap
+from inference_site.gc_freeze import freeze_imported_objects
 
 
 def test_what_is_there_is_exempt_and_what_comes_later_is_not() -> None:
     before = ["there"]
-    settle_heap(sender=None)
+    freeze_imported_objects(sender=None)
     try:
         later = ["later"]
         assert gc.get_freeze_count() > 10_000

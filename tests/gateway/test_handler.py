@@ -15,7 +15,7 @@ from completions import model_views
 from inference_site.accounts.models import ApiKey
 from inference_site.api import views as http_views
 from inference_site.domain.errors import QueueFull
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ServedModel, prune
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Place
 from inference_site.gateway.hub import hub
@@ -72,7 +72,7 @@ def api(handler: ApiHandler, api_key: Key) -> Api:
 def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model, as far as its lease says."""
     name = new_id("host:")
-    Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
+    Lease(name, lambda: LiveWorker(name, (ModelReport("demo", slots=1, busy=0),))).renew()
     monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")
@@ -160,7 +160,7 @@ def test_an_internal_fault_is_an_envelope_without_its_details(
     def broken() -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(model_views, "catalog", broken)
+    monkeypatch.setattr(model_views, "catalogue", broken)
     response = api("GET", "/v1/models", x_request_id="req-broken")
     assert response.status_code == 500
     assert error_of(response)["type"] == "server_error"

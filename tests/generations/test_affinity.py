@@ -11,7 +11,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.fleet.leases import LiveView, LiveWorker, ServedModel
+from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.generations import affinity, queue
 from inference_site.generations.affinity import Later, Preference, preference
 from inference_site.generations.models import Generation, Status
@@ -32,7 +32,7 @@ def view_of(*workers: LiveWorker) -> LiveView:
 
 
 def serving(name: str, model: str = "m") -> LiveWorker:
-    return LiveWorker(name, (ServedModel(model, 1, 0),))
+    return LiveWorker(name, (ModelReport(model, 1, 0),))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Project
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ServedModel, prune
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 def _live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model."""
     name = new_id("host:")
-    Lease(name, lambda: LiveWorker(name, (ServedModel("demo", slots=1, busy=0),))).renew()
+    Lease(name, lambda: LiveWorker(name, (ModelReport("demo", slots=1, busy=0),))).renew()
     monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")

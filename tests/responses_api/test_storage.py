@@ -179,11 +179,11 @@ def test_request_is_shown_again_as_it_was(chain: Chain, choice: Any) -> None:
 
 
 def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Catalog:
+    class Catalogue:
         def find(self, name: str) -> ModelSpec:
             return ModelSpec("m", "scripted")
 
-    monkeypatch.setattr("responses_api.recovery.catalog", Catalog)
+    monkeypatch.setattr("responses_api.recovery.catalogue", Catalogue)
     first = chain.turn("a", "A")
     stored = chain.accept(
         "b", previous_response_id=first.public_id, background=True, instructions="i",

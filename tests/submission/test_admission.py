@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.keys import Caller, Limits
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import Message, TextPart, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.submission.admission import estimate_of
@@ -53,7 +53,7 @@ def test_an_answer_without_a_bound_counts_as_the_setting_says(settings: Any) -> 
 
 
 def test_no_answer_counts_as_more_than_the_context() -> None:
-    context = catalog().models["demo"].context_length
+    context = catalogue().models["demo"].context_length
     assert tokens(messages=(Message("user", ""),), max_output_tokens=10**19) == 10 + context
 
 

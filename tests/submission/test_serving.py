@@ -14,7 +14,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet
-from inference_site.fleet.leases import LiveView, LiveWorker, ModelState, ServedModel
+from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import queue
 from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
@@ -36,7 +36,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
     """Have the site see one worker that has the model in some state, or has it not."""
 
     def see(state: ModelState | None, since: float = 0.0) -> None:
-        models = () if state is None else (ServedModel("m", 1, 0, state, since=since),)
+        models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
         view = LiveView()
         view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
         for module in (serving, fleet, queue, upkeep):

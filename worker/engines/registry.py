@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
@@ -15,7 +14,7 @@ from worker.engines.base import Engine
 
 def load_engine(spec: ModelSpec) -> Engine:
     """Load the model on its engine. Raise EngineLoadError naming the model and the reason."""
-    module = import_module(ENGINES[spec.engine])
+    module = import_module(f"worker.engines.{spec.engine}")
     try:
         engine: Engine = module.load(spec)
     except ImportError as exc:

@@ -46,20 +46,11 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.stop_texts import StopTexts
 
-OPTIONS = frozenset({"load_fails", "load_ms", "script"})
-
-_CAPABILITIES = frozenset({"chat", "completions", "tools"})
-
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 """How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
 A thousand sleepers that looked much more often would keep a core busy."""
 
 Step = dict[str, Any]
-
-
-def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for."""
-    return _CAPABILITIES
 
 
 def load(spec: ModelSpec) -> ScriptedEngine:

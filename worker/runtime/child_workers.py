@@ -1,4 +1,4 @@
-"""Offshoots: worker processes that this one starts for models loaded at run time.
+"""ChildWorkers: worker processes that this one starts for models loaded at run time.
 
 A model that is loaded beside others gets a process of its own: libraries hold Python's lock while
 they load, for seconds with a large file, which would stall every answer of the process and let its
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _STOP_S = 5.0
 
 
-class Offshoots:
+class ChildWorkers:
     """The child processes of one worker, by model.
 
     ``on_failure`` is called with the model and the reason when one has ended by itself.
@@ -51,7 +51,7 @@ class Offshoots:
         with self._lock:
             if model in self._processes:
                 return
-            # This process's own port is taken; it asks its offshoots, and tells for all of them.
+            # This process's own port is taken; it asks its child workers, and tells for all of them.
             port = _free_port() if settings.METRICS_PORT else 0
             # Its end of the pipe is closed when this process ends, however that happens.
             process = subprocess.Popen(
@@ -103,7 +103,7 @@ def _told(status: int) -> str:
 
 
 def end_with_parent(stop: Callable[[], None]) -> None:
-    """Call ``stop`` when the process that started this one as an offshoot is gone."""
+    """Call ``stop`` when the process that started this one as a child worker is gone."""
 
     def wait() -> None:
         os.read(0, 1)  # Not through sys.stdin, whose lock a thread must not hold at the exit.

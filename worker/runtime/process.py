@@ -12,7 +12,7 @@ import redis.exceptions
 from celery import Celery, signals
 
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.gc_freeze import settle_heap
+from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.queue import drop_bells_of, ring
 from inference_site.generations.wake_ups import ears, own_queue, queue_name
 from inference_site.observability.tracing import start_tracing
@@ -40,7 +40,7 @@ def run_worker(
     """Serve these models until stopped; return the exit status. Raise EngineLoadError.
 
     SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end. While
-    the models are loaded it ends it at once. ``parent`` is the worker whose offshoot this is.
+    the models are loaded it ends it at once. ``parent`` is the worker that started this one as its child.
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
@@ -58,7 +58,7 @@ def run_worker(
 
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)
-    signals.worker_ready.connect(settle_heap, weak=False)
+    signals.worker_ready.connect(freeze_imported_objects, weak=False)
     worker = app.Worker(
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",

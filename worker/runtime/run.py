@@ -14,7 +14,7 @@ import redis.exceptions
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.deltas import Delta, Finish, Usage
 from inference_site.domain.errors import (
     DocumentLost,
@@ -268,7 +268,7 @@ class Run:
         return held
 
     def _result(self, ending: Ending) -> dict[str, Any]:
-        usage, spec = self._usage, catalog().models.get(self._claim.model)
+        usage, spec = self._usage, catalogue().models.get(self._claim.model)
         price = Price() if spec is None else spec.price
         cached_tokens = min(usage.cached_tokens, usage.input_tokens)
         return {

@@ -14,7 +14,7 @@ from dataclasses import replace
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
@@ -23,20 +23,20 @@ from inference_site.fleet.leases import (
     LEASE_S,
     Lease,
     LiveWorker,
+    ModelReport,
     ModelState,
-    ServedModel,
     live_view,
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.queue import ring
 from inference_site.generations.wake_ups import ears
-from worker.runtime.child_workers import Offshoots
+from worker.runtime.child_workers import ChildWorkers
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import HostedModel
+from worker.runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +50,19 @@ renewed: libraries keep the thread that does so from running."""
 class Runtime:
     """One worker process. ``start`` before the first task, ``stop`` after the last.
 
-    ``parent`` is the worker that started it as its offshoot, if one did.
+    ``parent`` is the worker that started it as a child worker, if one did.
     """
 
     def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._parent, self._started_at = parent, time.time()
-        self._models = {spec.id: HostedModel(spec, ears.opened) for spec in specs}
+        self._models = {spec.id: ServedModel(spec, ears.opened) for spec in specs}
         self._publisher = Publisher()
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
-        self._offshoots = Offshoots(self.id, self._fail)
+        self._child_workers = ChildWorkers(self.id, self._fail)
         self._is_up = self._is_draining = self._is_ending = False
-        self._running: dict[str, tuple[HostedModel, Stream]] = {}
+        self._running: dict[str, tuple[ServedModel, Stream]] = {}
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -86,9 +86,9 @@ class Runtime:
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
 
     @property
-    def offshoot_ports(self) -> dict[str, int]:
-        """Where offshoots tell their metrics on this host, by model."""
-        return self._offshoots.metrics_ports
+    def child_worker_ports(self) -> dict[str, int]:
+        """Where child workers tell their metrics on this host, by model."""
+        return self._child_workers.metrics_ports
 
     @property
     def lag_s(self) -> float:
@@ -107,7 +107,7 @@ class Runtime:
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
         self._is_ending = True
-        self._offshoots.terminate()
+        self._child_workers.terminate()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
         timer.start()
@@ -116,7 +116,7 @@ class Runtime:
         """Send out what is left and give the lease back."""
         self._stopped.set()
         self._listener.stop()
-        self._offshoots.wait(settings.DRAIN_TIMEOUT_S)
+        self._child_workers.wait(settings.DRAIN_TIMEOUT_S)
         self._publisher.stop()
         self._lease.stop()
         for model in tuple(self._models.values()):
@@ -150,14 +150,14 @@ class Runtime:
         except RedisError as exc:
             logger.warning("a bell for %s is lost, until upkeep rings again: %s", model, exc)
 
-    def _run_waiting(self, model: HostedModel) -> None:
+    def _run_waiting(self, model: ServedModel) -> None:
         while model.state == ModelState.READY and not self._takes_nothing:
             claim = Generation.objects.claim(model.spec.id, self.id)
             if claim is None:
                 return
             self._run(model, claim)
 
-    def _run(self, model: HostedModel, claim: Claim) -> None:
+    def _run(self, model: ServedModel, claim: Claim) -> None:
         stream = self._publisher.open(claim.public_id)
         self._running[claim.public_id] = model, stream
         try:
@@ -197,7 +197,7 @@ class Runtime:
             release=settings.VERSION,
         )
 
-    def _served(self, model: HostedModel) -> ServedModel:
+    def _served(self, model: ServedModel) -> ModelReport:
         """Return what is said of a model: it takes work only once all have been loaded."""
         served = model.served
         if self._is_up or served.state != ModelState.READY:
@@ -210,8 +210,8 @@ class Runtime:
             return ()
         models = tuple(self._models.items())
         taken = {id_ for id_, model in models if model.state != ModelState.FAILED}
-        taken |= self._offshoots.models
-        specs = catalog().models.values()
+        taken |= self._child_workers.models
+        specs = catalogue().models.values()
         return tuple(
             spec.id
             for spec in specs
@@ -229,7 +229,7 @@ class Runtime:
         if reasons and len(reasons) == len(self._models):
             raise EngineLoadError("\n".join(reasons))
 
-    def _load(self, model: HostedModel) -> None:
+    def _load(self, model: ServedModel) -> None:
         spec = model.spec
         if spec.file is not None:
             for model.progress in read_ahead(spec.file):
@@ -245,15 +245,15 @@ class Runtime:
 
     def _load_beside(self, model: str) -> None:
         """Load a model in a process of its own."""
-        spec = catalog().find(model)
+        spec = catalogue().find(model)
         if spec is None or spec.id not in self._loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
             return
         self._models.pop(spec.id, None)  # It failed before.
-        self._offshoots.start(spec.id)
+        self._child_workers.start(spec.id)
 
     def _unload(self, model_id: str) -> None:
-        """Drop a model; the process of an offshoot ends with it."""
+        """Drop a model; the process of a child worker ends with it."""
         model = self._models.get(model_id)
         if model is None:
             return
@@ -270,18 +270,18 @@ class Runtime:
         self._lease.renew()
         logger.info("dropped model %s", model_id)
 
-    def _stop_runs(self, model: HostedModel) -> None:
+    def _stop_runs(self, model: ServedModel) -> None:
         for runs_on, stream in list(self._running.values()):
             if runs_on is model:
                 stream.stop(StopReason.SHUTDOWN)
 
     def _fail(self, model_id: str, reason: str) -> None:
-        """Announce that an offshoot could not load its model, or has died with it."""
-        known, spec = self._models.get(model_id), catalog().find(model_id)
+        """Announce that a child worker could not load its model, or has died with it."""
+        known, spec = self._models.get(model_id), catalogue().find(model_id)
         if spec is None or (known is not None and known.state != ModelState.FAILED):
             return
         if known is None:
-            model = self._models[model_id] = HostedModel(spec)
+            model = self._models[model_id] = ServedModel(spec)
             model.fail(reason)
             self._lease.renew()
             fleet.answered(model_id)

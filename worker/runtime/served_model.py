@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import ModelState, ServedModel
+from inference_site.fleet.leases import ModelReport, ModelState
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 
 
-class HostedModel:
+class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
     ``on_free`` is called with its id whenever a slot becomes free.
@@ -51,9 +51,9 @@ class HostedModel:
         return self._state == ModelState.READY and self._busy < self.spec.slots
 
     @property
-    def served(self) -> ServedModel:
+    def served(self) -> ModelReport:
         """What the lease says of this model."""
-        return ServedModel(
+        return ModelReport(
             self.spec.id,
             self.spec.slots,
             self._busy,

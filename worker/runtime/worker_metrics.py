@@ -25,8 +25,8 @@ class Worker(Protocol):
         """Return what its lease says."""
 
     @property
-    def offshoot_ports(self) -> dict[str, int]:
-        """Where offshoots tell their metrics on this host, by model."""
+    def child_worker_ports(self) -> dict[str, int]:
+        """Where child workers tell their metrics on this host, by model."""
 
     @property
     def lag_s(self) -> float:
@@ -36,12 +36,12 @@ class Worker(Protocol):
 def watch_worker(worker: Worker) -> None:
     """Have a worker's metrics and health told on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
-    REGISTRY.register(_Vitals(worker))
+    REGISTRY.register(_WorkerMetrics(worker))
     health = _beating(LEASE_RENEWED, "the lease was not renewed")
-    serve_telemetry(health, lambda: worker.offshoot_ports)
+    serve_telemetry(health, lambda: worker.child_worker_ports)
 
 
-class _Vitals(Collector):
+class _WorkerMetrics(Collector):
     """Gauges that are read off a worker when they are asked for."""
 
     def __init__(self, worker: Worker) -> None:

@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from inference_site.domain.model_spec import ModelSpec
 
 ENGINES = {
-    "ctransformers": "worker.engines.ctransformers",
-    "llama_cpp": "worker.engines.llama_cpp",
-    "openai_upstream": "worker.engines.openai_upstream",
-    "scripted": "worker.engines.scripted",
+    "ctransformers": "inference_site.catalogue.engines.ctransformers",
+    "llama_cpp": "inference_site.catalogue.engines.llama_cpp",
+    "openai_upstream": "inference_site.catalogue.engines.openai_upstream",
+    "scripted": "inference_site.catalogue.engines.scripted",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
 from inference_site.domain.model_spec import ModelSpec
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             self._check(file, slots, context_length)
 
     def _list(self) -> None:
-        rows = [_HEADER, *(_row(spec) for spec in catalog().models.values())]
+        rows = [_HEADER, *(_row(spec) for spec in catalogue().models.values())]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

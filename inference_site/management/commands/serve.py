@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from inference_site import environment
-from inference_site.catalogue.catalogue import catalog
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
@@ -65,7 +65,7 @@ class Command(BaseCommand):
 def _require_catalog() -> None:
     """Raise CommandError for a bad models file, before anything is started."""
     try:
-        catalog()
+        catalogue()
     except ImproperlyConfigured as exc:
         raise CommandError(str(exc)) from exc
 
@@ -112,11 +112,11 @@ def _show_secrets(made: FirstSecrets, data_dir: Path) -> None:
 
 def _welcome(stack: Stack, url: str, data_dir: Path) -> None:
     names = ", ".join(f"{name} ({pid})" for name, pid in stack.processes())
-    model = next(iter(catalog().models))
+    model = next(iter(catalogue().models))
     print(
         f"\n  running   {names}\n"
         f"  logs      {data_dir / 'log'}\n"
-        f"  models    {', '.join(catalog().models)}\n"
+        f"  models    {', '.join(catalogue().models)}\n"
         f"  API       {url}/v1\n"
         f"  admin     {url}/admin/\n"
         f"  playground {url}/playground\n\n"

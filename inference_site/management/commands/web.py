@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.gateway.server import run_server
+from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 
 
@@ -23,4 +24,5 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, host: str, port: int, **options: Any) -> None:
         wait_if_asked(options)
+        metrics.register()
         sys.exit(run_server(host, port))

@@ -22,7 +22,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
-from inference_site.fleet.leases import LiveWorker, ModelState, ServedModel, live_view, live_workers
+from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for, site_client
 from inference_site.streams.event_log import Batch, log_key
@@ -149,7 +149,7 @@ def test_a_bell_that_a_draining_worker_hears_is_left_to_another(
 ) -> None:
     rung: list[str] = []
     monkeypatch.setattr(worker_runtime, "ring", rung.append)
-    other = LiveWorker("other", (ServedModel("m", 1, 0),))
+    other = LiveWorker("other", (ModelReport("m", 1, 0),))
     monkeypatch.setattr(live_view, "workers", lambda: [other])
     runtime.serve("m")
     assert rung == []
@@ -213,7 +213,7 @@ def started(specs: list[ModelSpec], parent: str = "") -> Iterator[Runtime]:
 
 def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Runtime([ModelSpec("m", "scripted")])
-    seen: list[ServedModel] = []
+    seen: list[ModelReport] = []
 
     def load(spec: ModelSpec) -> Engine:
         found = announced(worker)
@@ -253,15 +253,15 @@ def test_a_model_is_not_announced_as_ready_while_another_loads(
 def test_a_model_may_be_dropped_while_the_lease_is_written(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = served_model.HostedModel.served.fget  # type: ignore[attr-defined]  # It is a property.
+    served = served_model.ServedModel.served.fget  # type: ignore[attr-defined]  # It is a property.
 
-    def dropped(model: served_model.HostedModel) -> ServedModel:
+    def dropped(model: served_model.ServedModel) -> ModelReport:
         runtime._models.clear()
-        told: ServedModel = served(model)
+        told: ModelReport = served(model)
         return told
 
-    monkeypatch.setattr(served_model.HostedModel, "served", property(dropped))
-    runtime._models["another"] = served_model.HostedModel(ModelSpec("another", "scripted"))
+    monkeypatch.setattr(served_model.ServedModel, "served", property(dropped))
+    runtime._models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
     assert [model.id for model in runtime.described().models] == ["m", "another"]
 
 
@@ -331,7 +331,7 @@ def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> 
     wait_until(lambda: runtime.is_open("m"))
 
 
-def test_what_an_offshoot_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
+def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
     send(runtime.id, Command("failed", "demo", "no memory"))
     wait_until(lambda: runtime.described().model("demo") is not None)
     failed = runtime.described().model("demo")
@@ -340,11 +340,11 @@ def test_what_an_offshoot_could_not_load_is_announced_by_its_parent(runtime: Run
     assert "demo" in runtime.described().loadable  # It may be tried again.
 
 
-def test_an_offshoot_tells_its_parent_why_it_has_not_started(runtime: Runtime) -> None:
-    offshoot = Runtime([replace(BROKEN, id="demo")], runtime.id)
+def test_a_child_worker_tells_its_parent_why_it_has_not_started(runtime: Runtime) -> None:
+    child = Runtime([replace(BROKEN, id="demo")], runtime.id)
     with pytest.raises(EngineLoadError):
-        offshoot.start()
-    offshoot._publisher._loop.close()  # It never ran.
+        child.start()
+    child._publisher._loop.close()  # It never ran.
     wait_until(lambda: runtime.described().model("demo") is not None)
 
 

@@ -34,12 +34,6 @@ from worker.engines.chat.parser import OutputParser, ends_in_reasoning
 from worker.engines.chat.template import without_bos
 
 
-def chat_capabilities(own: frozenset[str]) -> frozenset[str]:
-    """Return what requests may ask for of an engine with these capabilities once it is adapted."""
-    chat = {"chat", "chat_template", "response_prefix", "tools"}
-    return own | chat | ({"render"} if "tokens" in own else set())
-
-
 class ChatAdapter(Engine):
     """An engine whose completions are chats too (see ``Engine``); the rest is the engine's own."""
 

@@ -21,19 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from inference_site.catalogue.engines.chat import CHAT_OPTIONS
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
 from worker.engines.chat.template import ChatTemplate
 
-CHAT_OPTIONS = frozenset(
-    {
-        *("channels", "chat_template", "chat_template_kwargs", "force_enable_thinking"),
-        *("reasoning_end", "reasoning_has_calls", "reasoning_header", "reasoning_reenters"),
-        *("reasoning_start", "tool_format"),
-    }
-)
 _FLAGS = ("force_enable_thinking", "reasoning_has_calls", "reasoning_reenters")
 _TEXTS = ("reasoning_end", "reasoning_header", "reasoning_start")
 _CHANNELS = ("tags", "named", HARMONY)

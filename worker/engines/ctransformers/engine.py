@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_site.catalogue.engines.ctransformers import COMPLETES, has_chat
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
@@ -19,14 +20,11 @@ from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import configure_chat
 from worker.engines.ctransformers.contexts import Context, Contexts
-from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, has_chat, own_texts
+from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, own_texts
 from worker.engines.ctransformers.run import ChoiceRun, Counts
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
 
-COMPLETES = frozenset(
-    {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
-)
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
 

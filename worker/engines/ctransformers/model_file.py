@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.catalogue.gguf_file import read_fields
 from worker.engines.chat.configuration import Vocabulary
 
 _USER_DEFINED = 4
@@ -16,7 +15,7 @@ _USER_DEFINED = 4
 @cache
 def chat_vocabulary(path: Path) -> Vocabulary:
     """Return what the file says of chats; nothing when it is no GGUF, or not on this host."""
-    field = _fields(path)
+    field = read_fields(path)
     tokens = field("tokenizer.ggml.tokens", [])
 
     def text(key: str) -> str:
@@ -33,7 +32,7 @@ def chat_vocabulary(path: Path) -> Vocabulary:
 @cache
 def own_texts(path: Path) -> dict[int, bytes]:
     """Return the texts of the tokens that the library shows as nothing, by their ids."""
-    field = _fields(path)
+    field = read_fields(path)
     tokens, types = field("tokenizer.ggml.tokens", []), field("tokenizer.ggml.token_type", [])
     pairs = enumerate(zip(tokens, types, strict=False))
     return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
@@ -41,26 +40,4 @@ def own_texts(path: Path) -> dict[int, bytes]:
 
 def adds_space(path: Path) -> bool:
     """Whether the model was trained on texts with a space before them, as the library assumes."""
-    return bool(_fields(path)("tokenizer.ggml.add_space_prefix", True))
-
-
-def has_chat(spec: ModelSpec) -> bool:
-    """Whether the model has a chat template, by its entry or its file."""
-    if "chat_template" in spec.options:
-        return True
-    return spec.file is not None and chat_vocabulary(spec.file).chat_template is not None
-
-
-def _fields(path: Path) -> Any:
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(path, "r")
-    except (OSError, ValueError):
-        return lambda _key, default: default
-
-    def field(key: str, default: Any) -> Any:
-        found = reader.fields.get(key)
-        return default if found is None else found.contents()
-
-    return field
+    return bool(read_fields(path)("tokenizer.ggml.add_space_prefix", True))

@@ -5,20 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from inference_site.catalogue.engines.llama_cpp import MODALITIES, modalities
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message, Part
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.wire import wire_part
 from worker.engines.llama_cpp.files import checked_gguf
-
-MODALITIES = ("vision", "audio")
-
-
-def modalities(spec: ModelSpec) -> frozenset[str]:
-    """Return what the model perceives beside text: what its projector is for, images by default."""
-    if "mmproj" not in spec.options:
-        return frozenset()
-    return frozenset(spec.options.get("modalities", ["vision"]))
 
 
 def projector_path(spec: ModelSpec) -> str | None:

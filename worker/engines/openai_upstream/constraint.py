@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 
+from inference_site.catalogue.engines.upstream_flavors import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups
-from worker.engines.openai_upstream.flavors import RESPONSE_FORMAT
 from worker.engines.openai_upstream.options import UpstreamOptions
 
 

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from inference_site.catalogue.engines.openai_upstream import DEFAULT_FLAVOR
+from inference_site.catalogue.engines.upstream_flavors import CAPABILITIES, FIELDS, FLAVORS, Flavor
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from worker.engines.openai_upstream.flavors import CAPABILITIES, FIELDS, FLAVORS, Flavor
 
-OPTIONS = frozenset(
-    {
-        *("api_key", "api_key_env", "api_key_file", "base_url", "capabilities"),
-        *("chat_template_kwargs", "connections", "fields", "flavor", "headers", "model"),
-        "timeout_s",
-    }
-)
 _TIMEOUT_S = 120.0
-_DEFAULT_FLAVOR = "openai"
 
 T = TypeVar("T")
 
@@ -53,18 +46,9 @@ class UpstreamOptions:
         return text.replace(self.key, "***") if self.key else text
 
 
-def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for: what is declared, else the flavor's."""
-    declared = spec.options.get("capabilities")
-    if isinstance(declared, list):
-        return frozenset(name for name in declared if name in CAPABILITIES)
-    flavor = FLAVORS.get(str(spec.options.get("flavor", _DEFAULT_FLAVOR)))
-    return flavor.capabilities if flavor else frozenset()
-
-
 def parse_options(spec: ModelSpec) -> UpstreamOptions:
     """Return the options. Raise EngineLoadError naming the model and the key."""
-    flavor = FLAVORS.get(_option(spec, "flavor", _text, _DEFAULT_FLAVOR))
+    flavor = FLAVORS.get(_option(spec, "flavor", _text, DEFAULT_FLAVOR))
     if flavor is None:
         raise _bad(spec, "flavor", f"must be one of {', '.join(FLAVORS)}")
     _option(spec, "capabilities", _capabilities, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.engines.chat import chat_capabilities
 from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import ImagePart, Message
@@ -18,7 +19,7 @@ from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import TOOLS, Answer, add_up
 from tests.worker.engines.chat.completing import CompletingEngine
 from worker.engines.base import Engine
-from worker.engines.chat.adapter import ChatAdapter, chat_capabilities
+from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, configure_chat
 
 TEMPLATE = (

@@ -9,6 +9,7 @@ import gguf
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.llama_cpp import capabilities
 from inference_site.domain.deltas import Finish, PromptDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, ToolCall
@@ -20,7 +21,6 @@ from tests.worker.engines.chat.answers import Answer, add_up
 from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, configure_chat
-from worker.engines.llama_cpp import capabilities
 from worker.engines.registry import load_engine
 
 SPEC = ModelSpec("m", "llama_cpp", DEMO_FILE, slots=2, context_length=1024)

@@ -1,0 +1,33 @@
+"""What models on ctransformers may be asked for, and their options."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from inference_site.catalogue.engines.chat import CHAT_OPTIONS, chat_capabilities
+from inference_site.catalogue.gguf_file import read_fields
+from inference_site.domain.model_spec import ModelSpec
+
+OPTIONS = CHAT_OPTIONS | {"lib", "model_type"}
+COMPLETES = frozenset(
+    {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
+)
+
+
+def has_chat(spec: ModelSpec) -> bool:
+    """Whether the model has a chat template, by its entry or its file."""
+    if "chat_template" in spec.options:
+        return True
+    return spec.file is not None and _template_of(spec.file) is not None
+
+
+@cache
+def _template_of(path: Path) -> str | None:
+    template: str | None = read_fields(path)("tokenizer.chat_template", None)
+    return template
+
+
+def capabilities(spec: ModelSpec) -> frozenset[str]:
+    """Return what requests to this model may ask for: chats too, when it has a template."""
+    return chat_capabilities(COMPLETES) if has_chat(spec) else COMPLETES
