@@ -184,7 +184,7 @@ CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "upkeep": {
-        "task": "inference_site.generations.maintenance",
+        "task": "generations.maintain",
         "schedule": 1.0,
         "options": {"expires": 5},
     },

@@ -14,7 +14,7 @@ from worker.runtime.process import current_runtime
 
 logger = logging.getLogger(__name__)
 
-UPKEEP_TASK = "inference_site.generations.maintenance"
+UPKEEP_TASK = "generations.maintain"
 
 
 @shared_task(name=GENERATE_TASK, ignore_result=True)

@@ -18,7 +18,7 @@ from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.models_file import default_threads, read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
-DEMO_FILE = Path(__file__).parent / "demo" / "demo-q8_0.gguf"
+DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 DEFAULT = "default"
 """The name that stands for the site's default model."""
 

@@ -34,7 +34,7 @@ from inference_site.usage.queries import (
     usage_by,
 )
 
-PERMISSION = "accounts.view_usagerollup"
+PERMISSION = "usage.view_usagerollup"
 _MOST_KEYS = 200
 _MOST_GROUPS = 50
 

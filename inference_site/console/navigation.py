@@ -15,7 +15,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Responses", "chat", "responses_api.storedresponse"),
             ("Conversations", "forum", "responses_api.conversation"),
             ("Chat completions", "sms", "completions.storedcompletion"),
-            ("Generations", "receipt_long", "inference_site.domain.generation"),
+            ("Generations", "receipt_long", "generations.generation"),
         ),
     ),
     (

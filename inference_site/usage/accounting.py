@@ -13,6 +13,7 @@ from typing import Any
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import LockNotAvailable
 
+from inference_site.accounts.rate_limits import Accounted
 from inference_site.usage.histograms import bucket_sql
 
 _MOST = 5_000

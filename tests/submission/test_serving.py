@@ -15,7 +15,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport, ModelState
-from inference_site.generations import queue
+from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import Enqueue, enqueue, new_id
@@ -24,7 +24,6 @@ from inference_site.streams.request_documents import save_document
 from inference_site.submission import serving
 from inference_site.submission.serving import require_served
 from tests.generations.rows import chat_document, create_generation
-from worker.tasks import upkeep
 
 Key = tuple[ApiKey, str]
 Show = Callable[..., None]
@@ -39,7 +38,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
         view = LiveView()
         view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
-        for module in (serving, fleet, queue, upkeep):
+        for module in (serving, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
     return see
