@@ -99,8 +99,8 @@ def main() -> None:
             print(f"\n{title}: {len(files)} files")
             for role, steps in found.items():
                 print(f"  {role}: {len(steps)}")
-                for name, functions in steps:
-                    print(f"    {name}: {', '.join(functions)}")
+                for file, functions in steps:
+                    print(f"    {file}: {', '.join(functions)}")
 
 
 if __name__ == "__main__":
