@@ -15,9 +15,8 @@ from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.gateway.handoff import HandOff, ask_again, hand_off
 from inference_site.gateway.hub import hub
-from inference_site.generations.ending_without_worker import cancel_one_waiting
-from inference_site.generations.models import Generation, Status
-from inference_site.streams.event_log import Batch, follow, read_log, request_cancel
+from inference_site.generations.cancel import cancel
+from inference_site.streams.event_log import Batch, follow, read_log
 from inference_site.submission.submit import disconnect_grace_s, submit, submit_unfollowed
 from responses_api.context import find_response
 from responses_api.creation import create
@@ -161,9 +160,7 @@ def _stop(request: Request, stored: StoredResponse) -> bool:
     """
     if stored.status in ENDED:
         return True
-    generation = Generation.objects.get(public_id=stored.public_id)
-    if generation.status == Status.QUEUED and cancel_one_waiting(generation):
+    if cancel([stored.public_id]):
         return True
-    request_cancel(stored.public_id)
     ask_again(request._request, _CANCEL_WAIT_S)
     return False

@@ -24,8 +24,8 @@ from prometheus_client import Counter
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.gateway.follower import Follower
+from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.disconnect_grace import tell_attended
-from inference_site.generations.ending_without_worker import cancel_waiting
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation
 from inference_site.storage.connections import lent_connection
@@ -126,22 +126,12 @@ class Hub:
             self._cancel_wanted.clear()
             ids, stored = self._to_cancel, self._stored
             self._to_cancel, self._stored = set(), None
-            await self._ask_workers(ids)
+            # Side by side: a server that is away must not hold up the stops of the others.
+            await asyncio.gather(*map(_persist, flag_writes(self._logs, ids)))
             if stored is not None:
                 stored.set_result(None)
             self._to_unqueue |= ids
             self._unqueue_wanted.set()
-
-    async def _ask_workers(self, ids: set[str]) -> None:
-        shards: dict[int, list[str]] = {}
-        for generation_id in ids:
-            shards.setdefault(shard_of(generation_id), []).append(generation_id)
-        # Side by side: a server that is away must not hold up the stops of the others.
-        asks = [
-            _persist(partial(self._logs[shard].request_cancel, members))
-            for shard, members in shards.items()
-        ]
-        await asyncio.gather(*asks)
 
     async def _unqueue_all(self) -> None:
         """Take out of the queue what still waits; apart, so that a slow database delays no stop."""

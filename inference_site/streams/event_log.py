@@ -213,6 +213,11 @@ def request_cancel(generation_id: str) -> None:
     client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
 
 
+def drop_cancel_flag(generation_id: str) -> None:
+    """Take back a request to stop a generation that has ended."""
+    client_for(generation_id).delete(cancel_key(generation_id))
+
+
 def read_log(generation_id: str) -> list[Batch]:
     """Return all that was sent so far."""
     entries: Any = client_for(generation_id).xrange(log_key(generation_id))
