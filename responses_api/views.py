@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
 from rest_framework.request import Request
@@ -13,7 +12,7 @@ from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
-from inference_site.gateway.handoff import HandOff, ask_again, hand_off
+from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import hub
 from inference_site.generations.cancel import cancel
 from inference_site.streams.event_log import Batch, follow, read_log
@@ -55,8 +54,8 @@ class ResponsesView(ApiView):
                 queued = Response({**creation.response, "status": "queued"})
                 return submit_unfollowed(request, creation.job, queued)
             return submit(request, creation.job)
-        except ConversationLocked:
-            ask_again(request._request, settings.CONVERSATION_LOCK_WAIT_S)
+        except ConversationLocked as locked:
+            call_again(request, locked.wait)
             raise
 
     @documented(query=ResponsesQuery, answer=ListObject[ResponseObject], errors=(NotFoundError,))
@@ -72,7 +71,7 @@ class ResponseView(ApiView):
     def get(self, request: Request, response_id: str) -> HttpResponse:
         """Get a response, or its events: from the beginning, or after one that is known."""
         stored = find_response(caller_of(request).project_id, response_id)
-        query = request._request.GET
+        query = request.query_params
         if query.get("stream", "false").lower() in ("true", "1"):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
@@ -125,7 +124,7 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
         raise
     _REATTACHED.labels("compacted" if is_compacted else "log").inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
-    response = hand_off(request._request, handoff)
+    response = hand_off(request, handoff)
     if is_compacted:
         response["x-replay"] = "compacted"
     return response
@@ -156,11 +155,11 @@ def _starting_after(query: QueryDict) -> int:
 def _stop(request: Request, stored: StoredResponse) -> bool:
     """Have a response stopped; return whether it has ended.
 
-    While its worker has not confirmed that, the view is asked again.
+    While its worker has not confirmed that, the view is called again after its ending.
     """
     if stored.status in ENDED:
         return True
     if cancel([stored.public_id]):
         return True
-    ask_again(request._request, _CANCEL_WAIT_S)
+    call_again(request, Wait(stored.public_id, stored.public_id, _CANCEL_WAIT_S))
     return False

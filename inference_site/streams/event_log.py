@@ -192,6 +192,13 @@ class AsyncEventLog:
             pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
         return [batches_of(entries) for entries in await pipeline.execute()]
 
+    async def follow(self, generation_id: str, channel: str) -> None:
+        """Have the writer send this stream's frames to the channel as well."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.sadd(followers_key(generation_id), channel)
+        pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+        await pipeline.execute()
+
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
         """Ask the workers to stop; they see the flags at their next append or poll."""
         pipeline = self._client.pipeline(transaction=False)
