@@ -110,15 +110,15 @@ def settle(
     stored = StoredResponse.objects.filter(public_id=generation_id).first()
     if stored is None:
         return
-    output = [from_wire(item) for item in final["output"]]
+    output = [from_wire(item.model_dump()) for item in final.output]
     first = stored.items.count()
     Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
-    stored.status = final["status"]
-    stored.usage, stored.error = final["usage"], assembler.error
-    if final["completed_at"] is not None:
-        stored.completed_at = dt.datetime.fromtimestamp(final["completed_at"], dt.UTC)
-    if final["incomplete_details"]:
-        stored.incomplete_reason = final["incomplete_details"]["reason"]
+    stored.status, stored.error = final.status, assembler.error
+    stored.usage = final.usage.model_dump() if final.usage else None
+    if final.completed_at is not None:
+        stored.completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
+    if final.incomplete_details:
+        stored.incomplete_reason = final.incomplete_details.reason
     stored.save(update_fields=["status", "usage", "error", "completed_at", "incomplete_reason"])
     if stored.conversation_id is not None:
         _release(stored, stored.conversation_id)

@@ -22,12 +22,14 @@ from responses_api.creation import create
 from responses_api.history import before
 from responses_api.listing import list_responses, page_of_items
 from responses_api.models import ENDED, StoredResponse
-from responses_api.recovery import shown
-from responses_api.replay import compacted, is_cut_off
+from responses_api.reading import current_response
+from responses_api.replay import is_cut_off, replay
 from responses_api.storage import ConversationLocked, delete
+from responses_api.wire.events import ResponseEvent
+from responses_api.wire.output import AnyItem
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
 from responses_api.wire.request import ResponseRequest
-from responses_api.wire.response import AnyItem, DeletedResponse, ResponseEvent, ResponseObject
+from responses_api.wire.response import DeletedResponse, ResponseObject
 
 _CANCEL_WAIT_S = 10.0
 
@@ -76,7 +78,7 @@ class ResponseView(ApiView):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
-        return Response(shown(stored))
+        return Response(current_response(stored).model_dump())
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:
@@ -98,7 +100,8 @@ class ResponseCancelView(ApiView):
         if not stored.background:
             raise InvalidRequestError("Cannot cancel a synchronous response.")
         _stop(request, stored)
-        return Response(shown(find_response(stored.project_id, response_id)))
+        stopped = find_response(stored.project_id, response_id)
+        return Response(current_response(stopped).model_dump())
 
 
 class ResponseInputItemsView(ApiView):
@@ -134,7 +137,7 @@ def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
     """Return what there is of a stream, and whether it was made anew; have the rest sent here."""
     known, has_ended = read_log(stored.public_id), stored.status in ENDED
     if has_ended and (not known or is_cut_off(stored, known)):
-        return compacted(stored), True
+        return replay(stored), True
     if not (known and known[-1].ending):  # It may have ended, and its log be closed only soon.
         follow(stored.public_id, hub.channel)
         known = read_log(stored.public_id)
