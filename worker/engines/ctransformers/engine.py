@@ -1,16 +1,10 @@
-"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF.
-
-Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
-"starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
-"basic", or a path); and those of chats (``engines.chat.configuration``), which need a template: the
-file's own, or one that is named.
-"""
+"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from inference_site.catalogue.engines.ctransformers import COMPLETES, has_chat
+from inference_site.catalogue.engines.ctransformers import COMPLETES, CtransformersOptions, has_chat
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
@@ -37,6 +31,7 @@ def load(spec: ModelSpec) -> Engine:
         raise EngineLoadError(f"Model '{spec.id}': the engine ctransformers needs a 'file'.")
     if not spec.file.is_file():
         raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
+    options = CtransformersOptions.of(spec)
     config = Config(
         context_length=spec.context_length,
         threads=spec.threads,
@@ -46,9 +41,9 @@ def load(spec: ModelSpec) -> Engine:
         llms = [
             LLM(
                 str(spec.file),
-                spec.options.get("model_type"),
+                options.model_type,
                 config=config,
-                lib=spec.options.get("lib"),
+                lib=options.lib,
             )
             for _ in range(spec.slots)
         ]
@@ -57,7 +52,7 @@ def load(spec: ModelSpec) -> Engine:
     engine = CtransformersEngine(spec, llms)
     if not has_chat(spec):
         return engine
-    return ChatAdapter(engine, configure_chat(spec, chat_vocabulary(spec.file)), COMPLETES)
+    return ChatAdapter(engine, configure_chat(spec, options, chat_vocabulary(spec.file)), COMPLETES)
 
 
 def _reason(spec: ModelSpec, exc: Exception) -> str:

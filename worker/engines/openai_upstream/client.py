@@ -15,7 +15,7 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import Complaints
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.server import Server
 from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,17 @@ T = TypeVar("T")
 class Upstream:
     """The server of one model. Thread-safe."""
 
-    def __init__(self, spec: ModelSpec, options: UpstreamOptions) -> None:
-        self._id, self._options = spec.id, options
-        self.complaints = Complaints(spec.id, options)
+    def __init__(self, spec: ModelSpec, server: Server) -> None:
+        self._id, self._server = spec.id, server
+        self.complaints = Complaints(spec.id, server)
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if options.key:
-            headers["Authorization"] = f"Bearer {options.key}"
+        if server.key:
+            headers["Authorization"] = f"Bearer {server.key}"
         self._client = httpx.Client(
-            transport=PolledTransport(options.connections, _KEEP_ALIVE_S),
-            headers={**headers, **options.headers},
+            transport=PolledTransport(server.connections, _KEEP_ALIVE_S),
+            headers={**headers, **server.headers},
             timeout=httpx.Timeout(
-                options.timeout_s, connect=min(options.timeout_s, _CONNECT_TIMEOUT_S)
+                server.timeout_s, connect=min(server.timeout_s, _CONNECT_TIMEOUT_S)
             ),
         )
 
@@ -55,13 +55,13 @@ class Upstream:
 
         Raise EngineLoadError naming the address and the reason.
         """
-        url = f"{self._options.base_url}/models"
+        url = f"{self._server.base_url}/models"
         listed = self._listed(url)
-        wanted = self._options.model or self._id
+        wanted = self._server.model or self._id
         for name in (wanted, f"{wanted}:latest"):  # Ollama's way to say nothing.
             if name in listed:
                 return wanted
-        if self._options.model is None and len(set(listed.values())) == 1:
+        if self._server.model is None and len(set(listed.values())) == 1:
             return next(iter(listed.values()))
         names = sorted(set(listed.values()))
         more = ", …" if len(names) > _NAMES_SHOWN else ""
@@ -128,7 +128,7 @@ class Upstream:
         raise AssertionError("The last attempt returns or raises.")
 
     def _read(self, path: str, payload: bytes, reader: ChunkReader) -> None:
-        url = f"{self._options.base_url}{path}"
+        url = f"{self._server.base_url}{path}"
         with self._client.stream("POST", url, content=payload) as answer:
             if answer.status_code != 200:
                 body = _beginning(answer)
@@ -149,12 +149,12 @@ class Upstream:
     def _listed(self, url: str) -> dict[str, str]:
         """Return the names of the server's models, aliases included, and whose they are."""
         try:
-            patience_s = min(self._options.timeout_s, _LIST_TIMEOUT_S)
+            patience_s = min(self._server.timeout_s, _LIST_TIMEOUT_S)
             answer = self._client.get(url, timeout=patience_s)
         except httpx.HTTPError as exc:
             raise EngineLoadError(f"Model '{self._id}': {url} cannot be reached: {exc}") from exc
         if answer.status_code != 200:
-            said = self._options.without_key(answer.text[:200])
+            said = self._server.without_key(answer.text[:200])
             raise EngineLoadError(
                 f"Model '{self._id}': {url} answers with status {answer.status_code}: {said}"
             )
@@ -167,7 +167,7 @@ class Upstream:
         return aliases | names
 
     def _unreachable(self, exc: Exception) -> EngineUnavailable:
-        logger.error("model %s: %s: %s", self._id, self._options.base_url, exc)
+        logger.error("model %s: %s: %s", self._id, self._server.base_url, exc)
         return EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
 
     def _say_once(self) -> None:
@@ -176,7 +176,7 @@ class Upstream:
             logger.warning(
                 "model %s: %s tells no usage; each piece of an answer is counted as a token",
                 self._id,
-                self._options.base_url,
+                self._server.base_url,
             )
 
     _has_said = False

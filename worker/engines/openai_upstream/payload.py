@@ -15,7 +15,7 @@ from worker.engines.chat.wire import wire_tool
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
 from worker.engines.openai_upstream.messages import server_message
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.server import Server
 
 _COMMON_EFFORTS = ("low", "medium", "high")
 """Levels that every server with the field knows; others reach the template as a variable only."""
@@ -25,11 +25,11 @@ _OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
 class Payloads:
     """Writes the requests for one model of one server."""
 
-    def __init__(self, spec: ModelSpec, options: UpstreamOptions, model: str) -> None:
-        self._options, self.model = options, model
-        self._fields, self._flavor = options.fields, options.flavor
+    def __init__(self, spec: ModelSpec, server: Server, model: str) -> None:
+        self._server, self.model = server, model
+        self._fields, self._flavor = server.fields, server.flavor
         self._context_length = spec.context_length
-        self._own_vars: dict[str, Any] = spec.options.get("chat_template_kwargs", {})
+        self._own_vars = server.template_vars
 
     def chat(self, request: GenerationRequest) -> bytes:
         """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
@@ -86,7 +86,7 @@ class Payloads:
         }
         body |= self.named(asked)
         if request.constraint is not None:
-            body |= constraint_fields(request.constraint, self._options)
+            body |= constraint_fields(request.constraint, self._server)
         return body
 
     def _sampling(self, sampling: Sampling) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Payloads:
             # The tools reach the template as a variable; the answer is read as a call.
             return {
                 **self.named({"chat_template_kwargs": {"tools": tools}}),
-                **schema_fields(call_schema(request.tools), self._options),
+                **schema_fields(call_schema(request.tools), self._server),
             }
         switches = {
             "parallel_tool_calls": request.parallel_tool_calls,
