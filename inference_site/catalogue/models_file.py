@@ -5,7 +5,8 @@ docs/models.example.yaml shows every key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.sampling import Sampling
 
 Key = tuple[str, ...]
+Locate = Callable[[str], str]
 
 
 def site_sampling() -> Sampling:
@@ -37,13 +39,23 @@ def read_models_file(path: Path) -> list[ModelSpec]:
         text = path.read_text(encoding="utf-8")
         lines: dict[Key, int] = {}
         _note_lines(yaml.compose(text, yaml.SafeLoader), lines)
-        return list(_specs(yaml.safe_load(text), path.parent))
+        return list(_specs(yaml.safe_load(text), partial(_located, path.parent)))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ImproperlyConfigured(f"{path}: cannot be read: {exc}") from exc
     except BadKey as exc:
         prefixes = (exc.path[:length] for length in range(len(exc.path), 0, -1))
         line = next((lines[key] for key in prefixes if key in lines), 1)
         raise ImproperlyConfigured(f"{path}:{line}: {'.'.join(exc.path)}: {exc}.") from exc
+
+
+def _located(folder: Path, file: str) -> str:
+    """Return where a model's file lies: ``hf:owner/name/file`` is where ``manage.py pull`` puts it.
+
+    Other paths are read from the folder of the models file.
+    """
+    if file.startswith("hf:"):
+        return str(Path(settings.MODELS_DIR) / file.removeprefix("hf:"))
+    return str(folder / file)
 
 
 def _note_lines(node: yaml.Node | None, lines: dict[Key, int], parent: Key = ()) -> None:
@@ -60,7 +72,7 @@ def _note_lines(node: yaml.Node | None, lines: dict[Key, int], parent: Key = ())
         _note_lines(value, lines, key)
 
 
-def _specs(document: Any, folder: Path) -> Iterator[ModelSpec]:
+def _specs(document: Any, locate: Locate) -> Iterator[ModelSpec]:
     entries = document.get("models") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or not entries:
         raise BadKey(("models",), "must map model ids to their settings")
@@ -71,15 +83,15 @@ def _specs(document: Any, folder: Path) -> Iterator[ModelSpec]:
         if not isinstance(entry, dict):
             raise BadKey(key, "must be a mapping")
         try:
-            yield _spec(str(id_), {str(name): value for name, value in entry.items()}, folder)
+            yield _spec(str(id_), {str(name): value for name, value in entry.items()}, locate)
         except BadKey as exc:
             raise BadKey((*key, *exc.path), str(exc)) from exc
 
 
-def _spec(id_: str, given: dict[str, Any], folder: Path) -> ModelSpec:
+def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
     """Return the spec of an entry. Raise BadKey."""
     common = {name: given.pop(name) for name in list(given) if name in Entry.model_fields}
-    entry = Entry.read(common, folder)
+    entry = Entry.read(common, locate)
     return ModelSpec(
         id=id_,
         engine=entry.engine,
@@ -94,16 +106,16 @@ def _spec(id_: str, given: dict[str, Any], folder: Path) -> ModelSpec:
         price=entry.price.to_price(),
         lora_adapters={name: Path(file) for name, file in entry.lora_adapters.items()},
         sampling=entry.sampling.to_defaults().over(site_sampling()),
-        options=_options(entry.engine, given, folder),
+        options=_options(entry.engine, given, locate),
     )
 
 
-def _options(engine: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _options(engine: str, given: dict[str, Any], locate: Locate) -> dict[str, Any]:
     """Return what only the engine understands: checked, and with the paths of files."""
     model = ENGINES[engine].options
     if unknown := given.keys() - model.model_fields.keys():
         _refuse(engine, min(unknown))
-    return model.read(given, folder).model_dump(exclude_unset=True)
+    return model.read(given, locate).model_dump(exclude_unset=True)
 
 
 def _refuse(engine: str, key: str) -> NoReturn:

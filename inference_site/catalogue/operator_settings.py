@@ -5,10 +5,9 @@ The entries of the models file, their options and ``SAMPLING`` are checked with 
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Self
 
-from django.conf import settings
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -58,10 +57,10 @@ class OperatorSettings(BaseModel):
     _shows_input: ClassVar[bool] = True
 
     @classmethod
-    def read(cls, values: Any, folder: Path | None = None) -> Self:
-        """Return the settings; paths of files are read from the folder. Raise BadKey."""
+    def read(cls, values: Any, locate: Callable[[str], str] | None = None) -> Self:
+        """Return the settings; ``locate`` makes a path of the name of a file. Raise BadKey."""
         try:
-            return cls.model_validate(values, context=folder)
+            return cls.model_validate(values, context=locate)
         except ValidationError as exc:
             raise cls._bad_key(exc) from exc
 
@@ -85,19 +84,9 @@ class OperatorSettings(BaseModel):
         return value
 
 
-def model_path(file: str, folder: Path) -> Path:
-    """Return where a model's file lies: ``hf:owner/name/file`` is where ``manage.py pull`` puts it.
-
-    Other paths are read from the folder of the models file.
-    """
-    if file.startswith("hf:"):
-        return Path(settings.MODELS_DIR) / file.removeprefix("hf:")
-    return folder / file
-
-
 def located(file: str, info: ValidationInfo) -> str:
-    """Return the path of a file; without a folder to read it from, as it is."""
-    return str(model_path(file, info.context)) if isinstance(info.context, Path) else file
+    """Return the path of a file, as the caller of ``read`` locates it."""
+    return info.context(file) if info.context else file
 
 
 Text = Annotated[str, StringConstraints(min_length=1)]

@@ -58,14 +58,15 @@ def load(spec: ModelSpec) -> ScriptedEngine:
     time.sleep(options.load_ms / 1000)
     if options.load_fails:
         raise EngineLoadError(f"Model '{spec.id}': {options.load_fails}")
-    return ScriptedEngine(spec.context_length, options.script)
+    return ScriptedEngine(spec)
 
 
 class ScriptedEngine(Engine):
     """Plays one script a request; any number of requests at once."""
 
-    def __init__(self, context_length: int, script: list[Step] | None) -> None:
-        self._context_length, self._script = context_length, script
+    def __init__(self, spec: ModelSpec) -> None:
+        self._context_length = spec.context_length
+        self._script: list[Step] | None = ScriptedOptions.of(spec).script
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Play the script into the sink (see ``Engine.chat``)."""

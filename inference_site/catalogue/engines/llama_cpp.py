@@ -20,7 +20,7 @@ _GENERATES = frozenset(
 
 
 class LlamaCppOptions(TemplateOptions):
-    """What llama.cpp is told beside the settings that all engines share.
+    """What llama.cpp has beside the settings that all engines share.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle

@@ -14,7 +14,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
-from worker.engines.openai_upstream.errors import Complaints
+from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.server import Server
 from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
 
@@ -38,7 +38,7 @@ class Upstream:
 
     def __init__(self, spec: ModelSpec, server: Server) -> None:
         self._id, self._server = spec.id, server
-        self.complaints = Complaints(spec.id, server)
+        self.errors = ErrorReader(spec.id, server)
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if server.key:
             headers["Authorization"] = f"Bearer {server.key}"
@@ -79,7 +79,7 @@ class Upstream:
             pass
         finally:
             reader.account()
-        if reader.begun and reader.counts.is_estimate:
+        if reader.begun and reader.usage.is_estimate:
             self._say_once()
 
     def post(
@@ -90,7 +90,7 @@ class Upstream:
         def ask() -> dict[str, Any]:
             answer = self._client.post(url, content=orjson.dumps(payload))
             if answer.status_code != 200:
-                raise self.complaints.answered(
+                raise self.errors.answered(
                     answer.status_code, answer.headers, answer.content, request
                 )
             try:
@@ -132,9 +132,7 @@ class Upstream:
         with self._client.stream("POST", url, content=payload) as answer:
             if answer.status_code != 200:
                 body = _beginning(answer)
-                raise self.complaints.answered(
-                    answer.status_code, answer.headers, body, reader.request
-                )
+                raise self.errors.answered(answer.status_code, answer.headers, body, reader.request)
             if answer.headers.get("content-type", "").startswith("application/json"):
                 reader.whole(answer.read())
                 return
@@ -174,7 +172,7 @@ class Upstream:
         if not self._has_said:
             self._has_said = True
             logger.warning(
-                "model %s: %s tells no usage; each piece of an answer is counted as a token",
+                "model %s: %s reports no usage; each piece of an answer is counted as a token",
                 self._id,
                 self._server.base_url,
             )

@@ -79,5 +79,5 @@ class UpstreamEngine(Engine):
 
     def _run(self, path: str, payload: bytes, request: GenerationRequest, sink: Sink) -> None:
         if not sink.cancelled:
-            reader = ChunkReader(request, sink, self._upstream.complaints, self._by_schema)
+            reader = ChunkReader(request, sink, self._upstream.errors, self._by_schema)
             self._upstream.stream(path, payload, reader)

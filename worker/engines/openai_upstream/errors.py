@@ -1,4 +1,4 @@
-"""What the server complains of, as errors of the engine.
+"""The server's errors, as errors of the engine.
 
 | the server says | the engine raises |
 |---|---|
@@ -61,7 +61,7 @@ _OVERFLOWS = tuple(
 """How servers say that a prompt is too long; the first that fits counts."""
 
 
-class Complaints:
+class ErrorReader:
     """Reads the errors of one model's server."""
 
     def __init__(self, model_id: str, server: Server) -> None:
@@ -133,7 +133,7 @@ class Complaints:
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
-        """Return our name of the field that the server complains of, if it names one."""
+        """Return our name of the field that the server's error names, if it names one."""
         param = error.get("param")
         if not isinstance(param, str) or not param:
             return None

@@ -123,9 +123,9 @@ class TokenService:
 
 def _vector(entry: dict[str, Any]) -> bytes:
     """Return an embedding as little-endian floats of length 1. Raise ValueError for none."""
-    told = entry["embedding"]
-    packed = base64.b64decode(told, validate=True) if isinstance(told, str) else None
-    vector = array("f", told if packed is None else packed)
+    embedding = entry["embedding"]
+    packed = base64.b64decode(embedding, validate=True) if isinstance(embedding, str) else None
+    vector = array("f", embedding if packed is None else packed)
     if not vector:
         raise ValueError("an empty vector")
     length = math.hypot(*vector)
