@@ -1,4 +1,4 @@
-"""Built-in chat templates for model files without one; only ``worker.engines.chat`` imports it."""
+"""Built-in chat templates for model files without one; only ``worker.engines`` imports it."""
 
 from __future__ import annotations
 
