@@ -57,7 +57,7 @@ class Command(BaseCommand):
             raise CommandError(
                 f"{len(found)} counters differ from the usage log; correct them with --rebuild."
             )
-        self.stdout.write("Roll-ups and budgets match the usage log.")
+        self.stdout.write("Roll-ups and budgets add up to the usage log.")
 
     def _print(self, days: int) -> None:
         now = timezone.now()
