@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import (
     Delta,
     ReasoningDelta,
@@ -15,7 +16,6 @@ from inference_site.domain.deltas import (
     TokenLogprob,
     ToolCallDelta,
 )
-from inference_site.api.payload import WireObject
 from inference_site.generations.queue import new_id
 from responses_api.events import encode
 from responses_api.item_events import ItemEvents
