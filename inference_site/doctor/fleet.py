@@ -1,4 +1,4 @@
-"""The models, the workers that serve them, and upkeep."""
+"""The models, the workers that serve them, and maintenance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
-from inference_site.generations.maintenance import last_tended
+from inference_site.generations.maintenance import last_maintained
 
-_UPKEEP_S = 10.0
+_MAINTENANCE_S = 10.0
 
 
 def check_models() -> Iterator[Finding]:
@@ -69,13 +69,13 @@ def check_workers() -> Iterator[Finding]:
             )
 
 
-def check_upkeep() -> Iterator[Finding]:
-    """Look when upkeep was last done."""
-    at = last_tended()
+def check_maintenance() -> Iterator[Finding]:
+    """Look when maintenance was last done."""
+    at = last_maintained()
     ago_s = None if at is None else time.time() - at
     yield judged(
-        "upkeep",
+        "maintenance",
         "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
-        "Start `manage.py beat`; without it nobody notices dead workers and lost bells.",
-        fail=ago_s is None or ago_s > _UPKEEP_S,
+        "Start `manage.py beat`; without it nobody notices dead workers and lost wake-ups.",
+        fail=ago_s is None or ago_s > _MAINTENANCE_S,
     )

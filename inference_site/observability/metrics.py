@@ -1,7 +1,7 @@
 """What a process counts and times of generations, for Prometheus; docs/operations.md lists it.
 
 Prometheus adds up the processes: a generation is counted where it ends, which is its worker, or, in
-place of one, the web process or the maintenance worker that ended it.
+place of one, the web process or the beat process that ended it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ LEASE_RENEWED = Gauge(
     "inference_worker_lease_renewed_timestamp_seconds",
     "When this worker last renewed its lease, in Unix time; 0 before.",
 )
-UPKEEP_DONE = Gauge(
-    "inference_upkeep_done_timestamp_seconds",
-    "When upkeep last came to its end here, in Unix time; 0 before.",
+MAINTENANCE_DONE = Gauge(
+    "inference_maintenance_done_timestamp_seconds",
+    "When maintenance last came to its end here, in Unix time; 0 before.",
 )
 
 

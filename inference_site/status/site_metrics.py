@@ -20,7 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import live_workers
 from inference_site.gateway.hub import hub
-from inference_site.generations.queue import bells
+from inference_site.generations.wake_ups import count_wake_ups
 from inference_site.status.health import is_expected, own_connection
 
 logger = logging.getLogger(__name__)
@@ -101,11 +101,11 @@ def _of_workers() -> list[Metric]:
     return [live, slots, busy]
 
 
-def _of_bells() -> list[Metric]:
-    unheard = _by_model("inference_bells_unheard", "Bells that no worker has heard yet.")
+def _of_wake_ups() -> list[Metric]:
+    unread = _by_model("inference_wake_ups_unread", "Wake-ups that no worker has received yet.")
     for model in catalogue().models:
-        unheard.add_metric([model], bells(model))
-    return [unheard]
+        unread.add_metric([model], count_wake_ups(model))
+    return [unread]
 
 
 def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
@@ -115,5 +115,5 @@ def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
 _SOURCES: dict[str, Callable[[], list[Metric]]] = {
     "postgres": _of_generations,
     "leases": _of_workers,
-    "broker": _of_bells,
+    "broker": _of_wake_ups,
 }

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.process_health import _beating
+from inference_site.observability.process_health import fresh
 from inference_site.observability.telemetry import serve_telemetry
 
 
@@ -37,7 +37,7 @@ def watch_worker(worker: Worker) -> None:
     """Have a worker's metrics and health told on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_WorkerMetrics(worker))
-    health = _beating(LEASE_RENEWED, "the lease was not renewed")
+    health = fresh(LEASE_RENEWED, "the lease was not renewed")
     serve_telemetry(health, lambda: worker.child_worker_ports)
 
 

@@ -27,7 +27,7 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
     ("workers", fleet.check_workers, _REDIS),
-    ("upkeep", fleet.check_upkeep, _REDIS),
+    ("maintenance", fleet.check_maintenance, _REDIS),
 )
 
 
