@@ -77,7 +77,7 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         wanted |= {self._own} if wanted else set()
         consumer, opened = self._consumer.task_consumer, wanted - self._consumed
         for name in self._consumed - wanted:
-            consumer.cancel_byqueue_named(name)
+            consumer.cancel_by_queue(name)
         for name in opened:
             consumer.add_queue(queue_named(name))
         if opened:
