@@ -4,7 +4,7 @@ abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
 unattended  left by all its readers, for longer than its grace: cancelled
-unread      waiting with no wake-up: a new one is sent
+unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
 
 A worker that lives gives up its own orphans, with the same move.

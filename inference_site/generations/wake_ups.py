@@ -64,7 +64,7 @@ def send_wake_up(model: str, worker: str = "") -> None:
 
 def send(task: str, queue: str, *arguments: str) -> None:
     """Put a message into a queue of wake-ups. Raise kombu's OperationalError when that is down."""
-    to = queue_named(queue)
+    to: Any = queue_named(queue)  # Celery's stubs know only names.
     current_app.send_task(
         task, args=arguments, queue=to, declare=(), ignore_result=True, retry=False
     )

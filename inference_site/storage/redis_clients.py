@@ -42,7 +42,7 @@ def site_client() -> redis.Redis:
 
 
 def broker_client() -> redis.Redis:
-    """Return this process's thread-safe client of the server that holds the bells."""
+    """Return this process's thread-safe client of the server that holds the wake-ups."""
     return _client(settings.BROKER_URL)
 
 
