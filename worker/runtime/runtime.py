@@ -89,7 +89,7 @@ class Runtime:
 
     @property
     def child_worker_ports(self) -> dict[str, int]:
-        """Where child workers tell their metrics on this host, by model."""
+        """The ports of the metrics of child workers on this host, by model."""
         return self._child_workers.metrics_ports
 
     @property
