@@ -18,15 +18,15 @@ from worker.engines.registry import load_engine
 class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
-    ``on_open`` is called when it takes generations again, after all its slots were taken.
+    ``on_change`` is called when it takes generations again, or takes no more.
     """
 
-    def __init__(self, spec: ModelSpec, on_open: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None] = lambda: None) -> None:
         self.spec = spec
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
-        self._on_open = on_open
+        self._on_change = on_change
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
         self._library = ""
@@ -86,6 +86,7 @@ class ServedModel:
         with self._changed:
             if self._state == ModelState.READY:
                 self._state, self._since = ModelState.DRAINING, time.time()
+                self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class ServedModel:
                 self._busy -= 1
                 self._changed.notify_all()
             if not was_open:
-                self._on_open()
+                self._on_change()
 
     def _take(self) -> bool:
         with self._changed:

@@ -51,8 +51,8 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         """Begin with a connection; Celery does so again after each loss of one."""
         parent.task_consumer.cancel_by_queue(self._own)  # Celery was given no other queue.
         self._consumed = set()
-        self._update()
         self._runtime.on_change = lambda: parent.call_soon(self._reopen)
+        self._update()
 
     def stop(self, parent: Any) -> None:
         """Have no part in the end of the consumer, which cancels all queues."""
@@ -73,9 +73,12 @@ class WakeUpConsumer(bootsteps.StartStopStep):
 
     def _update(self) -> bool:
         """Consume what is open and nothing else; return whether there is more than before."""
+        consumer = self._consumer.task_consumer
+        if consumer is None:  # The connection is lost; ``start`` comes with the next.
+            return False
         wanted = {queue_name(model) for model in self._runtime.open_models()}
         wanted |= {self._own} if wanted else set()
-        consumer, opened = self._consumer.task_consumer, wanted - self._consumed
+        opened = wanted - self._consumed
         for name in self._consumed - wanted:
             consumer.cancel_by_queue(name)
         for name in opened:
