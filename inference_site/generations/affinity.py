@@ -1,17 +1,12 @@
 """Affinity: a generation that continues another prefers the worker that ran that one.
 
 Its prefix is in that worker's memory, and need not be read again. The preference is worth a wait of
-``AFFINITY_WAIT_MS`` and no longer: until then only that worker may claim it, and a bell is rung for
-that worker alone; then a bell is rung for all.
+``AFFINITY_WAIT_MS`` and no longer: until then only that worker is woken and may claim it, then all.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import heapq
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.conf import settings
@@ -22,8 +17,8 @@ from inference_site.fleet.leases import live_view
 from inference_site.generations.models import Generation
 
 _SLACK_MS = 30
-"""How much later than the wait a bell is rung for all: the clocks of two hosts are not in step, and
-a bell that comes too early is a bell lost."""
+"""How much later than the wait all are woken: the clocks of two hosts are not in step, and a worker
+that is woken too early finds nothing to claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +55,3 @@ def preference(model: str, continues: str) -> Preference:
     if worker not in serving:
         return Preference()
     return Preference(worker, wait_ms)
-
-
-class Later:
-    """Calls functions after a while, on one thread that all share."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def call(self, after_s: float, function: Callable[[], None]) -> None:
-        """Call it after so many seconds; it must not raise."""
-        with self._changed:
-            self._number += 1
-            heapq.heappush(self._due, (time.monotonic() + after_s, self._number, function))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="later", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _main(self) -> None:
-        while True:
-            self._next()()
-
-    def _next(self) -> Callable[[], None]:
-        with self._changed:
-            while True:
-                if not self._due:
-                    self._changed.wait()
-                elif (left_s := self._due[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(left_s)
-                else:
-                    return heapq.heappop(self._due)[2]
-
-
-later = Later()

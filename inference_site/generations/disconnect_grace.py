@@ -1,7 +1,7 @@
-"""Attendance: generations that wait for their client to come back, and until when.
+"""Disconnect grace: generations that wait for their client to come back, and until when.
 
-Whoever reads such a generation pushes that time on. When nobody does it passes, and upkeep stops
-the generation: it makes no difference whether the client left or its web process died.
+A web process with a reader of such a generation pushes that time on. When none does it passes, and
+maintenance stops the generation: whether the client left or its web process died.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import redis.asyncio
 
 from inference_site.storage.deadlines import Deadlines
 
-_attended = Deadlines("attended")
+_graces = Deadlines("disconnect-grace")
 _SLACK_S = 5
 """How much longer than the grace one waits that is read: a web process or Redis may be slow."""
 
 
 def attend(generation_id: str, grace_s: int) -> None:
     """Have a generation stopped once nobody has read it for so long."""
-    _attended.push(generation_id, grace_s + _SLACK_S)
+    _graces.push(generation_id, grace_s + _SLACK_S)
 
 
 async def tell_attended(
@@ -30,16 +30,16 @@ async def tell_attended(
     Both are ids with their grace in seconds; another process may still read what was left here, and
     pushes it on again.
     """
-    await _attended.push_known(client, left)
+    await _graces.push_known(client, left)
     pushed_on = {id_: grace_s + _SLACK_S for id_, grace_s in read.items()}
-    await _attended.push_known(client, pushed_on)
+    await _graces.push_known(client, pushed_on)
 
 
 def unattended() -> list[str]:
     """Return the generations whose time has passed, those among them that have ended too."""
-    return _attended.passed()
+    return _graces.passed()
 
 
 def forget(generation_ids: Collection[str]) -> None:
     """Wait no longer for the clients of these."""
-    _attended.forget(generation_ids)
+    _graces.forget(generation_ids)

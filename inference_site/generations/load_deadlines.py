@@ -6,19 +6,19 @@ from collections.abc import Collection
 
 from inference_site.storage.deadlines import Deadlines
 
-_waits = Deadlines("load-waits")
+_deadlines = Deadlines("load-deadlines")
 
 
 def wait_for_load(generation_id: str, wait_s: int) -> None:
     """Have a generation given up when its model is not served after so long."""
-    _waits.push(generation_id, wait_s)
+    _deadlines.push(generation_id, wait_s)
 
 
 def overdue() -> list[str]:
     """Return the generations whose time has passed, those among them that have ended too."""
-    return _waits.passed()
+    return _deadlines.passed()
 
 
 def forget_waits(generation_ids: Collection[str]) -> None:
     """Wait no longer for the models of these."""
-    _waits.forget(generation_ids)
+    _deadlines.forget(generation_ids)

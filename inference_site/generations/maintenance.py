@@ -4,8 +4,8 @@ abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
 unattended  left by all its readers, for longer than its grace: cancelled
-unheard     waiting with no bell: rung for again
-gone        workers without a lease: dropped from the index, and their bells
+unwoken     waiting with no wake-up: a new one is sent
+gone        workers without a lease: dropped from the index, and their wake-ups
 
 A worker that lives gives up its own orphans, with the same move.
 
@@ -40,12 +40,12 @@ from inference_site.generations.models import (
     ServiceClass,
     Status,
 )
-from inference_site.generations.queue import (
-    ENOUGH_BELLS,
-    bells,
-    drop_bells_of,
-    drop_late_bells,
-    ring,
+from inference_site.generations.wake_ups import (
+    ENOUGH_WAKE_UPS,
+    count_wake_ups,
+    drop_late_wake_ups,
+    drop_wake_ups_of,
+    send_wake_up,
 )
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.deadlines import Deadlines
@@ -59,28 +59,28 @@ between renewals, so that a restart of Redis, which loses all leases, kills no w
 _suspects = Deadlines("suspects")
 _ORPHAN_S = 5.0
 """How old a claim must be before its worker can be said not to run it."""
-_TENDED, _TENDED_S = "upkeep", 60
-_HEARD_S = 2.0
-"""How long a bell may take before a waiting generation counts as unheard."""
+_DONE_KEY, _DONE_KEPT_S = "maintenance-done", 60
+_RECEIVED_S = 2.0
+"""How long a wake-up may take before a generation that waits gets a new one."""
 
 
-def tend() -> None:
+def maintain() -> None:
     """Do all of it once. Raise what went wrong as a group, after the rest was done."""
     parts = (
         give_up_abandoned,
         expire_waiting,
         expire_unloaded,
         stop_unattended,
-        ring_unheard,
+        wake_again,
         drop_gone,
     )
     _each((part.__name__, part) for part in parts)
-    site_client().set(_TENDED, time.time(), ex=_TENDED_S)
+    site_client().set(_DONE_KEY, time.time(), ex=_DONE_KEPT_S)
 
 
-def last_tended() -> float | None:
+def last_maintained() -> float | None:
     """Return when all of it was last done, in Unix time; None when that is a minute ago."""
-    at: Any = site_client().get(_TENDED)
+    at: Any = site_client().get(_DONE_KEY)
     return None if at is None else float(at)
 
 
@@ -118,7 +118,7 @@ def _each(acts: Iterable[tuple[str, Callable[[], object]]]) -> None:
             exc.add_note(name)
             faults.append(exc)
     if faults:
-        raise ExceptionGroup("upkeep", faults)
+        raise ExceptionGroup("maintenance", faults)
 
 
 def give_up_abandoned() -> None:
@@ -153,7 +153,7 @@ def _give_up_one(generation: Generation) -> None:
     held = (generation.public_id, generation.worker)
     if generation.background and generation.attempt < MAX_ATTEMPTS:
         if Generation.objects.requeue(*held):
-            ring(generation.model)
+            send_wake_up(generation.model)
         return
     fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
     end_in_place(generation, Status.FAILED, fail, WorkerLost())
@@ -208,21 +208,21 @@ def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
     forget_waits([public_id])
 
 
-def ring_unheard() -> None:
-    """Ring once for each generation that waits with no bell."""
+def wake_again() -> None:
+    """Send a wake-up for each generation that waits without one."""
     waiting = Generation.objects.filter(status=Status.QUEUED).values("model")
-    heard_by = timezone.now() - timedelta(seconds=_HEARD_S)
+    received_by = timezone.now() - timedelta(seconds=_RECEIVED_S)
     for row in waiting.annotate(count=Count("id"), oldest=Min("created_at")):
-        if row["oldest"] < heard_by:
-            for _ in range(min(row["count"], ENOUGH_BELLS) - bells(row["model"])):
-                ring(row["model"])
+        if row["oldest"] < received_by:
+            for _ in range(min(row["count"], ENOUGH_WAKE_UPS) - count_wake_ups(row["model"])):
+                send_wake_up(row["model"])
 
 
 def drop_gone() -> None:
-    """Drop the workers without a lease from the index, and the bells that were rung for them."""
+    """Drop the workers without a lease from the index, and the wake-ups that were sent to them."""
     for worker in prune():
-        drop_bells_of(worker)
-    drop_late_bells()
+        drop_wake_ups_of(worker)
+    drop_late_wake_ups()
 
 
 def _dead_among(workers: set[str]) -> set[str]:

@@ -1,51 +1,33 @@
-"""The queue: PostgreSQL remembers who waits, Celery rings the bell.
-
-A bell names a model, never a generation. Whoever hears it claims the best waiting row, so a bell
-that is lost, doubled or late does no harm; ``generations.maintenance`` rings again for rows without
-one.
-"""
+"""The queue: PostgreSQL keeps what waits, Celery wakes the workers (see ``wake_ups``)."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
 
-import kombu.exceptions
 import redis.exceptions
-from celery import current_app
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
 from inference_site.domain.errors import QueueFull
-from inference_site.fleet.leases import is_alive, live_view
-from inference_site.generations.affinity import Preference, later, preference
+from inference_site.fleet.leases import live_view
+from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.load_deadlines import wait_for_load
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
+from inference_site.generations.wake_ups import (
+    ENOUGH_WAKE_UPS,
+    count_wake_ups,
+    delayed_wake_ups,
+    send_wake_up,
+)
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.redis_clients import broker_client
 from inference_site.streams.request_documents import Document, drop_document, save_document
-
-logger = logging.getLogger(__name__)
-
-ENOUGH_BELLS = 128
-"""With so many unheard no more are rung: whoever hears one claims until nothing waits."""
-
-GENERATE_TASK = "worker.generate"
-
-_gone = Deadlines("gone-workers")
-_BELIEVED_S = 30.0
-"""How long bells may be rung for a worker that is gone: longer than its lease is remembered and a
-row takes to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +64,14 @@ def enqueue(
     frames: Sequence[bytes] = (),
     record: Callable[[], None] | None = None,
 ) -> None:
-    """Accept a generation: keep its document, commit its row, ring the bell.
+    """Accept a generation: keep its document, commit its row, send a wake-up.
 
     ``follower`` is the channel of who follows its stream, ``frames`` what that begins with;
     ``record`` writes what else is to be committed with the row.
 
     Raise QueueFull when the model's queue is at its bound. When Redis or PostgreSQL is down their
-    errors pass through and nothing is accepted, except that a bell that cannot be rung is not an
-    error: the row is committed, and upkeep rings later.
+    errors pass through and nothing is accepted, except that a wake-up that cannot be sent is no
+    error: the row is committed, and maintenance sends one later.
     """
     note(generation_id=order.generation_id, model=order.model)
     span = begin(
@@ -108,7 +90,7 @@ def _enqueue(
     frames: Sequence[bytes],
     record: Callable[[], None] | None,
 ) -> None:
-    unheard = _check_bound(order.model)
+    unread = _check_bound(order.model)
     preferred = preference(order.model, order.continues)
     save_document(order.generation_id, document, follower, frames)
     try:
@@ -120,15 +102,10 @@ def _enqueue(
         with contextlib.suppress(redis.exceptions.RedisError):
             drop_document(order.generation_id)
         raise
-    if unheard < ENOUGH_BELLS:
-        _ring_preferred(order.model, preferred)
-
-
-def _ring_preferred(model: str, preferred: Preference) -> None:
-    """Ring for the worker that is preferred, and later for all: it may be busy, or dead."""
-    ring(model, preferred.worker)
-    if preferred.worker:
-        later.call(preferred.open_after_s, lambda: ring(model))
+    if unread < ENOUGH_WAKE_UPS:
+        send_wake_up(order.model, preferred.worker)
+        if preferred.worker:  # It may be busy, or dead: the others hear of it later.
+            delayed_wake_ups.send(order.model, preferred.open_after_s)
 
 
 def _commit(order: Enqueue, preferred: Preference, record: Callable[[], None] | None) -> None:
@@ -161,51 +138,14 @@ def _create_row(order: Enqueue, preferred: Preference) -> None:
     )
 
 
-def ring(model: str, worker: str = "") -> None:
-    """Tell the workers of this model, or only this one, that a generation waits.
-
-    A broker that is down is no error.
-    """
-    queue = own_queue(worker) if worker else queue_name(model)
-    try:
-        current_app.send_task(
-            GENERATE_TASK, args=(model,), queue=queue, ignore_result=True, retry=False
-        )
-    except kombu.exceptions.OperationalError as exc:
-        logger.warning("queue: could not ring for %s: %s", model, exc)
-
-
-def drop_bells_of(worker: str) -> None:
-    """Drop the bells for a worker that is gone, and have ``drop_late_bells`` do so again.
-
-    For a moment others believe that it lives, and ring for it.
-    """
-    broker_client().delete(*own_queue_keys(worker))
-    _gone.push(worker, _BELIEVED_S)
-
-
-def drop_late_bells() -> None:
-    """Drop the bells that were rung for workers when they were gone."""
-    for worker in _gone.passed():
-        if not is_alive(worker):  # It was only late, and listens to its queue.
-            broker_client().delete(*own_queue_keys(worker))
-        _gone.forget([worker])
-
-
-def bells(model: str) -> int:
-    """Return how many bells of this model nobody has heard yet."""
-    length: Any = broker_client().llen(queue_name(model))
-    return int(length)
-
-
 def _check_bound(model: str) -> int:
-    """Return how many bells are unheard. Raise QueueFull when too many generations wait.
+    """Return how many wake-ups are unread. Raise QueueFull when too many generations wait.
 
-    The rows are counted only when the bells say that many may wait.
+    The rows are counted only when the wake-ups say that many may wait.
     """
-    unheard, limit = bells(model), settings.QUEUE_LIMIT
-    if unheard < min(ENOUGH_BELLS, limit):
-        return unheard
+    unread, limit = count_wake_ups(model), settings.QUEUE_LIMIT
+    if unread < min(ENOUGH_WAKE_UPS, limit):
+        return unread
     if Generation.objects.filter(model=model, status=Status.QUEUED).count() >= limit:
         raise QueueFull
-    return unheard
+    return unread

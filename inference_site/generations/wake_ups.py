@@ -1,133 +1,128 @@
-"""Celery's Redis transport, as bells need it.
+"""Wake-ups: messages through Celery that say that a generation of a model waits.
 
-Kombu notes every message it delivers in two Redis structures and takes it out again when the task
-starts, so that the message survives a consumer that dies in between. A bell need not survive: the
-generation it speaks of waits in PostgreSQL, and upkeep rings again. The bookkeeping was the largest
-part of what a worker spent on a request outside its engine.
-
-A worker listens for the bells of a model only while it could answer one: a bell that nobody here
-can answer stays in Redis, where another worker hears it.
+A wake-up names a model, never a generation. The worker that receives it claims the best waiting
+row, so a wake-up that is lost, doubled or late does no harm, and none is acknowledged to the
+broker; ``generations.maintenance`` sends them again for rows that wait without one.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from functools import lru_cache
 from typing import Any
 
-from kombu.asynchronous import get_event_loop
-from kombu.transport import TRANSPORT_ALIASES, redis
-from kombu.utils.scheduling import round_robin_cycle
+import kombu.exceptions
+from celery import current_app
+from kombu import Queue
 
-QUEUE_PREFIX = "model."
-"""Queues whose messages are bells; all others keep Celery's usual guarantees."""
-_OWN_PREFIX = f"{QUEUE_PREFIX}@"
+from inference_site.fleet.leases import is_alive
+from inference_site.storage.deadlines import Deadlines
+from inference_site.storage.redis_clients import broker_client
+
+logger = logging.getLogger(__name__)
+
+ENOUGH_WAKE_UPS = 128
+"""With so many unread no more are sent: a worker that reads one claims until nothing waits."""
+
+GENERATE_TASK = "worker.generate"
+
+_gone = Deadlines("gone-workers")
+_BELIEVED_S = 30.0
+"""How long wake-ups may be sent to a worker that is gone: longer than its lease is remembered and a
+row takes to be written."""
 
 
 def queue_name(model: str) -> str:
-    """Return the Celery queue of this model's bells."""
-    return f"{QUEUE_PREFIX}{model}"
+    """Return the Celery queue of this model's wake-ups."""
+    return f"model.{model}"
 
 
 def own_queue(worker: str) -> str:
-    """Return the Celery queue of bells for one worker: for generations that prefer it."""
-    return f"{_OWN_PREFIX}{worker}"
+    """Return the Celery queue of wake-ups for one worker: of generations that prefer it."""
+    return f"worker-wake-ups.{worker}"
 
 
-def own_queue_keys(worker: str) -> tuple[str, ...]:
-    """Return what Redis holds of this queue: the bells, and Kombu's notes that it exists."""
-    queue = own_queue(worker)
-    return queue, f"_kombu.binding.{queue}", f"_kombu.binding_permanent.{queue}"
+@lru_cache(maxsize=1024)
+def queue_named(name: str) -> Queue:
+    """Return a queue for Celery; Redis makes it when there is a message, so it is not declared."""
+    return Queue(name, routing_key=name, no_declare=True)
 
 
-class Ears:
-    """Which bells this process listens for. Everything is heard until a worker says otherwise."""
+def send_wake_up(model: str, worker: str = "") -> None:
+    """Tell one of the workers of this model, or this one, that a generation waits.
+
+    A broker that is down is no error.
+    """
+    try:
+        send(GENERATE_TASK, own_queue(worker) if worker else queue_name(model), model)
+    except kombu.exceptions.OperationalError as exc:
+        logger.warning("could not send a wake-up for %s: %s", model, exc)
+
+
+def send(task: str, queue: str, *arguments: str) -> None:
+    """Put a message into a queue of wake-ups. Raise kombu's OperationalError when that is down."""
+    to: Any = queue_named(queue)  # Celery's stubs know only names.
+    current_app.send_task(
+        task, args=arguments, queue=to, declare=(), ignore_result=True, retry=False
+    )
+
+
+def count_wake_ups(model: str) -> int:
+    """Return how many wake-ups of this model no worker has received yet."""
+    length: Any = broker_client().llen(queue_name(model))
+    return int(length)
+
+
+def drop_wake_ups_of(worker: str) -> None:
+    """Drop the wake-ups for a worker that is gone, and have ``drop_late_wake_ups`` do so again.
+
+    For a moment others believe that it lives, and send it more.
+    """
+    broker_client().delete(own_queue(worker))
+    _gone.push(worker, _BELIEVED_S)
+
+
+def drop_late_wake_ups() -> None:
+    """Drop the wake-ups that were sent to workers when they were gone."""
+    for worker in _gone.passed():
+        if not is_alive(worker):  # It was only late, and reads its queue.
+            broker_client().delete(own_queue(worker))
+        _gone.forget([worker])
+
+
+class DelayedWakeUps:
+    """Sends wake-ups after a while, on one thread for all."""
 
     def __init__(self) -> None:
-        self._is_open: Callable[[str], bool] = lambda _: True
-        self._ring_own: Callable[[str], None] = lambda _: None
-        self._listening: frozenset[str] = frozenset()
-        self._lock = threading.Lock()
+        self._due: list[tuple[float, str]] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
 
-    def attach(self, is_open: Callable[[str], bool], ring_own: Callable[[str], None]) -> None:
-        """Ask this worker which models could take a generation now.
+    def send(self, model: str, after_s: float) -> None:
+        """Send a wake-up for the model after so many seconds."""
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + after_s, model))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._main, name="wake-ups", daemon=True)
+                self._thread.start()
+            self._changed.notify()
 
-        ``ring_own`` rings for a model in the worker's own queue.
-        """
-        self._is_open, self._ring_own = is_open, ring_own
+    def _main(self) -> None:
+        while True:
+            send_wake_up(self._next())
 
-    def listen(self, queues: Iterable[str]) -> list[str]:
-        """Return those of a consumer's queues from which it shall take the next message.
-
-        The worker's own comes first; it is for all models, so it is heard while any is open.
-        """
-        with self._lock:
-            chosen = [queue for queue in queues if self._wants(queue)]
-            own = [queue for queue in queues if queue.startswith(_OWN_PREFIX)]
-            self._listening = frozenset(chosen)
-        return [*own, *chosen] if chosen else []
-
-    def _wants(self, queue: str) -> bool:
-        if queue.startswith(_OWN_PREFIX):
-            return False
-        is_bell = queue.startswith(QUEUE_PREFIX)
-        return not is_bell or self._is_open(queue.removeprefix(QUEUE_PREFIX))
-
-    def opened(self, model: str) -> None:
-        """Listen for this model again, if the consumer does not; it has just got a free slot.
-
-        The consumer is waiting on the queues it has: what wakes it is a bell in its own queue, or,
-        when it waits on none, its event loop.
-        """
-        with self._lock:
-            if queue_name(model) in self._listening:
-                return
-            is_deaf = not self._listening
-            self._listening |= {queue_name(model)}
-        if not is_deaf:
-            self._ring_own(model)
-        elif (hub := get_event_loop()) is not None:
-            hub.call_soon(lambda: None)
+    def _next(self) -> str:
+        with self._changed:
+            while True:
+                if not self._due:
+                    self._changed.wait()
+                elif (left_s := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left_s)
+                else:
+                    return heapq.heappop(self._due)[1]
 
 
-ears = Ears()
-
-
-class OpenQueues(round_robin_cycle):  # type: ignore[type-arg]  # Generic in its stubs alone.
-    """The order in which a consumer asks its queues: in turns, and only those that are wanted."""
-
-    def consume(self, n: int) -> list[str]:  # type: ignore[override]  # Kombu wants a list.
-        """Return the queues to wait on."""
-        return ears.listen(super().consume(n))
-
-
-class QoS(redis.QoS):
-    """Keeps no account of bells."""
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        """Note a message that was delivered, unless it is a bell."""
-        if not message.delivery_info["routing_key"].startswith(QUEUE_PREFIX):
-            super().append(message, delivery_tag)
-
-    def ack(self, delivery_tag: str) -> None:
-        """Take a message off the account, if it is there."""
-        if self._delivered is not None and delivery_tag in self._delivered:
-            super().ack(delivery_tag)
-
-
-class Channel(redis.Channel):
-    """A channel with our account and our order."""
-
-    QoS = QoS
-    queue_order_strategy = f"{__name__}:OpenQueues"
-
-
-class Transport(redis.Transport):
-    """Kombu's Redis transport with our channel."""
-
-    Channel = Channel
-
-
-def install() -> None:
-    """Have ``redis://`` and ``redis+socket://`` brokers use this transport."""
-    TRANSPORT_ALIASES["redis"] = f"{__name__}:Transport"
+delayed_wake_ups = DelayedWakeUps()

@@ -1,7 +1,7 @@
 """Prometheus metrics of generations in one process; docs/operations.md lists them all.
 
 Prometheus sums over processes. Each generation is counted once, by the process that ended it: its
-worker, a web process or the maintenance worker.
+worker, a web process or the beat process.
 """
 
 from __future__ import annotations

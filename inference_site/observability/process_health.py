@@ -11,17 +11,17 @@ from inference_site.observability.metrics import BUILD, MAINTENANCE_DONE
 from inference_site.observability.telemetry import Health, serve_telemetry
 
 _UNWELL_S = 15.0
-"""After so long without a sign of life a process counts as ill; both beat every second or two."""
+"""After so long without a sign of life a process is ill; both give one every second or two."""
 
 
-def watch_upkeep() -> None:
-    """Have the metrics and health of the maintenance worker told there."""
+def watch_maintenance() -> None:
+    """Serve the metrics and health of beat on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "beat", "").set(1)
-    serve_telemetry(_beating(MAINTENANCE_DONE, "upkeep has not come to an end"))
+    serve_telemetry(fresh(MAINTENANCE_DONE, "maintenance has not come to an end"))
 
 
-def _beating(sign: Gauge, fault: str) -> Health:
-    """Return a health that wants this timestamp to be a fresh one."""
+def fresh(sign: Gauge, fault: str) -> Health:
+    """Return a health that is good while this timestamp is a fresh one."""
 
     def health() -> str:
         at = next(iter(sign.collect())).samples[0].value

@@ -20,7 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import live_workers
 from inference_site.gateway.hub import hub
-from inference_site.generations.queue import bells
+from inference_site.generations.wake_ups import count_wake_ups
 from inference_site.status.health import is_expected, own_connection
 
 logger = logging.getLogger(__name__)
@@ -102,10 +102,10 @@ def _of_workers() -> list[Metric]:
 
 
 def _of_wake_ups() -> list[Metric]:
-    pending = _by_model("inference_wake_ups_pending", "Wake-ups that no worker has received yet.")
+    unread = _by_model("inference_wake_ups_pending", "Wake-ups that no worker has received yet.")
     for model in catalogue().models:
-        pending.add_metric([model], bells(model))
-    return [pending]
+        unread.add_metric([model], count_wake_ups(model))
+    return [unread]
 
 
 def _by_model(name: str, meaning: str) -> GaugeMetricFamily:

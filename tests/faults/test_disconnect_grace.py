@@ -78,7 +78,9 @@ def test_response_to_which_nobody_comes_back_is_stopped(
     assert stored.status == "cancelled"
     assert stored.output_text.startswith("x x ")
     with stack.redis() as redis:
-        wait_until(lambda: redis.zscore("attended", response_id) is None, LATE_S, "forgotten")
+        wait_until(
+            lambda: redis.zscore("disconnect-grace", response_id) is None, LATE_S, "forgotten"
+        )
 
 
 def test_reader_that_came_back_and_left_is_waited_for_too(
@@ -144,7 +146,7 @@ def test_response_that_is_not_stored_is_stopped_at_once(stack: ServedStack, stre
                 http.post("/v1/responses", json=body, headers=mark, timeout=1)
     wait_until(lambda: row()[1] == "cancelled", LATE_S, "cancelled")
     with stack.redis() as redis:
-        assert redis.zscore("attended", row()[0]) is None  # It was never waited for.
+        assert redis.zscore("disconnect-grace", row()[0]) is None  # It was never waited for.
 
 
 @pytest.mark.parametrize(("own_s", "goes_on"), [(0, False), (60, True)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -13,10 +11,16 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.generations import affinity, queue
-from inference_site.generations.affinity import Later, Preference, preference
+from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import Enqueue, bells, drop_bells_of, enqueue, new_id
-from inference_site.generations.wake_ups import own_queue, queue_name
+from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.generations.wake_ups import (
+    DelayedWakeUps,
+    count_wake_ups,
+    drop_wake_ups_of,
+    own_queue,
+    queue_name,
+)
 from inference_site.storage.redis_clients import broker_client
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
@@ -109,13 +113,13 @@ def test_what_prefers_another_worker_does_not_hide_what_waits_behind_it(api_key:
     assert claimed("two") == newer.public_id
 
 
-def test_the_bell_is_rung_for_the_preferred_worker_and_later_for_all(
+def test_the_preferred_worker_is_woken_and_later_all(
     api_key: Key, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFFINITY_WAIT_MS = 100
     model, one = new_id("model-"), new_id("host:")
     monkeypatch.setattr(affinity, "live_view", view_of(serving(one, model), serving("two", model)))
-    monkeypatch.setattr(queue, "later", Later())
+    monkeypatch.setattr(queue, "delayed_wake_ups", DelayedWakeUps())
     id_ = new_id("chatcmpl-")
     order = Enqueue(
         "chat.completion",
@@ -131,25 +135,10 @@ def test_the_bell_is_rung_for_the_preferred_worker_and_later_for_all(
     assert broker_client().llen(own_queue(one)) == 1
     row = Generation.objects.get(public_id=id_)
     assert row.preferred_worker == one
-    wait_until(lambda: bells(model) == 1)
+    wait_until(lambda: count_wake_ups(model) == 1)
     assert row.preferred_until is not None
     assert timezone.now() >= row.preferred_until
     assert broker_client().keys(f"*{one}") != []
-    drop_bells_of(one)
+    drop_wake_ups_of(one)
     assert broker_client().keys(f"*{one}") == []
     broker_client().delete(queue_name(model))
-
-
-def test_what_is_called_later_comes_in_the_order_of_its_time() -> None:
-    shared, called, all_called = Later(), list[str](), threading.Event()
-    started = time.monotonic()
-
-    def second() -> None:
-        called.append("second")
-        all_called.set()
-
-    shared.call(0.06, second)
-    shared.call(0.03, lambda: called.append("first"))
-    assert all_called.wait(5)
-    assert called == ["first", "second"]
-    assert time.monotonic() - started >= 0.06

@@ -41,7 +41,7 @@ def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
 def seconds_left(generation_id: str) -> float:
     client: Any = site_client()
     now_s, now_us = client.time()
-    left: float = client.zscore("attended", generation_id) - now_s - now_us / 1e6
+    left: float = client.zscore("disconnect-grace", generation_id) - now_s - now_us / 1e6
     return left
 
 
@@ -67,7 +67,7 @@ def test_reader_of_one_without_a_grace_gives_it_none(generation_id: str) -> None
 
 
 @pytest.mark.django_db
-def test_upkeep_stops_what_nobody_reads(api_key: Key) -> None:
+def test_maintenance_stops_what_nobody_reads(api_key: Key) -> None:
     waiting = create_generation(api_key[0])
     running = create_generation(api_key[0], status=Status.RUNNING, worker="w")
     read = create_generation(api_key[0], status=Status.RUNNING, worker="w")

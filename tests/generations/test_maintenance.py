@@ -23,13 +23,19 @@ from inference_site.generations.maintenance import (
     expire_waiting,
     give_up_abandoned,
     give_up_orphans,
-    last_tended,
-    ring_unheard,
-    tend,
+    last_maintained,
+    maintain,
+    wake_again,
 )
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import bells, drop_bells_of, new_id, ring
-from inference_site.generations.wake_ups import own_queue, own_queue_keys, queue_name
+from inference_site.generations.queue import new_id
+from inference_site.generations.wake_ups import (
+    count_wake_ups,
+    drop_wake_ups_of,
+    own_queue,
+    queue_name,
+    send_wake_up,
+)
 from inference_site.storage.redis_clients import broker_client, client_for, site_client
 from inference_site.streams.event_log import Batch, log_key
 from inference_site.streams.request_documents import load_document, save_document
@@ -156,10 +162,10 @@ def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, w
         pubsub.subscribe(channel)
         suspect(worker, ago_s=30)
         give_up_abandoned()
-        assert heard(pubsub)["streams"] == [[row.public_id, b""]]
+        assert received(pubsub)["streams"] == [[row.public_id, b""]]
 
 
-def heard(pubsub: redis.client.PubSub) -> dict[str, Any]:
+def received(pubsub: redis.client.PubSub) -> dict[str, Any]:
     """Return the channel-layer message that has come."""
     for _ in range(100):
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=0.05)
@@ -190,24 +196,24 @@ def test_an_old_generation_that_runs_does_not_expire(api_key: Key, settings: Set
 
 
 @pytest.mark.parametrize(
-    ("ages_s", "rung", "expected"),
+    ("ages_s", "sent", "expected"),
     [
-        ([10, 9, 8], 0, 3),  # Nobody rang: one bell each.
-        ([10, 9, 8], 2, 3),  # Only what is missing is rung.
-        ([10, 9], 3, 3),  # More bells than rows do no harm and are left alone.
-        ([1, 0], 0, 0),  # The bell may still be on its way.
-        ([10, 0], 0, 2),  # One unheard bell says that the others may be lost as well.
+        ([10, 9, 8], 0, 3),  # None was sent: one each.
+        ([10, 9, 8], 2, 3),  # Only what is missing is sent.
+        ([10, 9], 3, 3),  # More wake-ups than rows do no harm and are left alone.
+        ([1, 0], 0, 0),  # The wake-up may still be on its way.
+        ([10, 0], 0, 2),  # One that is overdue says that the others may be lost as well.
     ],
 )
-def test_a_bell_is_rung_for_each_that_waits_unheard(
-    api_key: Key, model: str, ages_s: list[float], rung: int, expected: int
+def test_a_wake_up_is_sent_for_each_that_waits_without_one(
+    api_key: Key, model: str, ages_s: list[float], sent: int, expected: int
 ) -> None:
     for age_s in ages_s:
         waiting(api_key, age_s, model=model)
-    for _ in range(rung):
-        ring(model)
-    ring_unheard()
-    assert bells(model) == expected
+    for _ in range(sent):
+        send_wake_up(model)
+    wake_again()
+    assert count_wake_ups(model) == expected
 
 
 def test_one_round_does_all_of_it(
@@ -215,15 +221,15 @@ def test_one_round_does_all_of_it(
 ) -> None:
     settings.QUEUE_TIMEOUT_S = 60
     abandoned = running(api_key, worker)
-    expired, unheard = waiting(api_key, age_s=100, model=model), waiting(api_key, 10, model=model)
+    expired, overdue = waiting(api_key, age_s=100, model=model), waiting(api_key, 10, model=model)
     suspect(worker, ago_s=30)
-    tend()
-    assert [state(row)[1] for row in (abandoned, expired, unheard)] == [
+    maintain()
+    assert [state(row)[1] for row in (abandoned, expired, overdue)] == [
         "worker_lost",
         "queue_timeout",
         "",
     ]
-    assert bells(model) == 1
+    assert count_wake_ups(model) == 1
 
 
 def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
@@ -234,27 +240,27 @@ def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
     unknown, abandoned = running(api_key, worker), running(api_key, worker)
     Generation.objects.filter(pk=unknown.pk).update(kind="unknown")
     stuck = waiting(api_key, age_s=200, kind="unknown")
-    expired, unheard = waiting(api_key, age_s=100), waiting(api_key, 10, model=model)
+    expired, overdue = waiting(api_key, age_s=100), waiting(api_key, 10, model=model)
     suspect(worker, ago_s=30)
-    site_client().delete("upkeep")
+    site_client().delete("maintenance-done")
     with pytest.raises(ExceptionGroup) as raised:
-        tend()
-    assert [state(row)[0] for row in (unknown, abandoned, stuck, expired, unheard)] == [
+        maintain()
+    assert [state(row)[0] for row in (unknown, abandoned, stuck, expired, overdue)] == [
         *("running", "failed", "queued", "failed", "queued")
     ]
-    assert bells(model) == 1
+    assert count_wake_ups(model) == 1
     assert [part.__notes__ for part in raised.value.exceptions] == [
         ["give_up_abandoned"],
         ["expire_waiting"],
     ]
-    assert last_tended() is None
+    assert last_maintained() is None
 
 
 @pytest.mark.django_db
-def test_upkeep_that_was_done_says_when() -> None:
-    site_client().delete("upkeep")
-    tend()
-    assert last_tended() is not None
+def test_maintenance_that_was_done_says_when() -> None:
+    site_client().delete("maintenance-done")
+    maintain()
+    assert last_maintained() is not None
 
 
 @pytest.mark.parametrize(
@@ -271,27 +277,27 @@ def test_what_goes_wrong_is_logged_and_more_than_a_server_that_is_down_is_an_err
     def fail() -> None:
         raise fault
 
-    assert not attempt("upkeep", fail)
+    assert not attempt("maintenance", fail)
     assert [record.levelno for record in caplog.records] == [level]
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-def test_a_bell_rung_for_a_worker_that_has_just_gone_does_not_stay(
+def test_a_wake_up_sent_to_a_worker_that_has_just_gone_does_not_stay(
     worker: str, model: str, is_back: bool
 ) -> None:
     """One that was only late to renew its lease keeps its queue."""
-    drop_bells_of(worker)
-    ring(model, worker)
+    drop_wake_ups_of(worker)
+    send_wake_up(model, worker)
     drop_gone()
     assert broker_client().llen(own_queue(worker)) == 1
     site_client().zadd("gone-workers", {worker: 1})
     if is_back:
         Lease(worker, lambda: LiveWorker(worker)).renew()
     drop_gone()
-    left = [key for key in own_queue_keys(worker) if broker_client().exists(key)]
-    assert own_queue(worker) in left if is_back else left == []
+    assert broker_client().exists(own_queue(worker)) == is_back
+    assert not broker_client().keys(f"_kombu*{worker}*")
     assert site_client().zscore("gone-workers", worker) is None
-    broker_client().delete(*own_queue_keys(worker))
+    broker_client().delete(own_queue(worker))
 
 
 def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, worker: str) -> None:

@@ -18,10 +18,10 @@ from redis.retry import Retry
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import live_view
-from inference_site.generations import queue
+from inference_site.generations import queue, wake_ups
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import Enqueue, bells, enqueue, new_id, ring
-from inference_site.generations.wake_ups import queue_name
+from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.generations.wake_ups import count_wake_ups, queue_name, send_wake_up
 from inference_site.storage.redis_clients import broker_client, client_for
 from inference_site.streams import request_documents
 from inference_site.streams.event_log import document_key, followers_key
@@ -33,7 +33,7 @@ Key = tuple[ApiKey, str]
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    """A model of the test's own, so that its bells are counted alone."""
+    """A model of the test's own, so that its wake-ups are counted alone."""
     name = new_id("model-")
     yield name
     broker_client().delete(queue_name(name))
@@ -54,7 +54,7 @@ def order_of(api_key: ApiKey, model: str) -> tuple[Enqueue, Document]:
     return order, chat_document(generation_id, "hi")
 
 
-def test_enqueueing_writes_the_document_the_row_and_a_bell(api_key: Key, model: str) -> None:
+def test_enqueueing_writes_the_document_the_row_and_a_wake_up(api_key: Key, model: str) -> None:
     order, document = order_of(api_key[0], model)
     enqueue(order, document, "web.one")
     row = Generation.objects.get(public_id=order.generation_id)
@@ -65,7 +65,7 @@ def test_enqueueing_writes_the_document_the_row_and_a_bell(api_key: Key, model: 
     assert load_document(order.generation_id).document == document
     followers = client_for(order.generation_id).smembers(followers_key(order.generation_id))
     assert followers == {b"web.one"}
-    assert bells(model) == 1
+    assert count_wake_ups(model) == 1
 
 
 def test_the_content_of_a_request_never_reaches_postgresql(api_key: Key, model: str) -> None:
@@ -88,14 +88,14 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
 ) -> None:
     unreachable = Celery("unreachable", broker="redis://127.0.0.1:1/0", set_as_current=False)
     unreachable.conf.broker_transport_options = django_settings.CELERY_BROKER_TRANSPORT_OPTIONS
-    monkeypatch.setattr(queue, "current_app", unreachable)
+    monkeypatch.setattr(wake_ups, "current_app", unreachable)
     order, document = order_of(api_key[0], model)
     started = time.monotonic()
     enqueue(order, document, "web.one")
     assert time.monotonic() - started < 3  # The client waits for this.
     assert Generation.objects.get(public_id=order.generation_id).status == Status.QUEUED
-    assert bells(model) == 0
-    assert f"could not ring for {model}" in caplog.text
+    assert count_wake_ups(model) == 0
+    assert f"could not send a wake-up for {model}" in caplog.text
 
 
 def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
@@ -107,7 +107,7 @@ def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
     with pytest.raises(redis.exceptions.ConnectionError):
         enqueue(order, document, "web.one")
     assert not Generation.objects.exists()
-    assert bells(model) == 0
+    assert count_wake_ups(model) == 0
 
 
 def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_model(
@@ -123,15 +123,15 @@ def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_
         enqueue(order, document, "web.one")
     assert not Generation.objects.exists()
     assert load_document(order.generation_id).document is None
-    assert bells(model) == 0
+    assert count_wake_ups(model) == 0
 
 
-def test_no_bell_is_rung_for_a_row_that_was_refused(api_key: Key, model: str) -> None:
+def test_no_wake_up_is_sent_for_a_row_that_was_refused(api_key: Key, model: str) -> None:
     order, document = order_of(api_key[0], model)
     create_generation(api_key[0], public_id=order.generation_id)
     with pytest.raises(IntegrityError):
         enqueue(order, document, "web.one")
-    assert bells(model) == 0
+    assert count_wake_ups(model) == 0
 
 
 def test_the_queue_is_full_at_its_bound_and_not_before(
@@ -153,24 +153,24 @@ def test_the_bound_counts_only_what_waits_for_the_same_model(
     for _ in range(2):
         create_generation(api_key[0], model=model, status=Status.RUNNING)
         create_generation(api_key[0], model="another")
-        ring(model)
+        send_wake_up(model)
     enqueue(*order_of(api_key[0], model), "web.one")
     with pytest.raises(QueueFull):
         enqueue(*order_of(api_key[0], model), "web.one")
 
 
-def test_bells_are_counted_on_the_broker_even_when_it_is_a_server_of_its_own(
+def test_wake_ups_are_counted_on_the_broker_even_when_it_is_a_server_of_its_own(
     model: str, settings: Settings
 ) -> None:
     settings.BROKER_URL = f"{settings.REDIS_URL}?db=1"
     with redis.Redis.from_url(settings.BROKER_URL) as broker:
-        broker.lpush(queue_name(model), b"bell")
-        assert bells(model) == 1
+        broker.lpush(queue_name(model), b"{}")
+        assert count_wake_ups(model) == 1
         broker.delete(queue_name(model))
 
 
-def test_a_bell_names_the_model_and_no_generation(model: str) -> None:
-    ring(model)
+def test_a_wake_up_names_the_model_and_no_generation(model: str) -> None:
+    send_wake_up(model)
     (message,) = broker_client().lrange(queue_name(model), 0, -1)
     assert b'"task": "worker.generate"' in message
     assert model.encode() in message
@@ -182,10 +182,10 @@ def test_ids_are_fresh_and_fit_their_column() -> None:
     assert all(id_.startswith("chatcmpl-") and len(id_) == 41 for id_ in ids)
 
 
-def test_no_more_bells_are_rung_than_anybody_needs(
+def test_no_more_wake_ups_are_sent_than_anybody_needs(
     api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "ENOUGH_BELLS", 3)
+    monkeypatch.setattr(queue, "ENOUGH_WAKE_UPS", 3)
     for _ in range(5):
         enqueue(*order_of(api_key[0], model), "web.one")
-    assert bells(model) == 3
+    assert count_wake_ups(model) == 3

@@ -141,7 +141,7 @@ def accept(api_key: Key, *, background: bool = False) -> Generation:
 
 def pass_time(row: Generation) -> None:
     """Let the time pass until which a generation waits for its model, if it does."""
-    site_client().zadd("load-waits", {row.public_id: 1}, xx=True)
+    site_client().zadd("load-deadlines", {row.public_id: 1}, xx=True)
 
 
 def test_who_waits_too_long_for_a_load_is_told_so(
@@ -161,7 +161,7 @@ def test_who_waits_too_long_for_a_load_is_told_so(
     assert (late.status, late.error_code) == (Status.FAILED, "model_loading")
     waiting = {early.status, background.status, accepted_before.status}
     assert waiting == {Status.QUEUED}
-    assert site_client().zscore("load-waits", late.public_id) is None
+    assert site_client().zscore("load-deadlines", late.public_id) is None
 
 
 def test_who_waited_for_a_load_waits_for_a_slot_once_it_is_done(

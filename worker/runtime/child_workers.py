@@ -37,7 +37,7 @@ class ChildWorkers:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """Where each of them tells its metrics on this host, by model."""
+        """The ports of their metrics on this host, by model."""
         with self._lock:
             return {model: port for model, port in self._ports.items() if port}
 
@@ -51,7 +51,7 @@ class ChildWorkers:
         with self._lock:
             if model in self._processes:
                 return
-            # This process's own port is taken; it asks its child workers, and tells for all of them.
+            # This process's own port is taken; it collects the metrics of its child workers.
             port = _free_port() if settings.METRICS_PORT else 0
             # Its end of the pipe is closed when this process ends, however that happens.
             process = subprocess.Popen(
@@ -82,9 +82,9 @@ class ChildWorkers:
         with self._lock:
             self._processes.pop(model, None)
             self._ports.pop(model, None)
-        logger.info("the worker of %s has ended (%s)", model, _told(status))
+        logger.info("the worker of %s has ended (%s)", model, _reason(status))
         if status not in (0, -signal.SIGTERM):
-            self._on_failure(model, f"Its process was ended: {_told(status)}.")
+            self._on_failure(model, f"Its process was ended: {_reason(status)}.")
 
 
 def _command(model: str, parent: str) -> list[str]:
@@ -98,7 +98,7 @@ def _free_port() -> int:
         return port
 
 
-def _told(status: int) -> str:
+def _reason(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 

@@ -1,4 +1,4 @@
-"""What the machine of a worker has: memory, and how fast it gives a file."""
+"""The memory of a worker's host and of its GPUs, and reading a file into it ahead of use."""
 
 from __future__ import annotations
 

@@ -13,16 +13,15 @@ from celery import Celery, signals
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.gc_freeze import freeze_imported_objects
-from inference_site.generations.queue import drop_bells_of, ring
-from inference_site.generations.wake_ups import ears, own_queue, queue_name
+from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.observability.tracing import start_tracing
 from worker.runtime.child_workers import end_with_parent
 from worker.runtime.runtime import Runtime
+from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
 
 _SPARE_THREADS = 4
-"""Slots are what bounds the generations. Were there no more threads than slots, Celery would look
-for the next bell only a while after the last of them has ended."""
+"""Slots are what bounds the generations. A thread is free only a while after its slot is."""
 
 _runtime: Runtime | None = None
 
@@ -40,7 +39,8 @@ def run_worker(
     """Serve these models until stopped; return the exit status. Raise EngineLoadError.
 
     SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end. While
-    the models are loaded it ends it at once. ``parent`` is the worker that started this one as its child.
+    the models are loaded it ends it at once. ``parent`` is the worker that started this one as its
+    child.
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
@@ -50,7 +50,6 @@ def run_worker(
     runtime.start()
     if parent:
         end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    ears.attach(runtime.is_open, lambda model: ring(model, runtime.id))
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
@@ -59,11 +58,14 @@ def run_worker(
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
+    app.steps["consumer"].add(WakeUpConsumer)  # It is given the ``runtime`` below.
+    app.amqp.queues.add(queue_named(own_queue(runtime.id)))
     worker = app.Worker(
+        runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
         concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
-        queues=[own_queue(runtime.id), *(queue_name(spec.id) for spec in specs)],
+        queues=[own_queue(runtime.id)],
         loglevel=loglevel,
         without_gossip=True,
         without_mingle=True,
@@ -72,8 +74,8 @@ def run_worker(
     )
     worker.start()
     runtime.stop()
-    with contextlib.suppress(redis.exceptions.RedisError):  # Upkeep elsewhere does it, later.
-        drop_bells_of(runtime.id)
+    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
+        drop_wake_ups_of(runtime.id)
     return int(worker.exitcode or 0)
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from django.conf import settings
@@ -29,8 +30,7 @@ from inference_site.fleet.leases import (
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Claim, Generation
-from inference_site.generations.queue import ring
-from inference_site.generations.wake_ups import ears
+from inference_site.generations.wake_ups import send_wake_up
 from worker.runtime.child_workers import ChildWorkers
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
@@ -56,7 +56,7 @@ class Runtime:
     def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._parent, self._started_at = parent, time.time()
-        self._models = {spec.id: ServedModel(spec, ears.opened) for spec in specs}
+        self._models = {spec.id: ServedModel(spec, self._changed) for spec in specs}
         self._publisher = Publisher()
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
@@ -64,6 +64,8 @@ class Runtime:
         self._is_up = self._is_draining = self._is_ending = False
         self._running: dict[str, tuple[ServedModel, Stream]] = {}
         self._stopped = threading.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called, from any thread, when other models may be open than before."""
 
     def start(self) -> None:
         """Announce the models and load them, one after the other.
@@ -87,7 +89,7 @@ class Runtime:
 
     @property
     def child_worker_ports(self) -> dict[str, int]:
-        """Where child workers tell their metrics on this host, by model."""
+        """The ports of the metrics of child workers on this host, by model."""
         return self._child_workers.metrics_ports
 
     @property
@@ -97,8 +99,21 @@ class Runtime:
 
     def is_open(self, model: str) -> bool:
         """Whether a generation of this model would be taken now."""
-        hosted = self._models.get(model)
-        return hosted is not None and hosted.is_open and not self._takes_nothing
+        return model in self.open_models()
+
+    def open_models(self) -> list[str]:
+        """Return the models of which a generation would be taken now."""
+        if self._takes_nothing:
+            return []
+        return [id_ for id_, model in tuple(self._models.items()) if model.is_open]
+
+    def expect(self, model_id: str) -> None:
+        """Hold a slot of this model for a wake-up until ``serve`` is called for it."""
+        if model := self._models.get(model_id):
+            model.expect()
+
+    def _changed(self) -> None:
+        self.on_change()
 
     @property
     def _takes_nothing(self) -> bool:
@@ -123,32 +138,32 @@ class Runtime:
             model.close()
 
     def serve(self, model_id: str) -> None:
-        """Answer a bell: run waiting generations of the model until none waits or no slot is free.
+        """Run waiting generations of the model until none waits or no slot is free.
 
-        A thread that ends a generation looks for the next one itself, so under load nobody waits
-        for a bell.
+        A thread that ends a generation looks for the next one itself, so under load none waits for
+        a wake-up.
         """
         model = self._models.get(model_id)
         if model is None:
-            logger.error("a bell for %s, which this worker does not serve", model_id)
+            logger.error("a wake-up for %s, which this worker does not serve", model_id)
             return
-        model.missed_bell = True
-        while model.missed_bell:
+        model.missed_wake_up = True
+        while model.missed_wake_up:
             with model.slot() as free:
                 if free:
-                    model.missed_bell = False
+                    model.missed_wake_up = False
                     self._run_waiting(model)
                 if not free or self._takes_nothing:
                     self._pass_on(model_id)
                     return
 
     def _pass_on(self, model: str) -> None:
-        """Leave a bell that cannot be answered here any more to the others, if there are."""
+        """Leave a wake-up that cannot be answered here any more to the others, if there are."""
         try:
             if any(worker.id != self.id for worker in live_view.serving(model)):
-                ring(model)
+                send_wake_up(model)
         except RedisError as exc:
-            logger.warning("a bell for %s is lost, until upkeep rings again: %s", model, exc)
+            logger.warning("a wake-up for %s is lost; maintenance sends another: %s", model, exc)
 
     def _run_waiting(self, model: ServedModel) -> None:
         while model.state == ModelState.READY and not self._takes_nothing:
@@ -178,13 +193,12 @@ class Runtime:
                 self._is_draining = True
             case "resume":
                 self._is_draining = False
-                for model in tuple(self._models):
-                    ears.opened(model)
+        self._changed()
         self._lease.renew()
 
     def described(self) -> LiveWorker:
         """Return what the lease says."""
-        models = [self._served(model) for model in tuple(self._models.values())]
+        models = [self._report(model) for model in tuple(self._models.values())]
         return LiveWorker(
             self.id,
             tuple(models),
@@ -197,12 +211,12 @@ class Runtime:
             release=settings.VERSION,
         )
 
-    def _served(self, model: ServedModel) -> ModelReport:
+    def _report(self, model: ServedModel) -> ModelReport:
         """Return what is said of a model: it takes work only once all have been loaded."""
-        served = model.served
-        if self._is_up or served.state != ModelState.READY:
-            return served
-        return replace(served, state=ModelState.LOADING)
+        report = model.report
+        if self._is_up or report.state != ModelState.READY:
+            return report
+        return replace(report, state=ModelState.LOADING)
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""

@@ -18,19 +18,19 @@ from worker.engines.registry import load_engine
 class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
-    ``on_free`` is called with its id whenever a slot becomes free.
+    ``on_change`` is called when it takes generations again, or takes no more.
     """
 
-    def __init__(self, spec: ModelSpec, on_free: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, spec: ModelSpec, on_change: Callable[[], None] = lambda: None) -> None:
         self.spec = spec
         self.progress: float | None = None
-        self.missed_bell = False
-        """Whether a bell was heard while no slot was free; whoever frees one looks again."""
-        self._on_free = on_free
+        self.missed_wake_up = False
+        """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
+        self._on_change = on_change
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
         self._library = ""
-        self._busy = 0
+        self._busy = self._expected = 0
         self._changed = threading.Condition()
 
     @property
@@ -48,10 +48,11 @@ class ServedModel:
     @property
     def is_open(self) -> bool:
         """Whether it would take a generation now."""
-        return self._state == ModelState.READY and self._busy < self.spec.slots
+        taken = self._busy + self._expected
+        return self._state == ModelState.READY and taken < self.spec.slots
 
     @property
-    def served(self) -> ModelReport:
+    def report(self) -> ModelReport:
         """What the lease says of this model."""
         return ModelReport(
             self.spec.id,
@@ -85,6 +86,7 @@ class ServedModel:
         with self._changed:
             if self._state == ModelState.READY:
                 self._state, self._since = ModelState.DRAINING, time.time()
+                self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
 
     def close(self) -> None:
@@ -92,6 +94,11 @@ class ServedModel:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    def expect(self) -> None:
+        """Hold a slot for a wake-up that was received, until its task asks for one."""
+        with self._changed:
+            self._expected += 1
 
     @contextmanager
     def slot(self) -> Iterator[bool]:
@@ -103,13 +110,16 @@ class ServedModel:
             yield True
         finally:
             with self._changed:
+                was_open = self.is_open
                 self._busy -= 1
                 self._changed.notify_all()
-            self._on_free(self.spec.id)
+            if not was_open:
+                self._on_change()
 
     def _take(self) -> bool:
         with self._changed:
-            if not self.is_open:
+            self._expected = max(0, self._expected - 1)
+            if self._state != ModelState.READY or self._busy >= self.spec.slots:
                 return False
             self._busy += 1
             return True

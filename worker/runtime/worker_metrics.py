@@ -1,4 +1,4 @@
-"""What a worker tells of itself when its metrics are asked for, and whether it is well."""
+"""The metrics of a worker process, and its health."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.process_health import _beating
+from inference_site.observability.process_health import fresh
 from inference_site.observability.telemetry import serve_telemetry
 
 
@@ -26,7 +26,7 @@ class Worker(Protocol):
 
     @property
     def child_worker_ports(self) -> dict[str, int]:
-        """Where child workers tell their metrics on this host, by model."""
+        """The ports of the metrics of child workers on this host, by model."""
 
     @property
     def lag_s(self) -> float:
@@ -34,10 +34,10 @@ class Worker(Protocol):
 
 
 def watch_worker(worker: Worker) -> None:
-    """Have a worker's metrics and health told on ``METRICS_PORT``, if that is set."""
+    """Serve a worker's metrics and health on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_WorkerMetrics(worker))
-    health = _beating(LEASE_RENEWED, "the lease was not renewed")
+    health = fresh(LEASE_RENEWED, "the lease was not renewed")
     serve_telemetry(health, lambda: worker.child_worker_ports)
 
 
@@ -49,20 +49,20 @@ class _WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return slots and runs by model, whether it drains, and how late its event log is."""
-        told = self._worker.described()
+        worker = self._worker.described()
         slots = GaugeMetricFamily(
             "inference_worker_slots", "Slots of this worker.", labels=["model", "state"]
         )
         running = GaugeMetricFamily(
             "inference_worker_running", "Generations that run on this worker.", labels=["model"]
         )
-        for model in told.models:
+        for model in worker.models:
             slots.add_metric([model.id, model.state], model.slots)
             running.add_metric([model.id], model.busy)
         yield slots
         yield running
         yield GaugeMetricFamily(
-            "inference_worker_draining", "1 while it takes no new work.", value=told.is_draining
+            "inference_worker_draining", "1 while it takes no new work.", value=worker.is_draining
         )
         yield GaugeMetricFamily(
             "inference_event_log_backlog_seconds",

@@ -1,57 +1,66 @@
-"""``manage.py beat``: the clock of the site, and the worker of what it asks for. Run one of it."""
+"""``manage.py beat``: the periodic work of the site. Run one of it; a second does no harm."""
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
-from celery.beat import EmbeddedService
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.celery import app
-from inference_site.observability.process_health import watch_upkeep
+from inference_site.generations.maintenance import attempt, maintain
+from inference_site.observability.metrics import MAINTENANCE_DONE
+from inference_site.observability.process_health import watch_maintenance
+from inference_site.storage.connections import lent_connection
 from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.usage.periodic import account_ended, prune_old
+
+_STOP_S = 10.0
+"""How long a run that is going on is waited for at the end."""
 
 
 class Command(BaseCommand):
-    """Beat in a thread of a worker that hears the maintenance queue alone.
+    """Each job has a thread of its own, so that a slow one delays no other."""
 
-    Apart from the model workers, so that upkeep never waits behind generations; and in a thread,
-    because Celery's own ``-B`` forks a process that survives when the worker is killed.
-    """
-
-    help = "Schedule the periodic work of the site and run it. One process for the whole site."
+    help = "Do the periodic work of the site. One process for the whole site."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--loglevel", default="INFO")
         add_wait(parser)
 
-    def handle(self, *_: Any, loglevel: str, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         wait_if_asked(options)
-        watch_upkeep()
-        clock: Any = EmbeddedService(app, thread=True)
-        clock.start()
-        threading.Thread(target=_end_with, args=(clock,), daemon=True).start()
-        worker = app.Worker(
-            hostname=f"maintenance-{os.getpid()}@{socket.gethostname()}",
-            pool_cls="solo",
-            queues=["maintenance"],
-            loglevel=loglevel,
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-            quiet=True,  # No banner among the lines of the log.
-        )
-        worker.start()
-        clock.stop()
-        sys.exit(worker.exitcode or 0)
+        watch_maintenance()
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        run_periodically(stopped)
 
 
-def _end_with(clock: Any) -> None:
-    """End this process when the clock has stopped, so that its supervisor starts a new one."""
-    clock.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+def run_periodically(stopped: threading.Event) -> None:
+    """Do all jobs, each with its period, until the event is set."""
+    jobs = (("maintenance", _maintain, 1.0), ("accounting", account_ended, 1.0))
+    threads = [
+        threading.Thread(target=repeat, args=(*job, stopped), name=job[0], daemon=True)
+        for job in (*jobs, ("pruning", prune_old, 60.0))
+    ]
+    for thread in threads:
+        thread.start()
+    stopped.wait()
+    for thread in threads:
+        thread.join(_STOP_S)
+
+
+def repeat(name: str, act: Callable[[], None], period_s: float, stopped: threading.Event) -> None:
+    """Do it once a period; a run that takes longer delays the next, and none is made up for."""
+    while not stopped.is_set():
+        started = time.monotonic()
+        with lent_connection():
+            attempt(name, act)
+        stopped.wait(max(0.0, started + period_s - time.monotonic()))
+
+
+def _maintain() -> None:
+    maintain()
+    MAINTENANCE_DONE.set_to_current_time()

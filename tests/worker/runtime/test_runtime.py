@@ -1,9 +1,8 @@
-"""What a worker process holds: it answers bells, fills its slots, and drains."""
+"""What a worker process holds: it answers wake-ups, fills its slots, and drains."""
 
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -71,7 +70,7 @@ def is_ended(row: Generation) -> bool:
     return bool(entries) and Batch.unpack(entries[0][1][b"b"]).ending is not None
 
 
-def test_one_bell_is_enough_for_all_that_waits(runtime: Runtime, api_key: Key) -> None:
+def test_one_wake_up_is_enough_for_all_that_waits(runtime: Runtime, api_key: Key) -> None:
     rows = [waiting(api_key, [{"text": "hi"}]) for _ in range(3)]
     other = waiting(api_key, [{"text": "hi"}], model="another")
     runtime.serve("m")
@@ -90,7 +89,7 @@ def test_a_failed_generation_does_not_keep_the_next_from_running(
     assert sorted(Generation.objects.values_list("status", flat=True)) == ["completed", "failed"]
 
 
-def test_a_bell_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: Key) -> None:
+def test_a_wake_up_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: Key) -> None:
     runtime.serve("m")
     runtime.serve("m")
     assert busy(runtime) == 0
@@ -100,15 +99,15 @@ def test_a_bell_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: 
 def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> None:
     rows = [waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}]) for _ in range(3)]
     with ThreadPoolExecutor(2) as pool:
-        bells = [pool.submit(runtime.serve, "m") for _ in range(2)]
+        tasks_ = [pool.submit(runtime.serve, "m") for _ in range(2)]
         wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).count() == 2)
-        runtime.serve("m")  # A third bell comes back at once.
+        runtime.serve("m")  # A third wake-up comes back at once.
         assert busy(runtime) == 2
         assert Generation.objects.filter(status=Status.QUEUED).count() == 1
         runtime.drain()
         runtime._publisher.stop_all()
-        for bell in bells:
-            bell.result(5)
+        for task in tasks_:
+            task.result(5)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
 
@@ -144,21 +143,21 @@ def test_a_draining_worker_claims_nothing_and_says_that_it_serves_nothing(
 
 
 @pytest.mark.django_db
-def test_a_bell_that_a_draining_worker_hears_is_left_to_another(
+def test_a_wake_up_that_a_draining_worker_receives_is_left_to_another(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rung: list[str] = []
-    monkeypatch.setattr(worker_runtime, "ring", rung.append)
+    sent: list[str] = []
+    monkeypatch.setattr(worker_runtime, "send_wake_up", sent.append)
     other = LiveWorker("other", (ModelReport("m", 1, 0),))
     monkeypatch.setattr(live_view, "workers", lambda: [other])
     runtime.serve("m")
-    assert rung == []
+    assert sent == []
     runtime.drain()
     runtime.serve("m")
-    assert rung == ["m"]
+    assert sent == ["m"]
 
 
-def test_a_bell_that_cannot_be_passed_on_is_left_to_upkeep(
+def test_a_wake_up_that_cannot_be_passed_on_is_left_to_maintenance(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def down() -> list[LiveWorker]:
@@ -167,7 +166,7 @@ def test_a_bell_that_cannot_be_passed_on_is_left_to_upkeep(
     monkeypatch.setattr(live_view, "workers", down)
     runtime.drain()
     runtime.serve("m")
-    assert "a bell for m is lost" in caplog.text
+    assert "a wake-up for m is lost" in caplog.text
 
 
 def test_a_stopped_worker_is_not_live() -> None:
@@ -231,7 +230,7 @@ def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_is_not_announced_as_ready_while_another_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody hears the bells of this process until all its models are loaded."""
+    """This process reads no wake-ups until all its models are loaded."""
     worker = Runtime([ModelSpec("first", "scripted"), ModelSpec("second", "scripted")])
     states: list[list[str]] = []
 
@@ -253,14 +252,14 @@ def test_a_model_is_not_announced_as_ready_while_another_loads(
 def test_a_model_may_be_dropped_while_the_lease_is_written(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = served_model.ServedModel.served.fget  # type: ignore[attr-defined]  # It is a property.
+    report = served_model.ServedModel.report.fget  # type: ignore[attr-defined]  # It is a property.
 
     def dropped(model: served_model.ServedModel) -> ModelReport:
         runtime._models.clear()
-        told: ModelReport = served(model)
-        return told
+        made: ModelReport = report(model)
+        return made
 
-    monkeypatch.setattr(served_model.ServedModel, "served", property(dropped))
+    monkeypatch.setattr(served_model.ServedModel, "report", property(dropped))
     runtime._models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
     assert [model.id for model in runtime.described().models] == ["m", "another"]
 
@@ -354,11 +353,11 @@ def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) 
     wait_until(lambda: runtime.described().is_draining)
 
 
-def test_a_bell_for_another_model_is_logged(
+def test_a_wake_up_for_another_model_is_logged(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.serve("unknown")
-    assert "a bell for unknown" in caplog.text
+    assert "a wake-up for unknown" in caplog.text
 
 
 def test_a_task_outside_a_worker_says_how_to_start_one() -> None:
@@ -366,30 +365,16 @@ def test_a_task_outside_a_worker_says_how_to_start_one() -> None:
         tasks.generate("m")
 
 
-class DeafRuntime:
+class RuntimeWithoutDatabase:
     """A worker whose database is down."""
 
     def serve(self, model: str) -> None:
         raise OperationalError("down")
 
 
-def test_a_bell_is_lost_and_not_an_error_while_the_database_is_down(
+def test_a_wake_up_is_lost_and_not_an_error_while_the_database_is_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "current_runtime", DeafRuntime)
+    monkeypatch.setattr(tasks, "current_runtime", RuntimeWithoutDatabase)
     tasks.generate("m")
     assert "cannot claim for m" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "fault", [OperationalError("down"), redis.exceptions.ConnectionError("down")]
-)
-def test_upkeep_waits_for_its_next_turn_when_a_server_is_down(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
-) -> None:
-    def down() -> None:
-        raise fault
-
-    monkeypatch.setattr(tasks, "tend", down)
-    tasks.upkeep()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
