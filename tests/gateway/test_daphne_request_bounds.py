@@ -30,7 +30,9 @@ def test_every_connection_bounds_its_requests(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(daphne_server, "serverFromString", lambda *_: endpoint)
     monkeypatch.setattr(daphne_server, "reactor", nothing)
-    monkeypatch.setattr(daphne_server, "globalLogBeginner", SimpleNamespace(beginLoggingTo=lambda *_, **__: None))
+    monkeypatch.setattr(
+        daphne_server, "globalLogBeginner", SimpleNamespace(beginLoggingTo=lambda *_, **__: None)
+    )
     monkeypatch.setattr(daphne_server.asyncio, "set_event_loop", lambda _: None)
     server = DrainingServer(None, endpoints=["tcp:port=0"])
     server.abort_start = True  # All but the reactor's loop.

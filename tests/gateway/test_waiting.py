@@ -138,7 +138,7 @@ def test_waiters_are_served_one_at_a_time_in_the_order_they_came(
             await until(lambda: crowd.view.calls == len(waiters))
         for n in range(20):
             crowd.hub.end(crowd.view.holder)
-            await until(lambda: len(crowd.view.served) == n + 1)
+            await until(lambda served=n + 1: len(crowd.view.served) == served)
         crowd.hub.end(crowd.view.holder)
         await asyncio.gather(*(task for _, task in waiters))
         assert [client.status for client, _ in waiters] == [200] * 20
