@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
 
@@ -58,14 +59,24 @@ def answer_times_ms(http: httpx.Client, model: str, times: int) -> list[float]:
     return sorted(took)
 
 
-def wait_in_line(url: str, key: str, body: dict[str, str], waiters: int) -> None:
-    """Keep so many requests waiting, until this process is ended."""
+def wait_in_line(url: str, key: str, body: dict[str, str], waiters: int, waiting: Any) -> None:
+    """Send so many requests; ``waiting`` is the number of those that are not answered."""
 
     async def main() -> None:
         limits = httpx.Limits(max_connections=None)
         headers = {"Authorization": f"Bearer {key}"}
+
+        async def wait(http: httpx.AsyncClient, number: int) -> None:
+            await asyncio.sleep(number * 0.01)  # The backlog of the port is shorter than the line.
+            waiting.value += 1
+            try:
+                await http.post(url, json=body)
+            finally:
+                waiting.value -= 1
+
         async with httpx.AsyncClient(headers=headers, limits=limits, timeout=_LOCK_WAIT_S) as http:
-            await asyncio.gather(*(http.post(url, json=body) for _ in range(waiters)))
+            waits = (wait(http, number) for number in range(waiters))
+            await asyncio.gather(*waits, return_exceptions=True)
 
     asyncio.run(main())
 
@@ -87,13 +98,15 @@ def main() -> None:
         answer_times_ms(bystander, endpoint.model, 50)  # To warm up.
         owner.post("responses", json={**held, "background": True}).raise_for_status()
         results = [answer_times_ms(bystander, endpoint.model, options.times)]
-        arguments = (f"{endpoint.url}/responses", endpoint.key, held, options.waiters)
+        url, waiting = f"{endpoint.url}/responses", multiprocessing.Value("i", 0)
+        arguments = (url, endpoint.key, held, options.waiters, waiting)
         line = multiprocessing.Process(target=wait_in_line, args=arguments, daemon=True)
         line.start()
         time.sleep(_SETTLE_S)
         results.append(answer_times_ms(bystander, endpoint.model, options.times))
-        line.terminate()
-    for name, took in zip(("alone", f"{options.waiters} waiters"), results, strict=True):
+        still_waiting = waiting.value
+        line.kill()
+    for name, took in zip(("alone", f"{still_waiting} waiters"), results, strict=True):
         print(f"{name:12} p50 {percentile(took, 50):6.1f} ms   p99 {percentile(took, 99):6.1f} ms")
     ratios = [percentile(results[1], p) / percentile(results[0], p) for p in (50, 99)]
     print(f"{'ratio':12} p50 {ratios[0]:6.2f}      p99 {ratios[1]:6.2f}")
