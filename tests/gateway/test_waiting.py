@@ -69,10 +69,11 @@ class OneConversation(ApiHandler):
                 wait = Wait(self.holder, "conv_1", self._at_most_s)
                 scope[SCOPE_KEY].wait = wait
                 return HttpResponse(b"locked", status=400)
-            self.holder = next(self._ids)
-            self._hub.running[self.holder] = asyncio.Event()
+            holder = next(self._ids)
+            self._hub.running[holder] = asyncio.Event()
+            scope[SCOPE_KEY].handoff = HandOff(self._hub.follow(holder), stream=False)
             self.served.append(body)
-            scope[SCOPE_KEY].handoff = HandOff(self._hub.follow(self.holder), stream=False)
+            self.holder = holder  # Last: the test looks for it from another thread.
             return HttpResponse()
 
 
@@ -163,7 +164,7 @@ def test_who_loses_the_race_waits_for_the_new_holder(monkeypatch: pytest.MonkeyP
         crowd.hub.end("g0")
         await until(lambda: crowd.hub.waited_for == ["g0", "other"])
         crowd.hub.end("other")
-        await until(lambda: bool(crowd.view.served))
+        await until(lambda: crowd.has_other_holder("other"))
         crowd.hub.end(crowd.view.holder)
         await task
         assert (client.status, crowd.view.calls) == (200, 3)
@@ -192,7 +193,7 @@ def test_a_waiter_that_is_cut_off_leaves_the_line(monkeypatch: pytest.MonkeyPatc
         first.cancel()
         await until(lambda: crowd.hub.waited_for == ["g0", "g0"])
         crowd.hub.end("g0")
-        await until(lambda: bool(crowd.view.served))
+        await until(lambda: crowd.has_other_holder("g0"))
         crowd.hub.end(crowd.view.holder)
         await task
         assert (second.status, crowd.view.served) == (200, [b"1"])
