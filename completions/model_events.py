@@ -16,12 +16,12 @@ _UNDER_WAY = (ModelState.LOADING, ModelState.DRAINING)
 
 async def model_events(model: str) -> AsyncIterator[bytes]:
     """Yield how the model is, as SSE: at once, at every change, and until nothing is under way."""
-    told = b""
+    sent = b""
     while True:
         event, is_last = await asyncio.to_thread(_look, model)
-        if event != told:
+        if event != sent:
             yield event
-            told = event
+            sent = event
         if is_last:
             yield _DONE
             return

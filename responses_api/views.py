@@ -39,7 +39,7 @@ _REATTACHED = Counter(
     ["source"],
 )
 for _source in ("log", "compacted"):
-    _REATTACHED.labels(_source)  # Nought is told, too.
+    _REATTACHED.labels(_source)  # Shown at 0 from the start.
 
 
 class ResponsesView(ApiView):

@@ -4,7 +4,7 @@ A key of the API has its own idempotency keys, each good for a day. What is reme
 is its digest, and either its answer or the generation whose stream is its answer; that is read from
 the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``). A request that was refused,
 failed or cancelled is not remembered: sent again, it is a new one. One that runs goes on for
-``GRACE_S`` when its client is gone, who may send it again.
+``GRACE_S`` after its client has left, so that the client can send it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADER = "Idempotency-Key"
 GRACE_S = 10
 _KEPT_S = 86_400
 _LARGEST_BODY = 64 * 1024
-"""Bytes of an answer that are kept; of larger ones it is told that they were given."""
+"""Bytes of an answer that are kept; a larger one is remembered without its body."""
 _PENDING_S = 60
 """How long a request may take until it is accepted; after that its process has died."""
 _TAKE_OVER = """
@@ -58,7 +58,7 @@ class _Memory:
 
 
 def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwargs: Any) -> Any:
-    """Answer a POST, or tell again what its first sending was answered.
+    """Answer a POST, or repeat the answer to its first sending.
 
     Raise InvalidRequestError for a bad key, or one that was sent with another request, and
     ConflictError while the first is being accepted, or when its answer is kept no longer.

@@ -1,4 +1,4 @@
-"""What is said of each HTTP request when it has been answered: one line of the log, and metrics.
+"""One line of the log, and metrics, for each HTTP request that has been answered.
 
 It lies around the whole application, so that streams are timed to their last byte and pages of the
 admin are in the log too. The facts of a request (its id, project, model …) are noted while it runs
@@ -27,7 +27,7 @@ Application = Callable[[Scope, Any, Send], Awaitable[None]]
 SCOPE_KEY = "inference_site.access"
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _QUIET = ("/health", "/metrics", "/static/")
-"""Asked for every few seconds, or with every page: logged at ``DEBUG``."""
+"""Requested every few seconds, or with every page: logged at ``DEBUG``."""
 _CUT_OFF = 499
 """The client left before its answer had come to an end, or the server stopped."""
 _LONGEST_PATH = 200
@@ -77,8 +77,8 @@ class Access:
         route = self.facts.pop("route", None) or _route(path)
         _REQUESTS.labels(method if method in _METHODS else "other", route, status).inc()
         _DURATION.labels(route).observe(duration_s)
-        told = {"method": method, "path": _one_line(path), "status": status}
-        facts = {**self.facts, **told, "duration_ms": round(duration_s * 1000, 1)}
+        answered = {"method": method, "path": _one_line(path), "status": status}
+        facts = {**self.facts, **answered, "duration_ms": round(duration_s * 1000, 1)}
         level = logging.DEBUG if path.startswith(_QUIET) else logging.INFO
         logger.log(level, "answered", extra=facts)
         self.span.set(http__route=route, http__response__status_code=status, **self.facts)

@@ -78,7 +78,7 @@ class DrainingServer(BoundedServer):
         return max(requests, hub.followed())
 
     def _kill(self) -> Deferred[Any]:
-        # Daphne trips over connections on which nothing was asked.
+        # Daphne fails on connections that have sent no request.
         self.connections = {
             protocol: details
             for protocol, details in self.connections.items()

@@ -1,4 +1,4 @@
-"""Followers: who waits for the frames of a stream."""
+"""Followers: the readers of a stream, inside this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDING_ONLY = 2**62
 
 
 class Follower:
-    """One reader's place in one stream.
+    """One reader's position in one stream.
 
     With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
     ``generations.disconnect_grace``).
@@ -25,15 +25,15 @@ class Follower:
         "checked_at",
         "generation_id",
         "grace_s",
-        "heard_at",
         "next_number",
+        "received_at",
     )
 
     def __init__(self, generation_id: str, after: int = -1, grace_s: int = 0) -> None:
         self.generation_id = generation_id
         self.grace_s = grace_s
         self.next_number = after + 1
-        self.heard_at = self.checked_at = time.monotonic()
+        self.received_at = self.checked_at = time.monotonic()
         self._batches: list[Batch] = []
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -47,7 +47,7 @@ class Follower:
             return True
         if batch.first > self.next_number:
             return False
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         for rest in trim([batch], self.next_number):
             self.next_number = rest.next
             self._ended = rest.ending is not None

@@ -47,7 +47,7 @@ class ApiHandler:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
             return self.refuse(scope, error, started)
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            # No name has one, and PostgreSQL cannot be asked for one.
+            # No name holds one, and PostgreSQL refuses it in a query.
             error = InvalidRequestError("The URL must not hold a NUL character.")
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))

@@ -1,7 +1,7 @@
 """The hub: one channel for each web process, and the followers that wait on it.
 
-Workers send the frames of every stream that this process follows to its channel. A follower that
-starts late, sees a gap, or hears nothing for a second reads the event log and goes on from there.
+Workers send the frames of every stream that this process follows to its channel. For a follower
+that starts late, sees a gap, or receives nothing for a second, the event log is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOG_READS = Counter(
     ["reason"],
 )
 for _reason in ("gap", "silence"):
-    _LOG_READS.labels(_reason)  # Nought is told, too.
+    _LOG_READS.labels(_reason)  # Shown at 0 from the start.
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 
@@ -176,19 +176,21 @@ class Hub:
             await self._catch_up(behind)
 
     async def _watch(self) -> None:
-        """Have those that hear nothing read the log."""
+        """Read the log for the followers that receive nothing."""
         while True:
             await asyncio.sleep(_SILENCE_S / 2)
             now = time.monotonic()
             silent = [
-                f for f in self._all_readers() if now - max(f.heard_at, f.checked_at) > _SILENCE_S
+                f
+                for f in self._all_readers()
+                if now - max(f.received_at, f.checked_at) > _SILENCE_S
             ]
             if not silent:
                 continue
             _LOG_READS.labels("silence").inc(len(silent))
             try:
                 await self._catch_up(silent)
-                await self._end_vanished([f for f in silent if now - f.heard_at > _VANISHED_S])
+                await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
             except (redis.exceptions.RedisError, DatabaseError) as exc:
                 logger.warning("hub: cannot catch up: %s", exc)
             except Exception:

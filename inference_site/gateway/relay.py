@@ -89,17 +89,16 @@ class Relay:
 
 async def _send_answer(answer: Answer, started_at: float, receive: Receive, send: Send) -> None:
     response, outcome = answer
-    headers = own_headers(response)
+    http = (send, own_headers(response), started_at)
     if outcome.feed is not None:
-        await _send_feed(outcome.feed, SseSink(send, headers, started_at), receive)
-    elif outcome.handoff is None:
+        await _send_feed(outcome.feed, SseSink(*http), receive)
+    elif (handoff := outcome.handoff) is None:
         await send_response(response, send)
-    elif outcome.handoff.stream:
-        may_be_status, opening = outcome.handoff.cancels, outcome.handoff.opening
-        sink = SseSink(send, headers, started_at, opening, may_be_status=may_be_status)
-        await _send_generation(outcome.handoff, sink, receive)
+    elif handoff.stream:
+        sink = SseSink(*http, handoff.opening, may_be_status=handoff.cancels)
+        await _send_generation(handoff, sink, receive)
     else:
-        await _send_generation(outcome.handoff, JsonSink(send, headers, started_at), receive)
+        await _send_generation(handoff, JsonSink(*http), receive)
 
 
 async def _send_generation(handoff: HandOff, sink: Sink, receive: Receive) -> None:

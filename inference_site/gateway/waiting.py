@@ -44,13 +44,13 @@ class _Line:
 _lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
 
-async def answer_of(ask: Callable[[], Awaitable[Attempt[T]]], began_at: float) -> T:
-    """Ask, and again after each ending that an attempt waits for; return the last answer.
+async def answer_of(call: Callable[[], Awaitable[Attempt[T]]], began_at: float) -> T:
+    """Call, and again after each ending that an attempt waits for; return the last answer.
 
-    Of a line only the first asks again; the others keep the answer they have when their time is
+    Of a line only the first calls again; the others keep the answer they have when their time is
     up. ``began_at`` is of the monotonic clock.
     """
-    attempt = await ask()
+    attempt = await call()
     if attempt.wait is None:
         return attempt.answer
     deadline = began_at + attempt.wait.at_most_s
@@ -62,13 +62,13 @@ async def answer_of(ask: Callable[[], Awaitable[Attempt[T]]], began_at: float) -
     except TimeoutError:
         return attempt.answer
     try:
-        return await _first_in(line, attempt, ask, deadline)
+        return await _first_in(line, attempt, call, deadline)
     finally:
         line.turn.release()
 
 
 async def _first_in(
-    line: _Line, attempt: Attempt[T], ask: Callable[[], Awaitable[Attempt[T]]], deadline: float
+    line: _Line, attempt: Attempt[T], call: Callable[[], Awaitable[Attempt[T]]], deadline: float
 ) -> T:
     ended_id = ""
     while attempt.wait is not None and (left_s := deadline - time.monotonic()) > 0:
@@ -78,6 +78,6 @@ async def _first_in(
         else:
             ended_id = line.holder_id
             await hub.wait_for_ending(ended_id, left_s)
-        attempt = await ask()
+        attempt = await call()
         line.learn(attempt)
     return attempt.answer

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, dicts, respond, script, slow
-from tests.served_stack import wait_until
+from tests.served_stack import ServedStack, wait_until
 
 UNKNOWN = "conv_" + "0" * 32
 
@@ -199,6 +201,31 @@ def test_second_run_does_not_wait_for_ever(client: openai.OpenAI, stream: bool) 
         client.responses.create(model="scripted", input="x", conversation=made.id, stream=stream)
     assert 0.9 < time.monotonic() - started < 10
     assert (caught.value.code, caught.value.param) == ("conversation_locked", "conversation")
+    client.responses.cancel(first.id)
+
+
+def test_waiters_on_one_conversation_hold_nobody_else_up(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    made = client.conversations.create()
+    first = client.responses.create(
+        model="scripted", input=ENDLESS, conversation=made.id, background=True
+    )
+    waiter = {"model": "scripted", "input": "x", "conversation": made.id}
+    key, unbounded = {"Authorization": f"Bearer {stack.key}"}, httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=stack.url, headers=key, timeout=60, limits=unbounded) as http,
+        make_key(stack).http(stack) as other,
+        ThreadPoolExecutor(200) as threads,
+    ):
+        waiting = [threads.submit(http.post, "/v1/responses", json=waiter) for _ in range(200)]
+        answered = 0
+        while not all(request.done() for request in waiting):
+            assert other.get("/v1/models").status_code == 200
+            answered += 1
+        errors = [request.result().json()["error"] for request in waiting]
+    assert {error["code"] for error in errors} == {"conversation_locked"}
+    assert answered > 20
     client.responses.cancel(first.id)
 
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.keys import make_key
-from tests.e2e.scripts import slow
+from tests.e2e.scripts import ENDLESS, slow
 from tests.served_stack import ServedStack, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -34,6 +34,15 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(
     assert first.status_code == second.status_code == 200
     assert first.content == second.content
     assert first.headers["content-type"] == second.headers["content-type"]
+
+
+def test_a_cancel_waits_for_the_end_before_its_answer_is_remembered(http: httpx.Client) -> None:
+    asked = {"model": "scripted", "input": ENDLESS, "background": True}
+    made = http.post("/v1/responses", json=asked).json()
+    path = f"/v1/responses/{made['id']}/cancel"
+    first, second = (http.post(path, json={}, headers=keyed(made["id"])) for _ in range(2))
+    assert first.json()["status"] == "cancelled"
+    assert first.content == second.content
 
 
 def test_it_runs_once_however_many_send_it_at_once(stack: ServedStack) -> None:

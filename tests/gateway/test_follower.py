@@ -76,11 +76,11 @@ def test_nothing_follows_the_ending() -> None:
 def test_hearing_anything_counts_even_what_is_known() -> None:
     follower = Follower("g")
     follower.offer(batch(0, 1))
-    follower.heard_at = 0.0
+    follower.received_at = 0.0
     follower.offer(batch(5, 1))
-    assert follower.heard_at == 0.0
+    assert follower.received_at == 0.0
     follower.offer(batch(0, 1))
-    assert follower.heard_at > 0.0
+    assert follower.received_at > 0.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=30))

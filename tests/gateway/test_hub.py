@@ -332,6 +332,39 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
         assert load_document(generation_id) == Loaded(None, True, [])
 
 
+@pytest.mark.parametrize("is_early", [True, False], ids=["before it waits", "while it waits"])
+def test_an_ending_is_waited_for_by_whoever_asks(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str, is_early: bool
+) -> None:
+    async def scenario(site: Site) -> None:
+        await site.write(generation_id, Batch(0, [b"0"]))
+        if is_early:
+            await site.write(generation_id, Batch(1, [b"1"], END))
+        waiting = asyncio.create_task(site.hub.wait_for_ending(generation_id, 30))
+        if not is_early:
+            await asyncio.sleep(0.2)
+            await site.hint((generation_id, Batch(1, [b"1"]).pack()))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()  # Frames are none of its business.
+            client: Any = client_for(generation_id)
+            assert client.smembers(f"{{{generation_id}}}:followers") == {site.hub.channel.encode()}
+            await site.hint((generation_id, Batch(2, [b"2"], END).pack()))
+        await asyncio.wait_for(waiting, 5)
+        assert site.hub.readers(generation_id) == []
+
+    on_site(monkeypatch, scenario)
+
+
+def test_an_ending_that_does_not_come_is_waited_for_no_longer_than_asked(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        await asyncio.wait_for(site.hub.wait_for_ending(generation_id, 0.1), 5)
+        assert site.hub.readers(generation_id) == []
+
+    on_site(monkeypatch, scenario)
+
+
 def test_who_has_left_is_not_found() -> None:
     hub = Hub()
     one, two = hub.follow("g"), hub.follow("g")
