@@ -19,8 +19,10 @@ Omittable = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 
 
 def changed(model: WireT, **fields: Any) -> WireT:
-    """Return the same with these fields, checked like all others. Raise ValidationError."""
-    return type(model)(**{**model.__dict__, **fields})
+    """Return the same with these fields, which are not validated. Raise TypeError for others."""
+    if unknown := fields.keys() - type(model).__pydantic_fields__.keys():
+        raise TypeError(f"{type(model).__name__} has no {', '.join(unknown)}.")
+    return model.model_copy(update=fields)
 
 
 class TopLogprob(WireObject):
