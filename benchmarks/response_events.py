@@ -22,7 +22,7 @@ from inference_site.domain.deltas import (
 )
 
 BUDGET_US = 10.0
-ROUNDS = 300
+ROUNDS = 2000
 DELTAS, ITEMS = 200, 20
 FIELDS = {
     "id": "resp_" + "0" * 32, "object": "response", "created_at": 1, "completed_at": None,

@@ -34,11 +34,11 @@ Frames = Sequence[bytes]
 
 
 @cache
-def _delta_frame(item_type: type[OutputItem]) -> tuple[bytes, bytes, bytes]:
+def _delta_frame(item_type: type[Any]) -> tuple[bytes, bytes, bytes]:
     """Return what the frame of a delta has before its number, before its text, and after it.
 
     The second is a template for the item's id and index. There is a delta for each token, so the
-    wire model is encoded once only.
+    wire model is encoded only once, for an item that has no fields.
     """
     event = ItemEvents("%b", 0, count()).delta(item_type.model_construct(), "")
     head, rest = encode(event).split(b"0", 1)  # The number: no type has a digit in it.

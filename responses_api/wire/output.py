@@ -5,6 +5,8 @@ What a response says, what a request brought (normalised), and what the database
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -14,7 +16,7 @@ from responses_api.wire.items import ItemStatus
 
 T = TypeVar("T")
 WireT = TypeVar("WireT", bound=WireObject)
-Omittable = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
 """A field that is left out when it has no value; the others are sent as null."""
 
 
