@@ -76,7 +76,9 @@ class ItemEvents:
     """Makes the events of one item, at its place in the output, with the next of the numbers."""
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
-        self._id, self._index, self._numbers = item_id, output_index, numbers
+        self._index, self._numbers = output_index, numbers
+        self._item_place = {"item_id": item_id, "output_index": output_index}
+        self._part_place = {**self._item_place, "content_index": 0}
 
     def whole(self, item: OutputItem) -> Iterator[wire.Event]:
         """Yield all events of an item that has ended, its text in one delta."""
@@ -142,8 +144,7 @@ class ItemEvents:
         return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
 
     def _in_item(self) -> dict[str, Any]:
-        number = next(self._numbers)
-        return {"sequence_number": number, "item_id": self._id, "output_index": self._index}
+        return {"sequence_number": next(self._numbers), **self._item_place}
 
     def _in_part(self) -> dict[str, Any]:
-        return {**self._in_item(), "content_index": 0}
+        return {"sequence_number": next(self._numbers), **self._part_place}

@@ -33,7 +33,7 @@ class OpenItem:
 
     def as_is(self, status: ItemStatus) -> OutputItem:
         """Return the item with its text so far."""
-        logprobs = _LOGPROBS.validate_python(self.logprobs)
+        logprobs = _LOGPROBS.validate_python(self.logprobs) if self.logprobs else ()
         return filled(self.announced, "".join(self.pieces), logprobs, status)
 
     def ended(self, status: ItemStatus) -> OutputItem:
