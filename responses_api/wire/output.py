@@ -28,10 +28,10 @@ def changed(model: WireT, **fields: Any) -> WireT:
 
 
 class TopLogprob(WireObject):
-    """A likely token and the natural logarithm of its probability."""
+    """A likely token and the natural logarithm of its probability, null if that is nought."""
 
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int]
 
 

@@ -224,6 +224,17 @@ def test_stream_is_ended_in_place_of_its_worker(
     assert DONE not in again.cancel().frames
 
 
+def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
+    """JSON has no infinity: its log probability is null."""
+    delta = TextDelta("a", logprobs=(logprob("a", -float("inf")),))
+    frames = begun(new_assembler(), [delta])
+    recovered = recover(RESPONSE_ID, frames)
+    assert recovered is not None
+    [event] = [decode(frame) for frame in frames if b"output_text.delta" in frame][:1]
+    assert event["logprobs"][0]["logprob"] is None
+    assert recovered.fail(WorkerLost()).frames[-1] == DONE
+
+
 def test_one_that_was_only_accepted_is_ended_too() -> None:
     frames = list(accepted(new_response(background=True)))
     recovered = recover(RESPONSE_ID, frames)
