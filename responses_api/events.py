@@ -67,14 +67,13 @@ def opening(
 ) -> Iterator[ResponseStateEvent]:
     """Yield the events that a stream begins with, but for so many that were sent already.
 
-    A response in the background is queued first; in the foreground it counts as in progress.
+    The response is in progress; one in the background is queued first.
     """
-    began = changed(response, status="in_progress")
-    states: list[tuple[StateEventType, ResponseObject]] = [("response.created", began)]
+    states: list[tuple[StateEventType, ResponseObject]] = [("response.created", response)]
     if response.background:
         queued = changed(response, status="queued")
         states = [("response.created", queued), ("response.queued", queued)]
-    for type_, shown in [*states, (IN_PROGRESS, began)][sent:]:
+    for type_, shown in [*states, (IN_PROGRESS, response)][sent:]:
         yield state_event(type_, shown, numbers)
 
 

@@ -27,6 +27,10 @@ from responses_api.wire.output import (
 )
 
 Logprobs = Sequence[LogprobEntry]
+_EMPTY: dict[str, OutputText | TextPart] = {
+    "message": OutputText(text="", annotations=[], logprobs=[]),
+    "reasoning": TextPart(type="reasoning_text", text=""),
+}
 
 
 def emptied(item: OutputItem) -> OutputItem:
@@ -45,18 +49,16 @@ def emptied(item: OutputItem) -> OutputItem:
 def filled(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
     """Return the item with this text. A function that is called without arguments gets ``{}``."""
     match item:
-        case Message() | ReasoningItem():
-            return changed(item, status=status, content=[_part(item, text, logprobs)])
+        case Message():
+            said = OutputText(text=text, annotations=[], logprobs=list(logprobs))
+            return changed(item, status=status, content=[said])
+        case ReasoningItem():
+            thought = TextPart(type="reasoning_text", text=text)
+            return changed(item, status=status, content=[thought])
         case FunctionCall():
             return changed(item, status=status, arguments=text or "{}")
         case CustomToolCall():
             return changed(item, status=status, input=text)
-
-
-def _part(item: Message | ReasoningItem, text: str, logprobs: Logprobs) -> OutputText | TextPart:
-    if isinstance(item, Message):
-        return OutputText(text=text, annotations=[], logprobs=list(logprobs))
-    return TextPart(type="reasoning_text", text=text)
 
 
 def _text(item: OutputItem) -> tuple[str, Logprobs]:
@@ -67,14 +69,16 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
             return text, ()
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text, ()
-    raise ValueError(f"The item {item.id} is not one that a model made.")
+    raise ValueError(f"The item {item.id} has not the parts of one that a model made.")
 
 
 class ItemEvents:
     """Makes the events of one item, at its place in the output, with the next of the numbers."""
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
-        self._id, self._index, self._numbers = item_id, output_index, numbers
+        self._index, self._numbers = output_index, numbers
+        self._item_place = {"item_id": item_id, "output_index": output_index}
+        self._part_place = {**self._item_place, "content_index": 0}
 
     def whole(self, item: OutputItem) -> Iterator[wire.Event]:
         """Yield all events of an item that has ended, its text in one delta."""
@@ -88,7 +92,7 @@ class ItemEvents:
         """Yield the events that announce an item, which is empty."""
         yield self._item_event("response.output_item.added", item)
         if not isinstance(item, Call):
-            yield self._part_event("response.content_part.added", _part(item, "", ()))
+            yield self._part_event("response.content_part.added", _EMPTY[item.type])
 
     def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
         """Return the event of a piece of the item's text."""
@@ -108,22 +112,19 @@ class ItemEvents:
         text, logprobs = _text(item)
         if isinstance(item, Call) and not has_delta:
             yield self.delta(item, text)
-        yield self._text_done(item, text, logprobs)
-        if not isinstance(item, Call):
-            yield self._part_event("response.content_part.done", _part(item, text, logprobs))
-        yield self._item_event("response.output_item.done", item)
-
-    def _text_done(self, item: OutputItem, text: str, logprobs: Logprobs) -> wire.Event:
         match item:
-            case Message():
-                return wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
-            case ReasoningItem():
-                return wire.ReasoningTextDone(**self._in_part(), text=text)
+            case Message(content=[OutputText() as part]):
+                yield wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
+                yield self._part_event("response.content_part.done", part)
+            case ReasoningItem(content=[TextPart() as part]):
+                yield wire.ReasoningTextDone(**self._in_part(), text=text)
+                yield self._part_event("response.content_part.done", part)
             case FunctionCall(name=name):
                 place = self._in_item()
-                return wire.FunctionCallArgumentsDone(**place, arguments=text, name=name)
+                yield wire.FunctionCallArgumentsDone(**place, arguments=text, name=name)
             case CustomToolCall():
-                return wire.CustomToolCallInputDone(**self._in_item(), input=text)
+                yield wire.CustomToolCallInputDone(**self._in_item(), input=text)
+        yield self._item_event("response.output_item.done", item)
 
     def _item_event(
         self,
@@ -143,8 +144,7 @@ class ItemEvents:
         return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
 
     def _in_item(self) -> dict[str, Any]:
-        number = next(self._numbers)
-        return {"sequence_number": number, "item_id": self._id, "output_index": self._index}
+        return {"sequence_number": next(self._numbers), **self._item_place}
 
     def _in_part(self) -> dict[str, Any]:
-        return {**self._in_item(), "content_index": 0}
+        return {"sequence_number": next(self._numbers), **self._part_place}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -23,33 +24,27 @@ from responses_api.output import OpenItem, Output
 from responses_api.wire.events import Event
 from responses_api.wire.items import ItemStatus
 from responses_api.wire.output import (
-    Call,
     CustomToolCall,
     FunctionCall,
-    LogprobEntry,
     Message,
     OutputItem,
     ReasoningItem,
-    TopLogprob,
 )
 
 Frames = Sequence[bytes]
 
 
-class DeltaFrames:
-    """The frames of an item's deltas, as the wire model is encoded but for number and text.
+@cache
+def _delta_frame(item_type: type[Any]) -> tuple[bytes, bytes, bytes]:
+    """Return what the frame of a delta has before its number, before its text, and after it.
 
-    There is one for each token, so the rest is encoded once.
+    The second is a template for the item's id and index. There is a delta for each token, so the
+    wire model is encoded only once, for an item that has no fields.
     """
-
-    def __init__(self, item: OpenItem) -> None:
-        event = ItemEvents(item.announced.id, item.index, count()).delta(item.announced, "")
-        self._head, rest = encode(event).split(b"0", 1)  # The number: no type has a digit in it.
-        self._middle, self._tail = rest.split(b'""', 1)
-
-    def frame(self, number: int, text: str) -> bytes:
-        """Return the frame with this number of this piece of text."""
-        return b"%b%d%b%b%b" % (self._head, number, self._middle, orjson.dumps(text), self._tail)
+    event = ItemEvents("%b", 0, count()).delta(item_type.model_construct(), "")
+    head, rest = encode(event).split(b"0", 1)  # The number: no type has a digit in it.
+    middle, tail = rest.split(b'""', 1)
+    return head, middle.replace(b'"output_index":0', b'"output_index":%d'), tail
 
 
 class LiveOutput:
@@ -63,7 +58,8 @@ class LiveOutput:
     def __init__(self, emits: bool, seal_for: int | None, sent: Frames = ()) -> None:
         self._emits, self._seal_for = emits, seal_for
         self._output = Output(sent)
-        self._delta_frames: DeltaFrames | None = None
+        self._open_type: type[OutputItem] | None = None
+        self._delta_frame = (b"", b"", b"")
         self.sent, self.numbers = len(sent), count(len(sent))
 
     @property
@@ -82,21 +78,17 @@ class LiveOutput:
 
     def feed(self, delta: Delta) -> Frames:
         """Take the next delta; return the frames of what it adds."""
-        match delta:
-            case TextDelta(text):
-                opened = () if self._is_open(Message) else self.begin_message()
-                return (*opened, *self._piece(text, delta.logprobs))
-            case ReasoningDelta(text):
-                opened = () if self._is_open(ReasoningItem) else self._begin_reasoning()
-                return (*opened, *self._piece(text))
-            case ToolCallDelta(arguments=text):
-                opened = self._begin_call(delta)
-                return (*opened, *self._piece(text)) if text and self._is_open(Call) else opened
+        if isinstance(delta, TextDelta):
+            opened = () if self._open_type is Message else self.begin_message()
+            return self._piece(opened, delta.text, delta.logprobs)
+        if isinstance(delta, ReasoningDelta):
+            opened = () if self._open_type is ReasoningItem else self._begin_reasoning()
+            return self._piece(opened, delta.text)
+        if isinstance(delta, ToolCallDelta):
+            opened = self._begin_call(delta)
+            is_call = self._open_type in (FunctionCall, CustomToolCall)
+            return self._piece(opened, delta.arguments) if delta.arguments and is_call else opened
         return ()
-
-    def _is_open(self, type_: type[WireObject]) -> bool:
-        item = self._output.open
-        return item is not None and isinstance(item.announced, type_)
 
     def begin_message(self) -> Frames:
         """Begin what the model says; return the frames that announce it."""
@@ -118,9 +110,9 @@ class LiveOutput:
     def _begin(self, announced: OutputItem, seal_for: int | None = None) -> Frames:
         ended = self.end_item("completed")
         item = self._output.begin(announced, seal_for)
-        if not self._emits:
-            return ended
-        self._delta_frames = DeltaFrames(item)
+        self._open_type = type(announced)
+        head, middle, tail = _delta_frame(self._open_type)
+        self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
         return [*ended, *self.encode(self._events(item).opening(announced))]
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
@@ -129,27 +121,31 @@ class LiveOutput:
             return []
         ended = open_.ended(status)
         self._output.end(ended)
+        self._open_type = None
         return self.encode(self._events(open_).closing(ended, has_delta=bool(open_.pieces)))
 
     def _events(self, item: OpenItem) -> ItemEvents:
         return ItemEvents(item.announced.id, item.index, self.numbers)
 
-    def _piece(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
+    def _piece(self, opened: Frames, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
         item = self._output.open
         assert item is not None
         item.pieces.append(text)
+        head, middle, tail = self._delta_frame
         if logprobs:
             entries = _entries(logprobs)
             item.logprobs += entries
-            return self.encode([self._events(item).delta(item.announced, text, entries)])
-        if self._delta_frames is None:
+            tail = tail.replace(b"[]", orjson.dumps(entries))
+        if not self._emits:
             return ()
-        return (self._delta_frames.frame(next(self.numbers), text),)
+        number = next(self.numbers)
+        return (*opened, b"%b%d%b%b%b" % (head, number, middle, orjson.dumps(text), tail))
 
 
-def _entries(logprobs: Sequence[TokenLogprob]) -> list[LogprobEntry]:
+def _entries(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return log probabilities as ``LogprobEntry`` has them, which are many for each token."""
     return [
-        LogprobEntry(**_token(entry), top_logprobs=[TopLogprob(**_token(o)) for o in entry.top])
+        {**_token(entry), "top_logprobs": [_token(other) for other in entry.top]}
         for entry in logprobs
     ]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from responses_api.events import events_of
 from responses_api.item_events import filled
@@ -11,6 +14,8 @@ from responses_api.sealing import seal
 from responses_api.wire import events as wire
 from responses_api.wire.items import ItemStatus
 from responses_api.wire.output import LogprobEntry, OutputItem, ReasoningItem, changed
+
+_LOGPROBS = TypeAdapter(list[LogprobEntry])
 
 
 @dataclass(slots=True)
@@ -24,11 +29,12 @@ class OpenItem:
     index: int
     seal_for: int | None = None
     pieces: list[str] = field(default_factory=list)
-    logprobs: list[LogprobEntry] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def as_is(self, status: ItemStatus) -> OutputItem:
         """Return the item with its text so far."""
-        return filled(self.announced, "".join(self.pieces), self.logprobs, status)
+        logprobs = _LOGPROBS.validate_python(self.logprobs) if self.logprobs else ()
+        return filled(self.announced, "".join(self.pieces), logprobs, status)
 
     def ended(self, status: ItemStatus) -> OutputItem:
         """Return the item with all of its text."""
@@ -79,4 +85,5 @@ class Output:
                 | wire.CustomToolCallInputDelta()
             ) if self.open is not None:
                 self.open.pieces.append(event.delta)
-                self.open.logprobs += getattr(event, "logprobs", ())
+                if isinstance(event, wire.OutputTextDelta):
+                    self.open.logprobs += [entry.model_dump() for entry in event.logprobs]

@@ -11,7 +11,6 @@ from inference_site.streams.event_log import frames_of, read_log
 from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.objects import new_response
 from responses_api.output import Output
-from responses_api.wire.output import changed
 from responses_api.wire.request import ResponseRequest
 from responses_api.wire.response import ResponseObject
 
@@ -43,27 +42,28 @@ def _running(stored: StoredResponse) -> ResponseObject:
 
 
 def stored_response(
-    stored: StoredResponse, output: Sequence[Any], status: str | None = None
+    stored: StoredResponse, output: list[Any], status: str | None = None
 ) -> ResponseObject:
     """Return the object of a stored response with this output, as items or as they are stored.
 
     ``status`` is given for one that has not ended, whose generation knows it better.
     """
-    error, completed_at, reason = stored.error, stored.completed_at, stored.incomplete_reason
-    return changed(
-        new_response(
-            ResponseRequest.model_validate(stored.request),
-            response_id=stored.public_id,
-            created_at=int(stored.created_at.timestamp()),
-            model=stored.model,
-            previous_response_id=stored.previous.public_id if stored.previous else None,
-            conversation_id=stored.conversation.public_id if stored.conversation else None,
-            metadata=stored.metadata,
-        ),
-        status=status or stored.status,
-        output=list(output),
-        usage=stored.usage,
-        error=error and {"code": error["code"] or error["type"], "message": error["message"]},
-        completed_at=completed_at and int(completed_at.timestamp()),
-        incomplete_details={"reason": reason} if reason else None,
+    begun = new_response(
+        ResponseRequest.model_validate(stored.request),
+        response_id=stored.public_id,
+        created_at=int(stored.created_at.timestamp()),
+        model=stored.model,
+        previous_response_id=stored.previous.public_id if stored.previous else None,
+        conversation_id=stored.conversation.public_id if stored.conversation else None,
+        metadata=stored.metadata,
     )
+    error, completed_at, reason = stored.error, stored.completed_at, stored.incomplete_reason
+    kept = {
+        "status": status or stored.status,
+        "output": output,
+        "usage": stored.usage,
+        "error": error and {"code": error["code"] or error["type"], "message": error["message"]},
+        "completed_at": completed_at and int(completed_at.timestamp()),
+        "incomplete_details": {"reason": reason} if reason else None,
+    }
+    return ResponseObject.model_validate({**begun.__dict__, **kept})

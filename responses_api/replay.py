@@ -47,7 +47,7 @@ def replay(stored: StoredResponse) -> list[Batch]:
 def _events(stored: StoredResponse) -> Iterator[Event]:
     response, numbers = current_response(stored), count()
     unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
-    yield from opening(changed(response, **unset, output=[]), numbers)
+    yield from opening(changed(response, **unset, status="in_progress", output=[]), numbers)
     for index, item in enumerate(response.output):
         yield from ItemEvents(item.id, index, numbers).whole(item)
     if stored.error is not None:

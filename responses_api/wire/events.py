@@ -60,7 +60,7 @@ class ContentPartEvent(PartEvent):
     """A content part begins, empty, or has ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText | TextPart
+    part: OutputText | TextPart = Field(discriminator="type")
 
 
 class OutputTextDelta(PartEvent):

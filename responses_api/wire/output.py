@@ -5,6 +5,8 @@ What a response says, what a request brought (normalised), and what the database
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -14,20 +16,22 @@ from responses_api.wire.items import ItemStatus
 
 T = TypeVar("T")
 WireT = TypeVar("WireT", bound=WireObject)
-Omittable = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
 """A field that is left out when it has no value; the others are sent as null."""
 
 
 def changed(model: WireT, **fields: Any) -> WireT:
-    """Return the same with these fields, checked like all others. Raise ValidationError."""
-    return type(model)(**{**model.__dict__, **fields})
+    """Return the same with these fields, which are not validated. Raise TypeError for others."""
+    if unknown := fields.keys() - type(model).__pydantic_fields__.keys():
+        raise TypeError(f"{type(model).__name__} has no {', '.join(unknown)}.")
+    return model.model_copy(update=fields)
 
 
 class TopLogprob(WireObject):
-    """A likely token and the natural logarithm of its probability."""
+    """A likely token and the natural logarithm of its probability, null if that is nought."""
 
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int]
 
 

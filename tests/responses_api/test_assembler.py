@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from pytest_django.fixtures import Settings
 
+from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import (
     Delta,
     Finish,
@@ -21,10 +23,13 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
-from responses_api.events import DONE, accepted, decode
+from responses_api.events import DONE, accepted, decode, encode, events_of
 from responses_api.output import Output
 from responses_api.recovery import recover
 from responses_api.sealing import unseal
+from responses_api.wire.events import ResponseStateEvent
+from responses_api.wire.output import Message, OutputText, changed
+from responses_api.wire.response import ResponseObject
 from tests.responses_api.deltas import (
     RESPONSE_ID,
     begun,
@@ -219,6 +224,17 @@ def test_stream_is_ended_in_place_of_its_worker(
     assert DONE not in again.cancel().frames
 
 
+def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
+    """JSON has no infinity: its log probability is null."""
+    delta = TextDelta("a", logprobs=(logprob("a", -float("inf")),))
+    frames = begun(new_assembler(), [delta])
+    recovered = recover(RESPONSE_ID, frames)
+    assert recovered is not None
+    [event] = [decode(frame) for frame in frames if b"output_text.delta" in frame][:1]
+    assert event["logprobs"][0]["logprob"] is None
+    assert recovered.fail(WorkerLost()).frames[-1] == DONE
+
+
 def test_one_that_was_only_accepted_is_ended_too() -> None:
     frames = list(accepted(new_response(background=True)))
     recovered = recover(RESPONSE_ID, frames)
@@ -270,3 +286,28 @@ def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
     recovered = recover(RESPONSE_ID, frames)
     assert recovered is not None
     assert texts(final([*frames, *recovered.fail(WorkerLost()).frames])) == ["again"]
+
+
+@hypothesis_settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_frames_of_deltas_are_their_events_encoded(text: str) -> None:
+    """They are formatted without the wire models, once for each token."""
+    frames = begun(
+        new_assembler(),
+        [
+            TextDelta(text),
+            TextDelta(text, logprobs=(logprob(text, -0.1, text, "b"),)),
+            ReasoningDelta(text),
+            *call(0, "f", text),
+            *call(1, "f", text, is_custom=True),
+        ],
+    )
+    assert [encode(event) for event in events_of(frames)] == frames
+
+
+@pytest.mark.parametrize("part", [OutputText, Message, ResponseStateEvent, ResponseObject])
+def test_misspelt_field_fails_where_it_is_written(part: type[WireObject]) -> None:
+    with pytest.raises(ValidationError):
+        part.model_validate({"stauts": "completed"})
+    with pytest.raises(TypeError, match="stauts"):
+        changed(part.model_construct(), stauts="completed")
