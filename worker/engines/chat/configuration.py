@@ -81,7 +81,9 @@ def named_template(spec: ModelSpec, options: TemplateOptions) -> str | None:
             f"Model '{spec.id}': Could not find a chat template '{name}'; {_known_families()}."
         ) from exc
     if not text.strip():
-        raise EngineLoadError(f"Model '{spec.id}': 'chat_template' must be a template: {name} is empty.")
+        raise EngineLoadError(
+            f"Model '{spec.id}': 'chat_template' must be a template: {name} is empty."
+        )
     return text
 
 
