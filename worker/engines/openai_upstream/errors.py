@@ -104,12 +104,12 @@ class ErrorReader:
                     "model %s: %s answers %d: %s", self._id, self._server.base_url, status, message
                 )
                 return EngineUnavailable(
-                    f"The server of the model '{self._id}' turned the platform away "
+                    f"The server of the model '{self._id}' refused the platform's request "
                     f"(status {status})."
                 )
             case 429:
                 return RateLimited(
-                    f"The server of the model '{self._id}' takes no more requests: {message}",
+                    f"The server of the model '{self._id}' accepts no more requests now: {message}",
                     retry_after_s(headers),
                 )
             case 503:
