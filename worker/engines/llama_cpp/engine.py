@@ -19,7 +19,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import named_template
-from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
+from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
@@ -134,7 +134,7 @@ class LlamaCppEngine(Engine):
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            param = request.constraint.param if request.constraint else subject_of(request)
+            param = request.constraint.param if request.constraint else request.subject
             raise InvalidRequest(str(exc), param) from exc
         reader.close()
 
