@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,7 @@ def _kv_bytes(reader: GGUFReader, architecture: str) -> int:
     return number("block_count") * kv_heads * (keys + values) * 2
 
 
-def read_fields(path: Path) -> Any:
+def read_fields(path: Path) -> Callable[[str, Any], Any]:
     """Return a function that gives a header field of the file by its key, or a default.
 
     Of a file that is no GGUF, or cannot be read, every field has its default.
@@ -86,9 +88,4 @@ def read_fields(path: Path) -> Any:
         reader = GGUFReader(path, "r")
     except (OSError, ValueError):
         return lambda _key, default: default
-
-    def field(key: str, default: Any) -> Any:
-        found = reader.fields.get(key)
-        return default if found is None else found.contents()
-
-    return field
+    return partial(_value, reader)

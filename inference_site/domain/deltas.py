@@ -1,4 +1,4 @@
-"""What an engine yields: pieces of the answer, the end of each choice, and token counts."""
+"""What an engine feeds into its sink: pieces of the answer, ends of choices, token counts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ Delta = (
     | Finish
     | Usage
 )
-"""What an engine yields, in order: pieces, one ``Finish`` a choice, and ``Usage`` last.
+"""What an engine feeds into its sink: pieces, one ``Finish`` a choice, and ``Usage`` last.
 
 ``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that
 is stopped before its end is accounted by the last one seen.

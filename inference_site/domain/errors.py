@@ -5,8 +5,8 @@
     │   └── ContextLengthExceeded
     ├── GenerationFailed          the library failed while generating
     └── EngineUnavailable         nothing can be run now; try again
-        ├── EngineLoadError       the model could not be loaded; says which file and why
-        ├── RateLimited           too much is asked of the engine now
+        ├── EngineLoadError       the model could not be loaded; names the file and the reason
+        ├── RateLimited           the engine accepts no more requests now
         ├── DocumentLost          the request was lost with the Redis that held it
         ├── StreamLost            the answer could not be sent on
         ├── ShuttingDown          the worker was stopped before the end
@@ -16,9 +16,9 @@
         └── ModelLoading          waited too long for its model to be loaded
 
     StoppedByOperator             an operator stopped it before it ran
-    HookFailed                    a function of the operator failed; the site's fault
+    HookFailed                    a hook of the operator failed; the site's fault
 
-The docstring of a class below ``EngineLoadError`` is its message.
+The message of ``DocumentLost`` and the classes below it is their docstring.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class EngineLoadError(EngineUnavailable):
 
 
 class RateLimited(EngineUnavailable):
-    """Too much is asked of the engine now."""
+    """The engine accepts no more requests now."""
 
 
 class _Documented(EngineUnavailable):
@@ -83,7 +83,7 @@ class StoppedByOperator(Exception):
 
 
 class HookFailed(Exception):
-    """A hook raised, or returned what is no chunk."""
+    """A hook raised an exception, or returned something other than a chunk."""
 
 
 class DocumentLost(_Documented):

@@ -96,3 +96,10 @@ class GenerationRequest:
     def answers(self) -> int:
         """How many choices there are in all; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
+
+    @property
+    def subject(self) -> str:
+        """The field of the API's request that holds what the model reads, for errors."""
+        if self.operation == "embed":
+            return "input"
+        return "prompt" if self.prompts else "messages"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
+
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 
@@ -45,3 +49,27 @@ def llguidance_grammar(constraint: Constraint) -> str:
             return grammar_from("gbnf", constraint.source)
         case kind:
             return grammar_from(kind, constraint.source)
+
+
+def regex_as_lark(source: str) -> str:
+    """Return a Lark grammar that matches what the expression matches."""
+    escaped = source.replace("/", "\\/")
+    return f"start: /{escaped}/"
+
+
+def lark_or_schema(constraint: Constraint) -> str | dict[str, Any]:
+    """Return the only part of a llguidance grammar: a Lark grammar, or a JSON schema.
+
+    Raise InvalidRequest for a grammar of other or of several parts.
+    """
+    match orjson.loads(constraint.source).get("grammars"):
+        case [{"lark_grammar": str(lark)}]:
+            return lark
+        case [{"json_schema": dict(schema)}]:
+            return schema
+        case _:
+            raise InvalidRequest(
+                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
+                "{'grammars': [{'json_schema': …}]} here.",
+                constraint.param,
+            )

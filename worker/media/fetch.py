@@ -39,7 +39,7 @@ def fetch(url: str, allowance: Allowance) -> bytes:
     except httpcore.TimeoutException as exc:
         raise time_is_up() from exc
     except _FAILURES as exc:
-        raise MediaError("The image could not be fetched: its host broke off.") from exc
+        raise MediaError("The image could not be fetched: its host closed the connection.") from exc
 
 
 def _follow(pool: httpcore.ConnectionPool, url: httpx.URL, allowance: Allowance) -> bytes:

@@ -189,7 +189,7 @@ def test_a_host_that_does_not_answer_is_told(server: ImageServer) -> None:
 def test_a_host_that_breaks_off_is_told(server: ImageServer) -> None:
     cut_off = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"
     for answer in (b"nonsense\r\n\r\n", cut_off, b""):
-        assert "broke off" in refusal(server.say("/a", answer))
+        assert "closed the connection" in refusal(server.say("/a", answer))
 
 
 def test_only_the_hosts_of_the_settings_are_fetched_from(

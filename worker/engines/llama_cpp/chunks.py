@@ -186,24 +186,17 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
 def engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:
     """Map llama.cpp's error object to ours."""
     if error.get("type") == "exceed_context_size_error":
-        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"], subject_of(request))
+        return ContextLengthExceeded(error["n_ctx"], error["n_prompt_tokens"], request.subject)
     message = str(error.get("message", "unknown error"))
     if 400 <= int(error.get("code", 500)) < 500:
         return InvalidRequest(message, _culprit(message, request))
     return GenerationFailed(f"llama.cpp: {message}")
 
 
-def subject_of(request: GenerationRequest) -> str:
-    """Return the field of the request that holds what the model reads."""
-    if request.operation == "embed":
-        return "input"
-    return "prompt" if request.prompts else "messages"
-
-
 def _culprit(message: str, request: GenerationRequest) -> str | None:
     """Return the field that llama.cpp's message is about, if it shows."""
     if "invalid tokens" in message:
-        return subject_of(request)
+        return request.subject
     # llama.cpp reports a grammar that cannot be compiled as samplers that cannot be made.
     if "sampler" in message.lower() and request.constraint is not None:
         return request.constraint.param

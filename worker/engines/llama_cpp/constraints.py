@@ -12,9 +12,8 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
-from worker.engines.grammars import check_grammar, check_references
+from worker.engines.grammars import check_grammar, check_references, lark_or_schema, regex_as_lark
 from worker.engines.llama_cpp.bounds import check_groups
 
 _LLGUIDANCE = "%llguidance {}\n"
@@ -44,24 +43,12 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
         case "lark":
             return {"grammar": f"{_LLGUIDANCE}{source}"}
         case "regex":
-            escaped = source.replace("/", "\\/")
-            return {"grammar": f"{_LLGUIDANCE}start: /{escaped}/"}
+            return {"grammar": f"{_LLGUIDANCE}{regex_as_lark(source)}"}
         case "llguidance":
-            return _llguidance(orjson.loads(source), constraint.param, from_start)
-
-
-def _llguidance(grammar: dict[str, Any], param: str, from_start: bool) -> dict[str, Any]:
-    match grammar.get("grammars"):
-        case [{"lark_grammar": str(lark)}]:
-            return {"grammar": f"{_LLGUIDANCE}{lark}"}
-        case [{"json_schema": dict(schema)}]:
-            return schema_fields(schema, from_start=from_start)
-        case _:
-            raise InvalidRequest(
-                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
-                "{'grammars': [{'json_schema': …}]} here.",
-                param,
-            )
+            part = lark_or_schema(constraint)
+            if isinstance(part, str):
+                return {"grammar": f"{_LLGUIDANCE}{part}"}
+            return schema_fields(part, from_start=from_start)
 
 
 def schema_fields(schema: dict[str, Any], *, from_start: bool) -> dict[str, Any]:

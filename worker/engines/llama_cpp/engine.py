@@ -19,7 +19,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import named_template
-from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
+from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
@@ -36,7 +36,26 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     import xllamacpp
 
     options = LlamaCppOptions.of(spec)
-    params = xllamacpp.CommonParams()
+    params = _params(spec, options)
+    try:
+        server = xllamacpp.Server(params)
+        # Warms the weights up; and a server that is dropped before its first request can hang.
+        server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
+    except RuntimeError as exc:
+        projector = f" with {options.mmproj}" if options.mmproj else ""
+        template = ", or a chat template that is not valid" if options.chat_template else ""
+        raise EngineLoadError(
+            f"Model '{spec.id}': llama.cpp could not load {spec.file}{projector} "
+            f"(unsupported architecture, damaged file, or not enough memory{template})."
+        ) from exc
+    return LlamaCppEngine(server, spec, Loopback(server.listening_address, params.api_keys[0]))
+
+
+def _params(spec: ModelSpec, options: LlamaCppOptions) -> Any:
+    """Return llama.cpp's parameters. Raise EngineLoadError for a file that is missing or none."""
+    from xllamacpp import CommonParams
+
+    params = CommonParams()
     params.model.path = _checked_path(spec)
     if options.mmproj is not None:
         params.mmproj.path = checked_gguf(spec, Path(options.mmproj))
@@ -55,18 +74,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     params.api_keys = [secrets.token_urlsafe(32)]
     _set_adapters(params, spec)
     _set_pooling(params, spec, options.embedding)
-    try:
-        server = xllamacpp.Server(params)
-        # Warms the weights up; and a server that is dropped before its first request can hang.
-        server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
-    except RuntimeError as exc:
-        raise EngineLoadError(
-            f"Model '{spec.id}': llama.cpp could not load {spec.file}"
-            f"{f' with {options.mmproj}' if options.mmproj else ''} ("
-            "unsupported architecture, damaged file, or not enough memory"
-            f"{', or a chat template that is not valid' if template else ''})."
-        ) from exc
-    return LlamaCppEngine(server, spec, Loopback(server.listening_address, params.api_keys[0]))
+    return params
 
 
 def _set_adapters(params: Any, spec: ModelSpec) -> None:
@@ -126,7 +134,7 @@ class LlamaCppEngine(Engine):
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            param = request.constraint.param if request.constraint else subject_of(request)
+            param = request.constraint.param if request.constraint else request.subject
             raise InvalidRequest(str(exc), param) from exc
         reader.close()
 

@@ -165,4 +165,4 @@ class ChunkReader:
         return deltas
 
     def _unreadable(self, exc: Exception) -> EngineError:
-        return GenerationFailed(f"The model's server sent what is no answer ({exc}).")
+        return GenerationFailed(f"The model's server sent an answer that cannot be read ({exc}).")

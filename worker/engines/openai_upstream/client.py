@@ -39,6 +39,7 @@ class Upstream:
     def __init__(self, spec: ModelSpec, server: Server) -> None:
         self._id, self._server = spec.id, server
         self.errors = ErrorReader(spec.id, server)
+        self._has_warned = False
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if server.key:
             headers["Authorization"] = f"Bearer {server.key}"
@@ -58,7 +59,7 @@ class Upstream:
         url = f"{self._server.base_url}/models"
         listed = self._listed(url)
         wanted = self._server.model or self._id
-        for name in (wanted, f"{wanted}:latest"):  # Ollama's way to say nothing.
+        for name in (wanted, f"{wanted}:latest"):  # The tag that Ollama lets one leave out.
             if name in listed:
                 return wanted
         if self._server.model is None and len(set(listed.values())) == 1:
@@ -80,7 +81,7 @@ class Upstream:
         finally:
             reader.account()
         if reader.begun and reader.usage.is_estimate:
-            self._say_once()
+            self._warn_once()
 
     def post(
         self, url: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
@@ -96,9 +97,9 @@ class Upstream:
             try:
                 found = answer.json()
             except ValueError as exc:
-                raise GenerationFailed("The model's server sent what is no JSON.") from exc
+                raise GenerationFailed("The model's server did not send JSON.") from exc
             if not isinstance(found, dict):
-                raise GenerationFailed("The model's server sent what is no object.")
+                raise GenerationFailed("The model's server did not send a JSON object.")
             return found
 
         with watching(sink):
@@ -109,17 +110,19 @@ class Upstream:
         self._client.close()
 
     def _attempt(self, run: Callable[[], T], reader: ChunkReader | None) -> T:
-        """Run it; again if the connection fails before anything was passed on."""
+        """Run it, and again if the connection fails before the sink was fed."""
         for backoff in (*_BACKOFFS_S, None):
             try:
                 return run()
             except (httpx.ReadTimeout, httpx.WriteTimeout) as exc:
-                raise GenerationFailed(f"The model's server fell silent: {exc}.") from exc
+                raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
             except (httpx.ConnectTimeout, httpx.PoolTimeout) as exc:
                 raise self._unreachable(exc) from exc
             except httpx.TransportError as exc:
                 if reader is not None and reader.begun:
-                    raise GenerationFailed(f"The model's server broke off: {exc}") from exc
+                    raise GenerationFailed(
+                        f"The model's server closed the connection: {exc}"
+                    ) from exc
                 if backoff is None:
                     raise self._unreachable(exc) from exc
             pause(backoff)
@@ -168,16 +171,14 @@ class Upstream:
         logger.error("model %s: %s: %s", self._id, self._server.base_url, exc)
         return EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
 
-    def _say_once(self) -> None:
-        if not self._has_said:
-            self._has_said = True
+    def _warn_once(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "model %s: %s reports no usage; each piece of an answer is counted as a token",
                 self._id,
                 self._server.base_url,
             )
-
-    _has_said = False
 
 
 def _beginning(answer: httpx.Response) -> bytes:

@@ -9,7 +9,7 @@ import orjson
 from inference_site.catalogue.engines.upstream_flavors import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
-from worker.engines.grammars import check_grammar
+from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark
 from worker.engines.llama_cpp.bounds import check_groups
 from worker.engines.openai_upstream.server import Server
 
@@ -33,11 +33,13 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             return _lark(source, constraint, server)
         case "regex":
             if server.flavor.lark_prefix:
-                escaped = source.replace("/", "\\/")
-                return _lark(f"start: /{escaped}/", constraint, server)
+                return _lark(regex_as_lark(source), constraint, server)
             return _placed(_target("regex", constraint, server), source)
         case "llguidance":
-            return _llguidance(orjson.loads(source), constraint, server)
+            part = lark_or_schema(constraint)
+            if isinstance(part, str):
+                return _lark(part, constraint, server)
+            return schema_fields(part, server)
 
 
 def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:
@@ -54,20 +56,6 @@ def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:
 def _lark(source: str, constraint: Constraint, server: Server) -> dict[str, Any]:
     target = _target("lark", constraint, server)
     return _placed(target, f"{server.flavor.lark_prefix}{source}")
-
-
-def _llguidance(grammar: dict[str, Any], constraint: Constraint, server: Server) -> dict[str, Any]:
-    match grammar.get("grammars"):
-        case [{"lark_grammar": str(lark)}]:
-            return _lark(lark, constraint, server)
-        case [{"json_schema": dict(schema)}]:
-            return schema_fields(schema, server)
-        case _:
-            raise InvalidRequest(
-                "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
-                "{'grammars': [{'json_schema': …}]} here.",
-                constraint.param,
-            )
 
 
 def _target(kind: str, constraint: Constraint, server: Server) -> str:

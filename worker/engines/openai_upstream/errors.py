@@ -104,12 +104,12 @@ class ErrorReader:
                     "model %s: %s answers %d: %s", self._id, self._server.base_url, status, message
                 )
                 return EngineUnavailable(
-                    f"The server of the model '{self._id}' turned the platform away "
+                    f"The server of the model '{self._id}' refused the platform's request "
                     f"(status {status})."
                 )
             case 429:
                 return RateLimited(
-                    f"The server of the model '{self._id}' takes no more requests: {message}",
+                    f"The server of the model '{self._id}' accepts no more requests now: {message}",
                     retry_after_s(headers),
                 )
             case 503:
@@ -124,12 +124,11 @@ class ErrorReader:
         self, message: str, error: dict[str, Any], request: GenerationRequest
     ) -> InvalidRequest:
         found = _overflow(message, error)
-        subject = _subject(request)
         if found is None:
             return InvalidRequest(message, self._param(error, request))
         context, tokens = found
         if tokens >= context or request.truncate:
-            return ContextLengthExceeded(context, tokens, subject)
+            return ContextLengthExceeded(context, tokens, request.subject)
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
@@ -169,12 +168,6 @@ def _overflow(message: str, error: Mapping[str, Any]) -> tuple[int, int] | None:
         if found := pattern.search(message):
             return int(found["context"]), int(found["input"])
     return None
-
-
-def _subject(request: GenerationRequest) -> str:
-    if request.operation == "embed":
-        return "input"
-    return "prompt" if request.prompts else "messages"
 
 
 def retry_after_s(headers: Mapping[str, str]) -> int | None:

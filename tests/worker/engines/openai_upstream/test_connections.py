@@ -144,7 +144,7 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     server.answers = [answer]
     engine = load(timeout_s=0.3)
     started = time.monotonic()
-    with pytest.raises(GenerationFailed, match="fell silent"):
+    with pytest.raises(GenerationFailed, match="sent nothing in time"):
         engine.chat(HELLO, RecordingSink())
     assert time.monotonic() - started < 3
 
@@ -245,7 +245,7 @@ def test_nothing_is_tried_again_after_the_first_token(
 
     server.answers = [answer]
     sink = RecordingSink()
-    with pytest.raises(GenerationFailed, match="broke off"):
+    with pytest.raises(GenerationFailed, match="closed the connection"):
         engine.chat(HELLO, sink)
     assert sink.text == "a"
     assert sink.usage.output_tokens == 1

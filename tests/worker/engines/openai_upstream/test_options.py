@@ -16,6 +16,7 @@ from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.openai_upstream.server import server_of
 from worker.engines.registry import load_engine
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
@@ -111,8 +112,6 @@ def test_the_key_comes_from_where_it_is_kept(
 
 
 def test_a_key_is_not_shown_when_the_options_are_printed(load: Load) -> None:
-    from worker.engines.openai_upstream.server import server_of
-
     told = repr(server_of(spec(base_url="http://h/v1", api_key="sk-1", headers={"a": "sk-1"})))
     assert "sk-1" not in told
 
@@ -174,3 +173,26 @@ def test_a_key_file_is_read_from_the_folder_of_the_models_file(tmp_path: Path) -
     models_file.write_text(f"models: {{m: {entry}}}")
     [found] = read_models_file(models_file)
     assert found.options["api_key_file"] == str(tmp_path / "secret" / "key")
+
+
+def test_options_of_a_models_file_reach_the_server(tmp_path: Path) -> None:
+    models_file = tmp_path / "models.yaml"
+    models_file.write_text(
+        """
+        models:
+          m:
+            engine: openai_upstream
+            base_url: http://h:8000/v1/
+            flavor: vllm
+            api_key: sk-1
+            headers: {X-Number: 5}
+            fields: {top_k: k, seed: null}
+            connections: 3
+        """
+    )
+    [found] = read_models_file(models_file)
+    server = server_of(found)
+    assert (server.base_url, server.root_url) == ("http://h:8000/v1", "http://h:8000")
+    assert (server.key, server.headers, server.connections) == ("sk-1", {"X-Number": "5"}, 3)
+    assert server.fields["top_k"] == "k"
+    assert "seed" not in server.fields

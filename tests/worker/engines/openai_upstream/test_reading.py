@@ -87,7 +87,7 @@ def test_without_usage_each_piece_counts_as_a_token_and_the_log_says_so_once(
     assert (told.output_tokens, told.reasoning_tokens) == (3, 1)
     assert told.input_tokens == 2  # Five characters, four to a token.
     assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
-    assert "tells no usage" in caplog.text
+    assert "reports no usage" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
@@ -209,7 +209,7 @@ def test_garbage_is_a_failure(
     server: UpstreamServer, engine: Engine, garbage: bytes, before: list[Any]
 ) -> None:
     server.answers = [chunks(*before, garbage, finish())]
-    with pytest.raises(GenerationFailed, match="no answer"):
+    with pytest.raises(GenerationFailed, match="cannot be read"):
         chat(engine)
 
 
