@@ -33,7 +33,7 @@ from inference_site.errors.exceptions import api_error
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
 from inference_site.storage.connections import lent_connection
-from inference_site.submission.submit import start
+from inference_site.submission.submit import follow, submit
 from responses_api.creation import Creation, create
 from responses_api.events import DONE, decode, payload
 from responses_api.items import IdentifiedItem, from_wire
@@ -140,7 +140,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             self._cancels_next = False
             hub.cancel(follower.generation_id)
         try:
-            for frame in creation.job.frames:
+            for frame in creation.submission.frames:
                 await self._send(frame, stream_id)
             await self._relay(follower, creation, stream_id)
         finally:
@@ -173,7 +173,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         caller = self._authenticated()
         creation = create(caller, body, self._memory)
         request_id = f"req_{secrets.token_hex(16)}"
-        return creation, start(caller, request_id, creation.job)
+        follower = follow(creation.submission)
+        submit(creation.submission, request_id, follower)
+        return creation, follower
 
     async def _relay(self, follower: Follower, creation: Creation, stream_id: object) -> None:
         while True:

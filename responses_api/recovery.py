@@ -12,9 +12,10 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.generations.models import Generation, Status
 from inference_site.streams.event_log import frames_of, read_log
 from inference_site.streams.request_documents import Document
+from inference_site.submission.model_access import resolved
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
-from responses_api.creation import to_document
+from responses_api.creation import ResponseAssembly, to_document
 from responses_api.events import decode
 from responses_api.history import history_of, items_before
 from responses_api.items import IdentifiedItem
@@ -41,7 +42,7 @@ def _assembler(response: dict[str, Any]) -> ResponseAssembler:
     return ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
 
 
-def rebuild(generation_id: str) -> Document | None:
+def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     """Return the request document of a stored response anew."""
     stored = _find(generation_id)
     spec = None if stored is None else catalogue().find(stored.model)
@@ -54,7 +55,7 @@ def rebuild(generation_id: str) -> Document | None:
     before = history_of(stored.previous) if stored.previous else items_before(stored)
     context = Context(new, before, stored.previous, stored.conversation)
     body = ResponseRequest.model_validate(stored.request)
-    return to_document(stored.project_id, body, context, spec, stored_object(stored, []))
+    return to_document(stored.project_id, body, context, resolved(spec), stored_object(stored, []))
 
 
 def shown(stored: StoredResponse) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -13,6 +13,7 @@ from django.utils import timezone
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
+from inference_site.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
 from responses_api.items import IdentifiedItem, from_wire
@@ -88,10 +89,8 @@ def _rows(
     ]
 
 
-def settle(
-    generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
-) -> None:
-    """Keep the end of a response, if it is stored (see ``generations.kinds.Settle``)."""
+def settle(generation_id: str, status: str, assembler: Assembler, store: ToStore | None) -> None:
+    """Keep the end of a response, if it is stored (see ``generations.kinds.StoreResult``)."""
     assert isinstance(assembler, ResponseAssembler)
     final = assembler.response
     stored = StoredResponse.objects.filter(public_id=generation_id).first()

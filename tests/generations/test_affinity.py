@@ -15,7 +15,7 @@ from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.generations import affinity, queue
 from inference_site.generations.affinity import Later, Preference, preference
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import Enqueue, bells, drop_bells_of, enqueue, new_id
+from inference_site.generations.queue import bells, drop_bells_of, enqueue, new_id
 from inference_site.generations.wake_ups import own_queue, queue_name
 from inference_site.storage.redis_clients import broker_client
 from tests.generations.rows import chat_document, create_generation
@@ -117,17 +117,8 @@ def test_the_bell_is_rung_for_the_preferred_worker_and_later_for_all(
     monkeypatch.setattr(affinity, "live_view", view_of(serving(one, model), serving("two", model)))
     monkeypatch.setattr(queue, "later", Later())
     id_ = new_id("chatcmpl-")
-    order = Enqueue(
-        "chat.completion",
-        id_,
-        model,
-        api_key[0].project_id,
-        api_key[0].pk,
-        "req_test",
-        streamed=True,
-        continues=before(api_key, one),
-    )
-    enqueue(order, chat_document(id_, "hi"), "web.one")
+    new = Generation(public_id=id_, model=model, api_key=api_key[0], project=api_key[0].project)
+    enqueue(new, chat_document(id_, "hi"), "web.one", continues=before(api_key, one))
     assert broker_client().llen(own_queue(one)) == 1
     row = Generation.objects.get(public_id=id_)
     assert row.preferred_worker == one
