@@ -117,7 +117,7 @@ class _ChoiceFold:
         return choice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChatAssembly(Assembly):
     """How a chat completion is told."""
 

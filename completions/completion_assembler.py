@@ -80,7 +80,7 @@ class _ChoiceFold:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompletionAssembly(Assembly):
     """How a completion is told.
 

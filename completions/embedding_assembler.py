@@ -19,7 +19,7 @@ EMBEDDING = "embedding"
 """Name of this kind of generation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EmbeddingAssembly(Assembly):
     """How embeddings are told; ``dimensions`` shortens them and makes their length 1 again."""
 

@@ -16,7 +16,7 @@ TOKENS = "tokens"
 """Name of this kind of generation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenAssembly(Assembly):
     """Which answer is given, and what it says of the model."""
 

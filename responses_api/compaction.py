@@ -61,7 +61,7 @@ def _line(data: ItemData) -> str:
             return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompactionAssembly(Assembly):
     """How a compaction is told; ``kept`` are the user's messages, as the API shows them."""
 

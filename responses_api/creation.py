@@ -25,7 +25,7 @@ from responses_api.tools import hosted_tools
 from responses_api.wire.request import ResponseRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResponseAssembly(Assembly):
     """How a response is told (see ``ResponseAssembler``); ``response`` is a JSON object."""
 

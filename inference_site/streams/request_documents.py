@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Generic, TypeVar, overload
 
 import orjson
@@ -29,7 +28,7 @@ from inference_site.streams.event_log import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assembly:
     """What the assembler of one kind of generation needs; each kind has a subclass."""
 
@@ -37,7 +36,7 @@ class Assembly:
 AssemblyT = TypeVar("AssemblyT", bound=Assembly)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToStore:
     """What is kept of a chat completion beside its answer; the messages are as they were sent."""
 
@@ -46,7 +45,7 @@ class ToStore:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # Without slots it is encoded faster.
 class Document(Generic[AssemblyT]):
     """A request document: what the engine is asked, how its answer is told, what is kept of it.
 
@@ -61,9 +60,7 @@ class Document(Generic[AssemblyT]):
     traceparent: str = ""
 
 
-@cache
-def _reader(assembly: Any) -> TypeAdapter[Document[Any]]:  # A class, which mypy takes as unhashable.
-    return TypeAdapter(Document[assembly])
+_readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,10 @@ def encode(document: Document[Any]) -> bytes:
 def decode(data: bytes, assembly: type[AssemblyT]) -> Document[AssemblyT]:
     """Return the document of a kind whose assembler needs this. Raise pydantic's ValidationError
     when something without a default is missing."""
-    return _reader(assembly).validate_json(data)
+    reader = _readers.get(assembly)
+    if reader is None:
+        reader = _readers[assembly] = TypeAdapter(Document[assembly])  # type: ignore[valid-type]
+    return reader.validate_json(data)
 
 
 def save_document(

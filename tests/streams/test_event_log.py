@@ -216,7 +216,7 @@ def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
     save_document(generation_id, document, follower="web.one")
     assert load_document(generation_id, ChatAssembly) == Loaded(document, False, [])
     on_log(lambda log: log.request_cancel([generation_id]))
-    assert load_document(generation_id) == Loaded(document, True, [])
+    assert load_document(generation_id, ChatAssembly) == Loaded(document, True, [])
 
 
 @given(st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=4), max_size=6), st.data())

@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
+from completions.assembler import CHAT
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
@@ -131,7 +132,9 @@ def test_a_model_that_no_worker_can_load_has_no_worker(
 def accept(api_key: Key, *, background: bool = False) -> Generation:
     id_ = new_id("chatcmpl-")
     key, project = api_key[0], api_key[0].project
-    new = Generation(public_id=id_, model="m", api_key=key, project=project, background=background)
+    new = Generation(
+        kind=CHAT, public_id=id_, model="m", api_key=key, project=project, background=background
+    )
     enqueue(new, chat_document(id_, "hi"), "web.one")
     return Generation.objects.get(public_id=id_)
 
