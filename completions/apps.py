@@ -8,16 +8,20 @@ class CompletionsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Tell the worker how the generations of this API are assembled."""
-        from completions.assembler import CHAT, ChatAssembler
-        from completions.completion_assembler import COMPLETION, CompletionAssembler
-        from completions.embedding_assembler import EMBEDDING, EmbeddingAssembler
-        from completions.storage import settle
-        from completions.token_assembler import TOKENS, TokenAssembler
+        """Declare how the generations of this API are assembled and kept."""
+        from completions.assembler import CHAT, ChatAssembler, ChatAssembly
+        from completions.completion_assembler import (
+            COMPLETION,
+            CompletionAssembler,
+            CompletionAssembly,
+        )
+        from completions.embedding_assembler import EMBEDDING, EmbeddingAssembler, EmbeddingAssembly
+        from completions.storage import store_result
+        from completions.token_assembler import TOKENS, TokenAssembler, TokenAssembly
         from inference_site.generations.kinds import Kind, register
         from inference_site.generations.whole_answer import failure
 
-        register(CHAT, Kind(ChatAssembler.from_assembly, failure, settle))
-        register(COMPLETION, Kind(CompletionAssembler.from_assembly, failure))
-        register(EMBEDDING, Kind(EmbeddingAssembler.from_assembly, failure))
-        register(TOKENS, Kind(TokenAssembler.from_assembly, failure))
+        register(CHAT, Kind(ChatAssembly, ChatAssembler, failure, store_result))
+        register(COMPLETION, Kind(CompletionAssembly, CompletionAssembler, failure))
+        register(EMBEDDING, Kind(EmbeddingAssembly, EmbeddingAssembler, failure))
+        register(TOKENS, Kind(TokenAssembly, TokenAssembler, failure))

@@ -8,7 +8,7 @@ test proves that they equal the encoded wire models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
@@ -45,6 +45,7 @@ from inference_site.domain.deltas import (
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, failure
 from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Assembly
 
 CHAT = "chat.completion"
 """Name of this kind of generation."""
@@ -116,38 +117,37 @@ class _ChoiceFold:
         return choice
 
 
+@dataclass(frozen=True)
+class ChatAssembly(Assembly):
+    """How a chat completion is told."""
+
+    completion_id: str
+    created: int
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    choices: int = 1
+    logprobs: bool = False
+    is_legacy: bool = False
+    service_tier: Literal["default", "flex"] = "default"
+    timings: bool = False
+
+
 class ChatAssembler(Assembler):
     """Assembles one chat completion (see ``generations.kinds.Assembler``)."""
 
-    def __init__(
-        self,
-        completion_id: str,
-        created: int,
-        model: str,
-        stream: bool,
-        include_usage: bool,
-        choices: int = 1,
-        logprobs: bool = False,
-        is_legacy: bool = False,
-        service_tier: Literal["default", "flex"] = "default",
-        timings: bool = False,
-    ) -> None:
-        self._id, self._created, self._model = completion_id, created, model
-        self._stream, self._include_usage, self._logprobs = stream, include_usage, logprobs
-        self._is_legacy, self._service_tier, self._timings = is_legacy, service_tier, timings
-        self._choices = [_ChoiceFold(index, is_legacy) for index in range(choices)]
+    def __init__(self, assembly: ChatAssembly) -> None:
+        self._assembly = assembly
+        self._stream, self._is_legacy = assembly.stream, assembly.is_legacy
+        self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
         self._begun = False
         start = self._chunk_start()
         self._heads = [
-            b'data: %b,"choices":[{"index":%d,"delta":' % (start, index) for index in range(choices)
+            b'data: %b,"choices":[{"index":%d,"delta":' % (start, index)
+            for index in range(assembly.choices)
         ]
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> ChatAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
+        self._tail = b',"usage":null}\n\n' if assembly.include_usage else b"}\n\n"
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""
@@ -177,13 +177,13 @@ class ChatAssembler(Assembler):
     def complete(self) -> Ending:
         """End with usage and timings, if they were asked for, and ``[DONE]``."""
         frames = [DONE]
-        if self._include_usage or self._timings:
+        if self._assembly.include_usage or self._assembly.timings:
             frames = [self._usage_chunk(), DONE]
         finish = self._choices[0].finish or ""
         return Ending(frames, 200, self._body(), finish_reason=finish)
 
     def cancel(self) -> Ending:
-        """End without a finish reason: whoever listened has left or was told by who cancelled."""
+        """End without a finish reason: the client has left, or knows from who cancelled."""
         return Ending([DONE], 200, self._body())
 
     def fail(self, error: Exception) -> Ending:
@@ -201,8 +201,8 @@ class ChatAssembler(Assembler):
     ) -> Sequence[bytes]:
         if not self._stream:
             return ()
-        told = orjson.dumps(_wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
-        chunk = self._chunk(index, delta, finish_reason, told)
+        shown = orjson.dumps(_wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
+        chunk = self._chunk(index, delta, finish_reason, shown)
         if self._begun:
             return (chunk,)
         self._begun = True
@@ -222,20 +222,20 @@ class ChatAssembler(Assembler):
 
     def _chunk_start(self) -> bytes:
         fields = {
-            "id": self._id,
+            "id": self._assembly.completion_id,
             "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._model,
-            "service_tier": self._service_tier,
+            "created": self._assembly.created,
+            "model": self._assembly.model,
+            "service_tier": self._assembly.service_tier,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         return orjson.dumps(fields)[:-1]
 
     def _usage_chunk(self) -> bytes:
         chunk = b"data: " + self._chunk_start() + b',"choices":[]'
-        if self._include_usage:
+        if self._assembly.include_usage:
             chunk += b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump())
-        if self._timings:
+        if self._assembly.timings:
             chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
         return chunk + b"}\n\n"
 
@@ -245,17 +245,17 @@ class ChatAssembler(Assembler):
     def completion(self) -> dict[str, Any]:
         """Return the whole object, as a client that does not stream gets it."""
         completion = ChatCompletion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            id=self._assembly.completion_id,
+            created=self._assembly.created,
+            model=self._assembly.model,
             choices=[],
             usage=wire_usage(self._usage),
-            service_tier=self._service_tier,
+            service_tier=self._assembly.service_tier,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            timings=wire_timings(self._usage) if self._timings else None,
+            timings=wire_timings(self._usage) if self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")
-        completion["choices"] = [choice.wire(self._logprobs) for choice in self._choices]
+        completion["choices"] = [choice.wire(self._assembly.logprobs) for choice in self._choices]
         return completion
 
 
@@ -284,7 +284,7 @@ def drop_none(fields: dict[str, Any], *names: str) -> None:
 
 
 def wire_usage(usage: Usage) -> CompletionUsage:
-    """Return the counts as chat completions and completions tell them."""
+    """Return the counts as chat completions and completions show them."""
     return CompletionUsage(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,

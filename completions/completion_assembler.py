@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -15,6 +15,7 @@ from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob,
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, failure
 from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Assembly
 
 COMPLETION = "text_completion"
 """Name of this kind of generation."""
@@ -36,10 +37,10 @@ class _ChoiceFold:
         """Add a piece; return the choice of its chunk."""
         self.text += delta.text
         self.logprobs += delta.logprobs
-        told = self._told(delta.logprobs) if delta.logprobs else None
+        shown = self._shown(delta.logprobs) if delta.logprobs else None
         text = delta.text if self.is_begun else self.echo + delta.text
         self.is_begun = True
-        return CompletionChoice(text=text, index=self.index, logprobs=told)
+        return CompletionChoice(text=text, index=self.index, logprobs=shown)
 
     def end(self) -> CompletionChoice:
         """Return the choice of the last chunk."""
@@ -54,7 +55,7 @@ class _ChoiceFold:
         return CompletionChoice(
             text=self.echo + self.text,
             index=index,
-            logprobs=self._told(self.logprobs) if with_logprobs else None,
+            logprobs=self._shown(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
         )
@@ -66,7 +67,7 @@ class _ChoiceFold:
             return -math.inf
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
-    def _told(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
+    def _shown(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
         offsets = []
         for entry in logprobs:
             offsets.append(self.offset)
@@ -79,37 +80,34 @@ class _ChoiceFold:
         )
 
 
-class CompletionAssembler(Assembler):
-    """Assembles one completion (see ``generations.kinds.Assembler``).
+@dataclass(frozen=True)
+class CompletionAssembly(Assembly):
+    """How a completion is told.
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
     choices for each prompt the ``n`` likeliest are answered; None answers them all.
     """
 
-    def __init__(
-        self,
-        completion_id: str,
-        created: int,
-        model: str,
-        stream: bool,
-        include_usage: bool,
-        echoes: list[str],
-        logprobs: bool,
-        n: int | None = None,
-        best_of: int = 1,
-        timings: bool = False,
-    ) -> None:
-        self._id, self._created, self._model = completion_id, created, model
-        self._stream, self._include_usage, self._logprobs = stream, include_usage, logprobs
-        self._n, self._best_of, self._timings = n, best_of, timings
-        self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(echoes)]
+    completion_id: str
+    created: int
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    echoes: list[str] = field(default_factory=lambda: [""])
+    logprobs: bool = False
+    n: int | None = None
+    best_of: int = 1
+    timings: bool = False
+
+
+class CompletionAssembler(Assembler):
+    """Assembles one completion (see ``generations.kinds.Assembler``)."""
+
+    def __init__(self, assembly: CompletionAssembly) -> None:
+        self._assembly = assembly
+        self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(assembly.echoes)]
         self._usage = Usage()
         self._begun = False
-
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> CompletionAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""
@@ -127,7 +125,7 @@ class CompletionAssembler(Assembler):
 
     def complete(self) -> Ending:
         """End with usage, if it was asked for, and ``[DONE]``."""
-        is_asked = self._include_usage or self._timings
+        is_asked = self._assembly.include_usage or self._assembly.timings
         last = self._chunk([], is_last=True) if is_asked else ()
         finish = self._choices[0].finish or ""
         return Ending([*last, DONE], 200, self._body(), finish_reason=finish)
@@ -144,40 +142,42 @@ class CompletionAssembler(Assembler):
         )
 
     def _chunk(self, choices: list[CompletionChoice], is_last: bool = False) -> Sequence[bytes]:
-        if not self._stream:
+        if not self._assembly.stream:
             return ()
         self._begun = True
         chunk = self._wire(choices, is_last)
-        if not self._include_usage:
+        if not self._assembly.include_usage:
             del chunk["usage"]
         return (b"data: " + orjson.dumps(chunk) + b"\n\n",)
 
     def _body(self) -> bytes:
-        return b"" if self._stream else orjson.dumps(self._whole())
+        return b"" if self._assembly.stream else orjson.dumps(self._whole())
 
     def _whole(self) -> dict[str, Any]:
         """Return the object as a client that does not stream gets it."""
-        chosen = self._choices if self._n is None else self._best()
-        choices = [choice.whole(index, self._logprobs) for index, choice in enumerate(chosen)]
+        chosen = self._choices if self._assembly.n is None else self._best()
+        choices = [
+            choice.whole(index, self._assembly.logprobs) for index, choice in enumerate(chosen)
+        ]
         return self._wire(choices, is_last=True)
 
     def _best(self) -> list[_ChoiceFold]:
         """Return the likeliest choices of each prompt."""
         best: list[_ChoiceFold] = []
-        for first in range(0, len(self._choices), self._best_of):
-            candidates = self._choices[first : first + self._best_of]
-            best += sorted(candidates, key=lambda c: c.likelihood, reverse=True)[: self._n]
+        for first in range(0, len(self._choices), self._assembly.best_of):
+            candidates = self._choices[first : first + self._assembly.best_of]
+            best += sorted(candidates, key=lambda c: c.likelihood, reverse=True)[: self._assembly.n]
         return best
 
     def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
         completion = Completion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            id=self._assembly.completion_id,
+            created=self._assembly.created,
+            model=self._assembly.model,
             choices=choices,
             system_fingerprint=SYSTEM_FINGERPRINT,
             usage=wire_usage(self._usage) if is_last else None,
-            timings=wire_timings(self._usage) if is_last and self._timings else None,
+            timings=wire_timings(self._usage) if is_last and self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")
         for choice in completion["choices"]:

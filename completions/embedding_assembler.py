@@ -6,27 +6,33 @@ import base64
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
 from inference_site.domain.deltas import Delta, EmbeddingDelta, Usage
 from inference_site.domain.errors import InvalidRequest
 from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.streams.request_documents import Assembly
 
 EMBEDDING = "embedding"
 """Name of this kind of generation."""
 
 
+@dataclass(frozen=True)
+class EmbeddingAssembly(Assembly):
+    """How embeddings are told; ``dimensions`` shortens them and makes their length 1 again."""
+
+    model: str
+    encoding: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
 class EmbeddingAssembler(WholeAnswerAssembler):
-    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``).
+    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``)."""
 
-    ``dimensions`` shortens the vectors and makes them of length 1 again.
-    """
-
-    def __init__(
-        self, model: str, encoding: Literal["float", "base64"], dimensions: int | None = None
-    ) -> None:
-        self._model, self._encoding, self._dimensions = model, encoding, dimensions
+    def __init__(self, assembly: EmbeddingAssembly) -> None:
+        self._assembly = assembly
         self._vectors: dict[int, array[float]] = {}
         self._usage = Usage()
 
@@ -40,7 +46,7 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         return ()
 
     def _shortened(self, vector: array[float]) -> array[float]:
-        wanted = self._dimensions
+        wanted = self._assembly.dimensions
         if wanted is None or wanted == len(vector):
             return vector
         if wanted > len(vector):
@@ -59,11 +65,11 @@ class EmbeddingAssembler(WholeAnswerAssembler):
                 Embedding(index=index, embedding=self._encoded(vector))
                 for index, vector in sorted(self._vectors.items())
             ],
-            model=self._model,
+            model=self._assembly.model,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
         ).model_dump()
 
     def _encoded(self, vector: array[float]) -> list[float] | str:
-        if self._encoding == "base64":
+        if self._assembly.encoding == "base64":
             return base64.b64encode(vector.tobytes()).decode()
         return vector.tolist()

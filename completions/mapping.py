@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from completions.messages import to_messages
-from completions.response_format import to_constraint
-from completions.tools import to_tool_plan
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
+from completions.wire.tools import (
+    AllowedToolsChoice,
+    CustomTool,
+    FunctionDefinition,
+    NamedCustomTool,
+    NamedFunctionTool,
+    RequestTool,
+)
+from inference_site.domain.custom_tools import custom_tool
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require, require_endpoint
-from inference_site.request_fields.constraint import checked_constraint
-from inference_site.request_fields.sampling import common_fields, to_choices, to_stop
-from inference_site.request_fields.template import to_template_vars
-from inference_site.request_fields.tools import ToolPlan
+from inference_site.request_fields.capabilities import require_fields, require_media
+from inference_site.request_fields.mapping import (
+    ToolPlan,
+    only,
+    to_choices,
+    to_constraint,
+    to_sampled_request,
+    to_stop,
+    to_template_vars,
+)
+from inference_site.request_fields.wire.constraint import JsonObjectFormat, JsonSchemaFormat
+from inference_site.submission.model_access import ResolvedModel
 
 
-def to_generation_request(body: ChatCompletionRequest, spec: ModelSpec) -> GenerationRequest:
+def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
     require_stream_for_options(body)
-    require_endpoint("chat", spec)
     plan = to_tool_plan(body)
-    if plan.tools:
-        require("tools", "functions" if plan.is_legacy else "tools", spec)
-    return GenerationRequest(
-        **common_fields(body, spec),
-        messages=to_messages(body.messages, spec),
+    require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
+    messages = to_messages(body.messages)
+    require_media(model, messages)
+    return replace(
+        to_sampled_request(body, model.spec),
+        messages=messages,
         max_output_tokens=_max_output_tokens(body),
         stop=to_stop(body.stop),
-        choices=to_choices(body.n, spec),
-        top_logprobs=_top_logprobs(body, spec),
-        constraint=_constraint(body, plan, spec),
-        template_vars=_template_vars(body, spec),
-        reasoning_budget=_reasoning_budget(body, spec),
+        choices=to_choices(body.n, model.spec),
+        top_logprobs=_top_logprobs(body),
+        constraint=to_constraint(_formatted(body), "response_format", body.grammar, plan),
+        template_vars=_template_vars(body),
+        reasoning_budget=body.reasoning_budget,
         tools=plan.tools,
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False and not plan.is_legacy,
-        response_prefix=_response_prefix(body, plan, spec),
-        add_generation_prompt=_add_generation_prompt(body, spec),
+        response_prefix=_response_prefix(body, plan),
+        add_generation_prompt=body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
     )
 
@@ -54,33 +69,28 @@ def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) 
         )
 
 
-def _constraint(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpec) -> Constraint | None:
-    return checked_constraint(to_constraint(body), plan, spec)
+def _formatted(body: ChatCompletionRequest) -> Constraint | None:
+    match body.response_format:
+        case JsonObjectFormat():
+            return Constraint("json_object", "", "response_format")
+        case JsonSchemaFormat(json_schema=wanted):
+            return Constraint("json_schema", json.dumps(wanted.json_schema), "response_format")
+        case _:
+            return None
 
 
-def _template_vars(body: ChatCompletionRequest, spec: ModelSpec) -> dict[str, Any]:
+def _template_vars(body: ChatCompletionRequest) -> dict[str, Any]:
     switches = {
         "enable_thinking": body.enable_thinking,
         "reasoning_effort": body.reasoning_effort,
         "verbosity": body.verbosity,
     }
-    variables = {
-        "chat_template_kwargs": body.chat_template_kwargs,
-        "template_vars": body.template_vars,
-    }
-    return to_template_vars(switches, variables, spec)
+    return to_template_vars(switches, body.chat_template_kwargs, body.template_vars)
 
 
-def _reasoning_budget(body: ChatCompletionRequest, spec: ModelSpec) -> int | None:
-    if body.reasoning_budget is not None:
-        require("chat_template", "reasoning_budget", spec)
-    return body.reasoning_budget
-
-
-def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpec) -> str:
+def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan) -> str:
     if not body.response_prefix:
         return ""
-    require("response_prefix", "response_prefix", spec)
     if plan.must_call:
         raise InvalidRequestError(
             "Invalid 'response_prefix': an answer that must be a call has none.",
@@ -93,22 +103,13 @@ def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan, spec: ModelSpe
     return body.response_prefix
 
 
-def _add_generation_prompt(body: ChatCompletionRequest, spec: ModelSpec) -> bool:
-    if body.add_generation_prompt is False:
-        require("response_prefix", "add_generation_prompt", spec)
-    return body.add_generation_prompt is not False
-
-
-def _top_logprobs(body: ChatCompletionRequest, spec: ModelSpec) -> int | None:
+def _top_logprobs(body: ChatCompletionRequest) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError(
             "Invalid 'top_logprobs': it is only allowed when 'logprobs' is true.",
             param="top_logprobs",
         )
-    if not body.logprobs:
-        return None
-    require("logprobs", "logprobs", spec)
-    return body.top_logprobs or 0
+    return body.top_logprobs or 0 if body.logprobs else None
 
 
 def _max_output_tokens(body: ChatCompletionRequest) -> int | None:
@@ -116,3 +117,61 @@ def _max_output_tokens(body: ChatCompletionRequest) -> int | None:
     if body.max_completion_tokens is not None:
         return body.max_completion_tokens
     return body.max_tokens
+
+
+def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
+    """Return the plan. Raise InvalidRequestError for a choice of a tool that is not there."""
+    if body.functions is not None or body.function_call is not None:
+        return _legacy_plan(body)
+    tools = tuple(to_tool(tool) for tool in body.tools or ())
+    choice = body.tool_choice
+    if choice is not None and choice != "none" and not tools:
+        raise InvalidRequestError(
+            "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are "
+            "specified.",
+            param="tool_choice",
+        )
+    match choice:
+        case "none":
+            return ToolPlan()
+        case "required":
+            return ToolPlan(tools, must_call=True)
+        case NamedFunctionTool() | NamedCustomTool():
+            return ToolPlan(only(tools, [choice.name]), must_call=True)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = [tool.name for tool in allowed.tools]
+            return ToolPlan(only(tools, names), must_call=allowed.mode == "required")
+        case _:
+            return ToolPlan(tools)
+
+
+def to_tool(tool: RequestTool) -> Tool:
+    """Return the tool as the model sees it."""
+    if isinstance(tool, CustomTool):
+        return custom_tool(tool.custom.name, tool.custom.description)
+    return _function(tool.function)
+
+
+def _function(function: FunctionDefinition) -> Tool:
+    return Tool(function.name, function.description, function.parameters or {})
+
+
+def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
+    if body.tools is not None or body.tool_choice is not None:
+        raise InvalidRequestError(
+            "Invalid 'functions': it cannot be used together with 'tools'.", param="functions"
+        )
+    if body.functions is None:
+        raise InvalidRequestError(
+            "Invalid 'function_call': it is only allowed when 'functions' are specified.",
+            param="function_call",
+        )
+    tools = tuple(_function(function) for function in body.functions)
+    match body.function_call:
+        case "none":
+            return ToolPlan(is_legacy=True)
+        case "auto" | None:
+            return ToolPlan(tools, is_legacy=True)
+        case named:
+            tools = only(tools, [named.name], "function_call", "functions")
+            return ToolPlan(tools, must_call=True, is_legacy=True)

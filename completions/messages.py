@@ -16,17 +16,15 @@ from completions.wire.messages import (
 from completions.wire.tools import RequestCustomToolCall, RequestToolCall
 from inference_site.domain.custom_tools import custom_arguments
 from inference_site.domain.messages import Message, Part, Role, ToolCall
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.content import to_content
 from inference_site.request_fields.wire.content import Content
 
 
-def to_messages(messages: Sequence[RequestMessage], spec: ModelSpec) -> tuple[Message, ...]:
+def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
     """Return the turns, with the results of tools in the order of their calls.
 
-    Raise InvalidRequestError for a result without its call, for a call without its result, and for
-    content that the model cannot take.
+    Raise InvalidRequestError for a result without its call, and for a call without its result.
     """
     turns: list[Message] = []
     position = 0
@@ -38,37 +36,35 @@ def to_messages(messages: Sequence[RequestMessage], spec: ModelSpec) -> tuple[Me
                 "message with 'tool_calls'.",
                 param=f"messages[{position}].role",
             )
-        turns.append(_turn(message, position, turns, spec))
+        turns.append(_turn(message, position, turns))
         position += 1
         if isinstance(message, AssistantMessage) and message.tool_calls:
             results = _results(messages[position:])
-            turns += _in_order_of_calls(message, results, position - 1, spec)
+            turns += _in_order_of_calls(message, results, position - 1)
             position += len(results)
     return tuple(turns)
 
 
-def _turn(
-    message: RequestMessage, position: int, before: Sequence[Message], spec: ModelSpec
-) -> Message:
+def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> Message:
     where = f"messages[{position}].content"
     match message:
         case InstructionMessage():
-            return _with("system", message.content, where, spec, name=message.name)
+            return _with("system", message.content, where, name=message.name)
         case UserMessage():
-            return _with("user", message.content, where, spec, name=message.name)
+            return _with("user", message.content, where, name=message.name)
         case AssistantMessage():
-            return _assistant(message, position, spec)
+            return _assistant(message, position)
         case FunctionMessage():
             call_id = _legacy_call_id(before)
             content = message.content or ""
-            return _with("tool", content, where, spec, name=message.name, tool_call_id=call_id)
+            return _with("tool", content, where, name=message.name, tool_call_id=call_id)
         case ToolMessage():
-            return _with("tool", message.content, where, spec, tool_call_id=message.tool_call_id)
+            return _with("tool", message.content, where, tool_call_id=message.tool_call_id)
 
 
-def _with(role: Role, content: Content, where: str, spec: ModelSpec, **rest: Any) -> Message:
+def _with(role: Role, content: Content, where: str, **rest: Any) -> Message:
     """Return the turn with this content: plain text, or parts when it has more."""
-    text, parts = to_content(content, where, spec)
+    text, parts = to_content(content, where)
     return Message(role, text, parts=parts, **rest)
 
 
@@ -78,7 +74,7 @@ def _legacy_call_id(before: Sequence[Message]) -> str | None:
     return calls[-1].id if calls else None
 
 
-def _assistant(message: AssistantMessage, position: int, spec: ModelSpec) -> Message:
+def _assistant(message: AssistantMessage, position: int) -> Message:
     calls = tuple(_call(call) for call in message.tool_calls or ())
     if message.function_call is not None:
         made = message.function_call
@@ -91,7 +87,7 @@ def _assistant(message: AssistantMessage, position: int, spec: ModelSpec) -> Mes
     parts: tuple[Part, ...] = ()
     text = message.refusal
     if message.content is not None:
-        text, parts = to_content(message.content, f"messages[{position}].content", spec)
+        text, parts = to_content(message.content, f"messages[{position}].content")
     return Message("assistant", text, name=message.name, tool_calls=calls, parts=parts)
 
 
@@ -112,7 +108,7 @@ def _results(messages: Sequence[RequestMessage]) -> list[ToolMessage]:
 
 
 def _in_order_of_calls(
-    message: AssistantMessage, results: list[ToolMessage], position: int, spec: ModelSpec
+    message: AssistantMessage, results: list[ToolMessage], position: int
 ) -> list[Message]:
     calls = [_call(call) for call in message.tool_calls or ()]
     given = {result.tool_call_id: result for result in results}
@@ -136,7 +132,6 @@ def _in_order_of_calls(
             "tool",
             given[call.id].content,
             f"messages[{places[call.id]}].content",
-            spec,
             name=call.name,
             tool_call_id=call.id,
         )

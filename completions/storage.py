@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import QuerySet
@@ -13,25 +12,23 @@ from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import Status
 from inference_site.storage.content_field import storable
+from inference_site.streams.request_documents import ToStore
 
 
-def settle(
-    generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+def store_result(
+    generation_id: str, status: str, assembler: Assembler, store: ToStore | None
 ) -> None:
-    """Keep a completed chat completion, if that was asked for (see ``generations.kinds.Settle``).
-
-    ``order`` has its project, metadata and messages.
-    """
-    if order is None or status != Status.COMPLETED:
+    """Keep a completed chat completion, if asked for (see ``generations.kinds.StoreResult``)."""
+    if store is None or status != Status.COMPLETED:
         return
     assert isinstance(assembler, ChatAssembler)
     completion = assembler.completion()
     StoredCompletion.objects.create(
         public_id=generation_id,
-        project_id=order["project_id"],
+        project_id=store.project_id,
         model=completion["model"],
-        metadata=storable(order["metadata"]),
-        messages=storable(order["messages"]),
+        metadata=storable(store.metadata),
+        messages=storable(store.messages),
         completion=storable(completion),
     )
 

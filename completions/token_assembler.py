@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import Delta, PromptDelta, TextDelta, TokensDelta
 from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.streams.request_documents import Assembly
 
 TOKENS = "tokens"
 """Name of this kind of generation."""
 
 
+@dataclass(frozen=True)
+class TokenAssembly(Assembly):
+    """Which answer is given, and what it says of the model."""
+
+    answer: Literal["tokens", "text", "prompt"]
+    model: str
+    context_length: int = 0
+
+
 class TokenAssembler(WholeAnswerAssembler):
     """Assembles one answer, which is a single delta (see ``generations.kinds.Assembler``)."""
 
-    def __init__(
-        self, answer: Literal["tokens", "text", "prompt"], model: str, context_length: int
-    ) -> None:
-        self._answer, self._model, self._context_length = answer, model, context_length
+    def __init__(self, assembly: TokenAssembly) -> None:
+        self._assembly = assembly
         self._text = ""
         self._tokens: tuple[int, ...] = ()
 
@@ -40,14 +49,14 @@ class TokenAssembler(WholeAnswerAssembler):
         return self._wire().model_dump()
 
     def _wire(self) -> WireObject:
-        if self._answer == "text":
-            return Text(model=self._model, prompt=self._text)
+        if self._assembly.answer == "text":
+            return Text(model=self._assembly.model, prompt=self._text)
         counted: dict[str, Any] = {
-            "model": self._model,
+            "model": self._assembly.model,
             "count": len(self._tokens),
-            "max_model_len": self._context_length,
+            "max_model_len": self._assembly.context_length,
             "tokens": list(self._tokens),
         }
-        if self._answer == "tokens":
+        if self._assembly.answer == "tokens":
             return Tokens(**counted)
         return ChatPrompt(prompt=self._text, **counted)

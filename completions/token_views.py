@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from django.http import HttpResponse
 from rest_framework.request import Request
 
 from completions.completion_mapping import to_prompts
-from completions.embedding_assembler import EMBEDDING
+from completions.embedding_assembler import EMBEDDING, EmbeddingAssembly
 from completions.mapping import to_generation_request
-from completions.token_assembler import TOKENS
+from completions.token_assembler import TOKENS, TokenAssembly
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.embedding import EmbeddingList, EmbeddingRequest
 from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
@@ -24,9 +24,10 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import require, require_endpoint
+from inference_site.request_fields.capabilities import require_endpoint, require_fields
+from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import served_model
-from inference_site.submission.submit import Job, submit
+from inference_site.submission.submit import Submission, respond
 
 
 class EmbeddingsView(ApiView):
@@ -36,26 +37,22 @@ class EmbeddingsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Embed texts or tokens."""
         body = parse(EmbeddingRequest, request.data)
-        spec = served_model(caller_of(request), body.model)
-        require_endpoint("embeddings", spec)
-        if body.dimensions is not None:
-            require("dimensions", "dimensions", spec)
-        asked = GenerationRequest(spec.id, operation="embed", prompts=_inputs(body))
-        assembly = {
-            "model": spec.id,
-            "encoding": body.encoding_format or "float",
-            "dimensions": body.dimensions,
-        }
-        job = Job(
+        caller = caller_of(request)
+        model = served_model(caller, body.model)
+        require_fields(model, "embeddings", body)
+        asked = GenerationRequest(model.spec.id, operation="embed", prompts=_inputs(body))
+        assembly = EmbeddingAssembly(
+            model.spec.id, body.encoding_format or "float", body.dimensions
+        )
+        submission = Submission(
             EMBEDDING,
             new_id("embd-"),
-            asked,
-            assembly,
-            stream=False,
+            caller,
+            Document(asked, assembly),
             ignored_params=body.ignored_params,
             end_user=body.user or "",
         )
-        return submit(request, job)
+        return respond(request, submission)
 
 
 def _inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
@@ -74,10 +71,10 @@ class TokenizeView(ApiView):
         if isinstance(request.data, dict) and "messages" in request.data:
             return _render(request, "tokens")
         body = parse(TokenizeRequest, request.data)
-        spec = served_model(caller_of(request), body.model)
-        require_endpoint("tokens", spec)
-        asked = GenerationRequest(spec.id, operation="tokenize", prompts=(body.prompt,))
-        return _submit(request, body, spec, asked, "tokens")
+        model = served_model(caller_of(request), body.model)
+        require_fields(model, "tokens", body)
+        asked = GenerationRequest(model.spec.id, operation="tokenize", prompts=(body.prompt,))
+        return _submit(request, body, model.spec, asked, "tokens")
 
 
 class DetokenizeView(ApiView):
@@ -87,10 +84,11 @@ class DetokenizeView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Turn tokens into a text."""
         body = parse(DetokenizeRequest, request.data)
-        spec = served_model(caller_of(request), body.model)
-        require_endpoint("tokens", spec)
-        asked = GenerationRequest(spec.id, operation="detokenize", prompts=(tuple(body.tokens),))
-        return _submit(request, body, spec, asked, "text")
+        model = served_model(caller_of(request), body.model)
+        require_fields(model, "tokens", body)
+        prompts = (tuple(body.tokens),)
+        asked = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
+        return _submit(request, body, model.spec, asked, "text")
 
 
 class RenderView(ApiView):
@@ -106,10 +104,10 @@ class RenderView(ApiView):
 
 def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpResponse:
     body = parse(ChatCompletionRequest, request.data)
-    spec = served_model(caller_of(request), body.model)
-    require_endpoint("render", spec)
-    asked = replace(to_generation_request(body, spec), operation="render", choices=1)
-    return _submit(request, body, spec, asked, answer)
+    model = served_model(caller_of(request), body.model)
+    require_endpoint(model, "render")
+    asked = replace(to_generation_request(body, model), operation="render", choices=1)
+    return _submit(request, body, model.spec, asked, answer)
 
 
 def _submit(
@@ -119,17 +117,11 @@ def _submit(
     asked: GenerationRequest,
     answer: Literal["tokens", "text", "prompt"],
 ) -> HttpResponse:
-    assembly: dict[str, Any] = {
-        "answer": answer,
-        "model": spec.id,
-        "context_length": spec.context_length,
-    }
-    job = Job(
+    submission = Submission(
         TOKENS,
         new_id("tok-"),
-        asked,
-        assembly,
-        stream=False,
+        caller_of(request),
+        Document(asked, TokenAssembly(answer, spec.id, spec.context_length)),
         ignored_params=body.ignored_params,
     )
-    return submit(request, job)
+    return respond(request, submission)

@@ -9,16 +9,19 @@ class ResponsesApiConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Tell the worker how the generations of this API are assembled, kept and recovered."""
-        from inference_site.generations import whole_answer
+        """Declare how the generations of this API are assembled, kept and recovered."""
         from inference_site.generations.kinds import Kind, register
-        from responses_api.assembler import RESPONSE, ResponseAssembler, failure
-        from responses_api.compaction import COMPACTION, CompactionAssembler
+        from inference_site.generations.whole_answer import failure
+        from inference_site.streams.request_documents import Assembly
+        from responses_api import assembler
+        from responses_api.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
         from responses_api.counting import INPUT_TOKENS, CountAssembler
+        from responses_api.creation import ResponseAssembly
         from responses_api.recovery import rebuild, recover
         from responses_api.storage import settle
 
-        kind = Kind(ResponseAssembler.from_assembly, failure, settle, recover, rebuild)
-        register(RESPONSE, kind)
-        register(COMPACTION, Kind(CompactionAssembler.from_assembly, whole_answer.failure))
-        register(INPUT_TOKENS, Kind(CountAssembler.from_assembly, whole_answer.failure))
+        assemble = ResponseAssembly.assembler
+        kind = Kind(ResponseAssembly, assemble, assembler.failure, settle, recover, rebuild)
+        register(assembler.RESPONSE, kind)
+        register(COMPACTION, Kind(CompactionAssembly, CompactionAssembler, failure))
+        register(INPUT_TOKENS, Kind(Assembly, CountAssembler, failure))

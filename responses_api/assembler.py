@@ -51,11 +51,6 @@ class ResponseAssembler(Assembler):
         self._finish: FinishReason = "stop"
         self._usage = Usage()
 
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> ResponseAssembler:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
-
     def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Go on after these frames, from the beginning of the answer.
 

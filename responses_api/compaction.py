@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inference_site.domain.deltas import Delta, TextDelta, Usage
 from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
-from inference_site.fleet.fleet import capabilities_of
 from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.streams.request_documents import Assembly
+from inference_site.submission.model_access import ResolvedModel
 from responses_api.items import IdentifiedItem, ItemData, new_item
 from responses_api.objects import response_usage
 from responses_api.sealing import seal
@@ -28,19 +29,19 @@ _MAX_TOKENS = 1024
 
 
 def to_summary_request(
-    instructions: str | None, items: Sequence[IdentifiedItem], spec: ModelSpec
+    instructions: str | None, items: Sequence[IdentifiedItem], model: ResolvedModel
 ) -> GenerationRequest:
     """Return what the engine is asked."""
     transcript = "\n".join(filter(None, (_line(item.data) for item in items)))
-    may_think = "chat_template" in capabilities_of(spec)
+    may_think = "chat_template" in model.capabilities
     return GenerationRequest(
-        model=spec.id,
+        model=model.spec.id,
         messages=(
             Message("system", f"{instructions}\n\n{_TASK}" if instructions else _TASK),
             Message("user", transcript),
         ),
-        sampling=spec.sampling,
-        max_output_tokens=min(_MAX_TOKENS, spec.context_length // 4),
+        sampling=model.spec.sampling,
+        max_output_tokens=min(_MAX_TOKENS, model.spec.context_length // 4),
         template_vars={"enable_thinking": False} if may_think else {},
     )
 
@@ -60,17 +61,21 @@ def _line(data: ItemData) -> str:
             return ""
 
 
+@dataclass(frozen=True)
+class CompactionAssembly(Assembly):
+    """How a compaction is told; ``kept`` are the user's messages, as the API shows them."""
+
+    response_id: str
+    created_at: int
+    kept: list[dict[str, Any]]
+    project_id: int
+
+
 class CompactionAssembler(WholeAnswerAssembler):
-    """Assembles a compaction: the user's messages as they are, and the summary of the rest.
+    """Assembles a compaction: the user's messages as they are, and the summary of the rest."""
 
-    ``kept`` are these messages, as the API shows them.
-    """
-
-    def __init__(
-        self, response_id: str, created_at: int, kept: list[dict[str, Any]], project_id: int
-    ) -> None:
-        self._id, self._created_at = response_id, created_at
-        self._kept, self._project_id = kept, project_id
+    def __init__(self, assembly: CompactionAssembly) -> None:
+        self._assembly = assembly
         self._text: list[str] = []
         self._usage = Usage()
 
@@ -85,12 +90,12 @@ class CompactionAssembler(WholeAnswerAssembler):
 
     def answer(self) -> dict[str, Any]:
         """Return the object."""
-        sealed = seal(_HEAD + "".join(self._text), self._project_id)
+        sealed = seal(_HEAD + "".join(self._text), self._assembly.project_id)
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
         return {
-            "id": self._id,
+            "id": self._assembly.response_id,
             "object": "response.compaction",
-            "created_at": self._created_at,
-            "output": [*self._kept, compaction.wire()],
+            "created_at": self._assembly.created_at,
+            "output": [*self._assembly.kept, compaction.wire()],
             "usage": response_usage(self._usage).model_dump(),
         }

@@ -34,7 +34,7 @@ from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch, frames_of
-from inference_site.submission.submit import start
+from inference_site.submission.submit import follow, submit
 from responses_api.creation import Creation, create
 from responses_api.events import DONE, decode
 from responses_api.items import IdentifiedItem, from_wire
@@ -177,7 +177,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         caller = self._authenticated()
         creation = create(caller, body, self._memory)
         request_id = f"req_{secrets.token_hex(16)}"
-        return creation, start(caller, request_id, creation.job)
+        follower = follow(creation.submission)
+        submit(creation.submission, request_id, follower)
+        return creation, follower
 
     async def _expire(self) -> None:
         """Close a socket that has been open for too long."""
@@ -198,7 +200,7 @@ class _SocketSink(Sink):
         self, send: Callable[..., Awaitable[None]], creation: Creation, id_: object
     ) -> None:
         self._send, self._creation, self._stream_id = send, creation, id_
-        self._opening = creation.job.frames
+        self._opening = creation.submission.frames
         self.history: dict[str, list[IdentifiedItem]] = {}
         self.failed_silently = False
 

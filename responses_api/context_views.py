@@ -12,10 +12,11 @@ from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
 from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import require_endpoint
+from inference_site.request_fields.capabilities import require_fields
+from inference_site.streams.request_documents import Assembly, Document
 from inference_site.submission.model_access import served_model
-from inference_site.submission.submit import Job, submit
-from responses_api.compaction import COMPACTION, to_summary_request
+from inference_site.submission.submit import Submission, respond
+from responses_api.compaction import COMPACTION, CompactionAssembly, to_summary_request
 from responses_api.context import resolve
 from responses_api.counting import INPUT_TOKENS
 from responses_api.mapping import to_counting_request
@@ -30,13 +31,20 @@ class ResponseInputTokensView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Count the tokens of an input."""
         body = parse(InputTokensRequest, request.data)
-        project_id = caller_of(request).project_id
-        spec = served_model(caller_of(request), body.model)
-        context = resolve(project_id, body.input, body.previous_response_id, body.conversation_id)
-        asked = to_counting_request(body, context.placed(), spec, project_id)
-        ignored = body.ignored_params
-        job = Job(INPUT_TOKENS, new_id("tok-"), asked, {}, stream=False, ignored_params=ignored)
-        return submit(request, job)
+        caller = caller_of(request)
+        model = served_model(caller, body.model)
+        context = resolve(
+            caller.project_id, body.input, body.previous_response_id, body.conversation_id
+        )
+        asked = to_counting_request(body, context.placed(), model, caller.project_id)
+        submission = Submission(
+            INPUT_TOKENS,
+            new_id("tok-"),
+            caller,
+            Document(asked, Assembly()),
+            ignored_params=body.ignored_params,
+        )
+        return respond(request, submission)
 
 
 class ResponseCompactView(ApiView):
@@ -46,25 +54,18 @@ class ResponseCompactView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Compact a conversation."""
         body = parse(CompactRequest, request.data)
-        project_id = caller_of(request).project_id
-        spec = served_model(caller_of(request), body.model)
-        require_endpoint("chat", spec)
-        context = resolve(project_id, body.input, body.previous_response_id, None)
+        caller = caller_of(request)
+        model = served_model(caller, body.model)
+        require_fields(model, "chat", body)
+        context = resolve(caller.project_id, body.input, body.previous_response_id, None)
         items = [*context.before, *context.new]
         kept = [item.wire() for item in items if item.data.get("role") == "user"]
-        response_id = new_id("resp_")
-        assembly = {
-            "response_id": response_id,
-            "created_at": int(time.time()),
-            "kept": kept,
-            "project_id": project_id,
-        }
-        job = Job(
+        assembly = CompactionAssembly(new_id("resp_"), int(time.time()), kept, caller.project_id)
+        submission = Submission(
             COMPACTION,
-            response_id,
-            to_summary_request(body.instructions, items, spec),
-            assembly,
-            stream=False,
+            assembly.response_id,
+            caller,
+            Document(to_summary_request(body.instructions, items, model), assembly),
             ignored_params=body.ignored_params,
         )
-        return submit(request, job)
+        return respond(request, submission)

@@ -7,6 +7,7 @@ from typing import Any
 
 from inference_site.domain.deltas import Delta, PromptDelta
 from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.streams.request_documents import Assembly
 
 INPUT_TOKENS = "response.input_tokens"
 """Name of this kind of generation."""
@@ -15,7 +16,7 @@ INPUT_TOKENS = "response.input_tokens"
 class CountAssembler(WholeAnswerAssembler):
     """Assembles the answer of ``POST /v1/responses/input_tokens``."""
 
-    def __init__(self) -> None:
+    def __init__(self, _: Assembly) -> None:
         self._count = 0
 
     def feed(self, delta: Delta) -> Sequence[bytes]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import (
     Delta,
     ReasoningDelta,

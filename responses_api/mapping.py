@@ -4,46 +4,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require, require_endpoint
-from inference_site.request_fields.constraint import checked_constraint, from_grammar
-from inference_site.request_fields.sampling import common_fields, to_stop
-from inference_site.request_fields.template import to_template_vars
-from inference_site.request_fields.tools import ToolPlan
+from inference_site.request_fields.capabilities import LOGPROBS, require_fields, require_media
+from inference_site.request_fields.mapping import (
+    to_constraint,
+    to_sampled_request,
+    to_stop,
+    to_template_vars,
+)
 from inference_site.request_fields.wire.constraint import JsonObjectFormat
+from inference_site.submission.model_access import ResolvedModel
 from responses_api.messages import PlacedItem, to_messages
 from responses_api.tools import to_tool_plan
-from responses_api.wire.request import (
-    ContextFields,
-    JsonSchemaFormat,
-    ResponseRequest,
-)
+from responses_api.wire.request import ContextFields, JsonSchemaFormat, ResponseRequest
 
-LOGPROBS, ENCRYPTED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 def to_generation_request(
-    body: ResponseRequest, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int
+    body: ResponseRequest, items: Sequence[PlacedItem], model: ResolvedModel, project_id: int
 ) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
-    require_endpoint("chat", spec)
     plan = to_tool_plan(body)
-    if plan.tools:
-        require("tools", "tools", spec)
-    if body.reasoning_budget is not None:
-        require("chat_template", "reasoning_budget", spec)
-    return GenerationRequest(
-        **common_fields(body, spec),
-        messages=to_messages(body.instructions, items, spec, project_id),
+    require_fields(model, "chat", body, () if plan.tools else ("tools",))
+    messages = to_messages(body.instructions, items, project_id)
+    require_media(model, messages)
+    return replace(
+        to_sampled_request(body, model.spec),
+        messages=messages,
         max_output_tokens=body.max_output_tokens,
         stop=to_stop(body.stop),
-        top_logprobs=_top_logprobs(body, spec),
-        constraint=_constraint(body, plan, spec),
-        template_vars=_template_vars(body, spec),
+        # They are computed only for who includes them in the answer.
+        top_logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
+        constraint=to_constraint(_formatted(body), "text.format", body.grammar, plan),
+        template_vars=to_template_vars(
+            {**_switches(body), "enable_thinking": body.enable_thinking},
+            body.chat_template_kwargs,
+            body.template_vars,
+        ),
         reasoning_budget=body.reasoning_budget,
         tools=plan.tools,
         must_call=plan.must_call,
@@ -53,30 +54,19 @@ def to_generation_request(
 
 
 def to_counting_request(
-    body: ContextFields, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int
+    body: ContextFields, items: Sequence[PlacedItem], model: ResolvedModel, project_id: int
 ) -> GenerationRequest:
     """Return what the engine is asked in order to count the tokens of a context."""
-    require_endpoint("render", spec)
+    require_fields(model, "render", body, unused=("tools", "text.format"))
+    messages = to_messages(body.instructions, items, project_id)
+    require_media(model, messages)
     return GenerationRequest(
-        model=spec.id,
+        model=model.spec.id,
         operation="render",
-        messages=to_messages(body.instructions, items, spec, project_id),
-        template_vars=_context_vars(body, {}, spec),
+        messages=messages,
+        template_vars=to_template_vars(_switches(body)),
         tools=to_tool_plan(body).tools,
     )
-
-
-def _constraint(body: ResponseRequest, plan: ToolPlan, spec: ModelSpec) -> Constraint | None:
-    constraint = _formatted(body)
-    if body.grammar is not None:
-        if constraint is not None:
-            raise InvalidRequestError(
-                "Request `grammar` and `text.format` were both provided but are mutually "
-                "exclusive.",
-                param="grammar",
-            )
-        constraint = from_grammar(body.grammar)
-    return checked_constraint(constraint, plan, spec)
 
 
 def _formatted(body: ResponseRequest) -> Constraint | None:
@@ -89,30 +79,8 @@ def _formatted(body: ResponseRequest) -> Constraint | None:
             return None
 
 
-def _template_vars(body: ResponseRequest, spec: ModelSpec) -> dict[str, Any]:
-    variables = {
-        "chat_template_kwargs": body.chat_template_kwargs,
-        "template_vars": body.template_vars,
-    }
-    given = _context_vars(body, variables, spec)
-    if body.enable_thinking is None:
-        return given
-    return given | to_template_vars({"enable_thinking": body.enable_thinking}, {}, spec)
-
-
-def _context_vars(
-    body: ContextFields, variables: dict[str, dict[str, Any] | None], spec: ModelSpec
-) -> dict[str, Any]:
-    switches = {
+def _switches(body: ContextFields) -> dict[str, Any]:
+    return {
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "verbosity": body.text.verbosity if body.text else None,
     }
-    return to_template_vars(switches, variables, spec)
-
-
-def _top_logprobs(body: ResponseRequest, spec: ModelSpec) -> int | None:
-    """Log probabilities are computed only for who includes them in the answer."""
-    if LOGPROBS not in (body.include or ()):
-        return None
-    require("logprobs", "include", spec)
-    return body.top_logprobs or 0

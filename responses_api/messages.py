@@ -13,9 +13,8 @@ from typing import Any
 from inference_site.domain import messages as domain
 from inference_site.domain.custom_tools import custom_arguments
 from inference_site.domain.messages import Message, ToolCall
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.content import to_file, to_image
+from inference_site.request_fields.content import joined, to_file, to_image
 from inference_site.request_fields.wire.content import InputFile
 from responses_api.items import ItemData
 from responses_api.sealing import unseal
@@ -47,11 +46,11 @@ class _Turn:
 
 
 def to_messages(
-    instructions: str | None, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int
+    instructions: str | None, items: Sequence[PlacedItem], project_id: int
 ) -> tuple[Message, ...]:
-    """Return the turns. Raise InvalidRequestError for a call without its result, a result without
-    its call, and content that the model cannot take."""
-    fold = _Fold(items, spec, project_id)
+    """Return the turns. Raise InvalidRequestError for a call without its result, and for a result
+    without its call."""
+    fold = _Fold(items, project_id)
     if instructions:
         fold.messages.append(Message("system", instructions))
     for item in items:
@@ -61,9 +60,9 @@ def to_messages(
 
 
 class _Fold:
-    def __init__(self, items: Sequence[PlacedItem], spec: ModelSpec, project_id: int) -> None:
+    def __init__(self, items: Sequence[PlacedItem], project_id: int) -> None:
         self.messages: list[Message] = []
-        self._spec, self._project_id = spec, project_id
+        self._project_id = project_id
         self._turn = _Turn()
         self._outputs: dict[str, list[PlacedItem]] = {}
         for item in items:
@@ -163,10 +162,7 @@ class _Fold:
         self, parts: list[dict[str, Any]], where: str
     ) -> tuple[str | None, tuple[domain.Part, ...]]:
         """Return the text, or None and the parts when there is more than text."""
-        taken = tuple(self._part(part, f"{where}[{i}]") for i, part in enumerate(parts))
-        if all(isinstance(part, domain.TextPart) for part in taken):
-            return "".join(p.text for p in taken if isinstance(p, domain.TextPart)), ()
-        return None, taken
+        return joined([self._part(part, f"{where}[{i}]") for i, part in enumerate(parts)])
 
     def _part(self, part: dict[str, Any], where: str) -> domain.Part:
         match part["type"]:
@@ -177,7 +173,7 @@ class _Fold:
                         param=f"{where}.image_url",
                         code="missing_required_parameter",
                     )
-                return to_image(part["image_url"], f"{where}.image_url", self._spec)
+                return to_image(part["image_url"], f"{where}.image_url")
             case "input_file":
                 return self._file(part, where)
             case _:
@@ -191,7 +187,7 @@ class _Fold:
                 code="unsupported_parameter",
             )
         fields = {key: part.get(key) for key in ("file_data", "file_id", "filename")}
-        return to_file(InputFile.model_validate(fields), where, self._spec)
+        return to_file(InputFile.model_validate(fields), where)
 
 
 def _plain_text(parts: list[dict[str, Any]]) -> str:

@@ -8,9 +8,10 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.streams.request_documents import Document
+from inference_site.submission.model_access import resolved
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
-from responses_api.creation import to_document
+from responses_api.creation import ResponseAssembly, to_document
 from responses_api.events import decode
 from responses_api.history import history_of, items_before
 from responses_api.items import IdentifiedItem
@@ -35,7 +36,7 @@ def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | 
     return assembler
 
 
-def rebuild(generation_id: str) -> Document | None:
+def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     """Return the request document of a stored response anew."""
     stored = _find(generation_id)
     spec = None if stored is None else catalogue().find(stored.model)
@@ -48,9 +49,8 @@ def rebuild(generation_id: str) -> Document | None:
     before = history_of(stored.previous) if stored.previous else items_before(stored)
     context = Context(new, before, stored.previous, stored.conversation)
     body = ResponseRequest.model_validate(stored.request)
-    return to_document(
-        stored.project_id, body, context, spec, stored_response(stored, []).model_dump()
-    )
+    response = stored_response(stored, []).model_dump()
+    return to_document(stored.project_id, body, context, resolved(spec), response)
 
 
 def _find(public_id: str) -> StoredResponse | None:

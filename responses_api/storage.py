@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -15,6 +15,7 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
+from inference_site.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context
 from responses_api.items import IdentifiedItem, from_wire
@@ -101,10 +102,8 @@ def _rows(
     ]
 
 
-def settle(
-    generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
-) -> None:
-    """Keep the end of a response, if it is stored (see ``generations.kinds.Settle``)."""
+def settle(generation_id: str, status: str, assembler: Assembler, store: ToStore | None) -> None:
+    """Keep the end of a response, if it is stored (see ``generations.kinds.StoreResult``)."""
     assert isinstance(assembler, ResponseAssembler)
     final = assembler.response
     stored = StoredResponse.objects.filter(public_id=generation_id).first()

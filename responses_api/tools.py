@@ -7,7 +7,7 @@ from typing import Any
 from inference_site.domain import request as domain
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.tools import ToolPlan, only
+from inference_site.request_fields.mapping import ToolPlan, only
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,

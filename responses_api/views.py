@@ -16,7 +16,7 @@ from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import hub
 from inference_site.generations.cancel import cancel
 from inference_site.streams.event_log import Batch, follow, read_log
-from inference_site.submission.submit import disconnect_grace_s, submit, submit_unfollowed
+from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.context import find_response
 from responses_api.creation import create
 from responses_api.history import before
@@ -54,8 +54,8 @@ class ResponsesView(ApiView):
         try:
             if body.background and not body.stream:
                 queued = Response({**creation.response, "status": "queued"})
-                return submit_unfollowed(request, creation.job, queued)
-            return submit(request, creation.job)
+                return respond(request, creation.submission, queued)
+            return respond(request, creation.submission)
         except ConversationLocked as locked:
             call_again(request, locked.wait)
             raise

@@ -49,6 +49,11 @@ class CompletionRequest(SamplingFields):
     grammar: GrammarField | None = None
     user: EndUser | None = None
 
+    @property
+    def picks(self) -> bool:
+        """Whether only some of the choices are to be returned."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
+
 
 class CompletionLogprobs(WireObject):
     """``choices[].logprobs``: parallel lists, one entry a token; offsets are characters."""

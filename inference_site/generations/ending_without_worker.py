@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
@@ -29,8 +30,8 @@ def end_in_place(
     with transaction.atomic():
         if not move():
             return False
-        if kind.settle is not None and assembler is not None:
-            kind.settle(generation.public_id, status, assembler, None)
+        if kind.store_result is not None and assembler is not None:
+            kind.store_result(generation.public_id, status, assembler, None)
     error_code = "" if ending is None else ending.error_code
     count_ended(generation.model, generation.kind, status, error_code)
     if ending is None:
@@ -46,7 +47,7 @@ def end_in_place(
 
 
 def _ended(
-    kind: Kind, generation_id: str, error: Exception | None
+    kind: Kind[Any], generation_id: str, error: Exception | None
 ) -> tuple[Assembler | None, Ending | None, int | None]:
     """Return the ending, what made it, and the number of its first frame, if they depend on it."""
     if kind.recover is not None:

@@ -8,13 +8,13 @@ alike: what was streamed and what is stored cannot differ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
-from inference_site.streams.request_documents import Document
+from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
@@ -48,15 +48,15 @@ class Assembler(ABC):
         """End because of this error."""
 
 
-class Settle(Protocol):
+class StoreResult(Protocol):
     """Keeps the result of a generation."""
 
     def __call__(
-        self, generation_id: str, status: str, assembler: Assembler, order: Mapping[str, Any] | None
+        self, generation_id: str, status: str, assembler: Assembler, store: ToStore | None
     ) -> None:
         """Keep it. Runs in the transaction of the final row, once, whatever the status is.
 
-        ``order`` is the ``store`` of the request document, or None when that is not at hand.
+        ``store`` is that of the request document, or None when the document is not at hand.
         """
 
 
@@ -68,33 +68,35 @@ class Failure(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Generic[AssemblyT]):
     """How generations of one kind are assembled, and kept.
 
-    ``assembler`` takes the ``assembly`` of the request document. ``failure`` ends a generation that
-    has no assembler: its document is gone, it never reached a worker, or its frames were lost.
+    ``assembler`` takes the ``assembly`` of the request document, which is of the type ``assembly``.
+    ``failure`` ends a generation that has no assembler: its document is gone, it never reached a
+    worker, or its frames were lost.
 
-    Kinds whose results outlive their streams have the others too: ``settle``; ``recover``, which
-    makes an assembler from the id and the frames sent so far (None when there is too little to go
-    by), for what must be ended in place of its worker; and ``rebuild``, which makes the request
-    document anew when it was lost (None when that cannot be).
+    Kinds whose results outlive their streams have the others too: ``store_result``; ``recover``,
+    which makes an assembler from the id and the frames sent so far (None when there is too little
+    to go by), for what must be ended in place of its worker; and ``rebuild``, which makes the
+    request document anew when it was lost (None when that cannot be).
     """
 
-    assembler: Callable[[dict[str, Any]], Assembler]
+    assembly: type[AssemblyT]
+    assembler: Callable[[AssemblyT], Assembler]
     failure: Failure
-    settle: Settle | None = None
+    store_result: StoreResult | None = None
     recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
-    rebuild: Callable[[str], Document | None] | None = None
+    rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
 
 
-_kinds: dict[str, Kind] = {}
+_kinds: dict[str, Kind[Any]] = {}
 
 
-def register(name: str, kind: Kind) -> None:
+def register(name: str, kind: Kind[Any]) -> None:
     """Declare a kind of generation; an API app does it when Django starts."""
     _kinds[name] = kind
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> Kind[Any]:
     """Return a kind. Raise KeyError for one that no installed app registered."""
     return _kinds[name]

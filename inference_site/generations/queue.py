@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any, Protocol
 
 import redis.exceptions
 from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
 
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import live_view
 from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.load_deadlines import wait_for_load
-from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.models import Generation, Status
 from inference_site.generations.wake_ups import (
     ENOUGH_WAKE_UPS,
     count_wake_ups,
@@ -30,26 +28,11 @@ from inference_site.observability.tracing import begin, current
 from inference_site.streams.request_documents import Document, drop_document, save_document
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueue:
-    """What to write into the new Generation row."""
+class WithRow(Protocol):
+    """Something that is committed together with the row of a generation."""
 
-    kind: str
-    generation_id: str
-    model: str
-    project_id: int
-    api_key_id: int
-    request_id: str
-    streamed: bool
-    service_class: ServiceClass = ServiceClass.FOREGROUND
-    end_user: str = ""
-    background: bool = False
-    ignored_params: list[str] = field(default_factory=list)
-    reserved_tokens: int = 0
-    reserved_cost: Decimal = Decimal(0)
-    created_at: dt.datetime = field(default_factory=timezone.now)
-    continues: str = ""
-    """The generation whose prefix it has; its worker is preferred."""
+    def write(self) -> None:
+        """Write it. What this raises refuses the generation."""
 
 
 def new_id(prefix: str) -> str:
@@ -58,84 +41,58 @@ def new_id(prefix: str) -> str:
 
 
 def enqueue(
-    order: Enqueue,
-    document: Document,
+    row: Generation,
+    document: Document[Any],
     follower: str | None,
     frames: Sequence[bytes] = (),
-    record: Callable[[], None] | None = None,
+    continues: str = "",
+    with_row: WithRow | None = None,
 ) -> None:
     """Accept a generation: keep its document, commit its row, send a wake-up.
 
-    ``follower`` is the channel of who follows its stream, ``frames`` what that begins with;
-    ``record`` writes what else is to be committed with the row.
+    ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``frames`` what
+    that begins with. ``continues`` is the generation whose prefix it has; its worker is preferred.
 
     Raise QueueFull when the model's queue is at its bound. When Redis or PostgreSQL is down their
     errors pass through and nothing is accepted, except that a wake-up that cannot be sent is no
     error: the row is committed, and maintenance sends one later.
     """
-    note(generation_id=order.generation_id, model=order.model)
-    span = begin(
-        "enqueue", "producer", current.get(), model=order.model, generation_id=order.generation_id
-    )
+    note(generation_id=row.public_id, model=row.model)
+    span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
-        _enqueue(order, replace(document, traceparent=span.traceparent), follower, frames, record)
+        unread = _check_bound(row.model)
+        preferred = preference(row.model, continues)
+        row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
+        document = replace(document, traceparent=span.traceparent)
+        save_document(row.public_id, document, follower, frames)
+        _commit(row, with_row)
+        if unread < ENOUGH_WAKE_UPS:
+            _wake(row.model, preferred)
     finally:
         span.end()
 
 
-def _enqueue(
-    order: Enqueue,
-    document: Document,
-    follower: str | None,
-    frames: Sequence[bytes],
-    record: Callable[[], None] | None,
-) -> None:
-    unread = _check_bound(order.model)
-    preferred = preference(order.model, order.continues)
-    save_document(order.generation_id, document, follower, frames)
+def _commit(row: Generation, with_row: WithRow | None) -> None:
+    """Write the row and what goes with it; forget the document when that fails."""
     try:
         # Before the row is committed: when Redis fails, nothing is accepted.
-        if settings.LOAD_WAIT_S and not order.background and not live_view.serving(order.model):
-            wait_for_load(order.generation_id, settings.LOAD_WAIT_S)
-        _commit(order, preferred, record)
+        if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
+            wait_for_load(row.public_id, settings.LOAD_WAIT_S)
+        with nullcontext() if with_row is None else transaction.atomic():
+            row.save(force_insert=True)
+            if with_row is not None:
+                with_row.write()
     except BaseException:
-        with contextlib.suppress(redis.exceptions.RedisError):
-            drop_document(order.generation_id)
+        with suppress(redis.exceptions.RedisError):
+            drop_document(row.public_id)
         raise
-    if unread < ENOUGH_WAKE_UPS:
-        send_wake_up(order.model, preferred.worker)
-        if preferred.worker:  # It may be busy, or dead: the others hear of it later.
-            delayed_wake_ups.send(order.model, preferred.open_after_s)
 
 
-def _commit(order: Enqueue, preferred: Preference, record: Callable[[], None] | None) -> None:
-    if record is None:
-        _create_row(order, preferred)
-        return
-    with transaction.atomic():
-        _create_row(order, preferred)
-        record()
-
-
-def _create_row(order: Enqueue, preferred: Preference) -> None:
-    Generation.objects.create(
-        public_id=order.generation_id,
-        kind=order.kind,
-        project_id=order.project_id,
-        api_key_id=order.api_key_id,
-        model=order.model,
-        request_id=order.request_id,
-        service_class=order.service_class,
-        streamed=order.streamed,
-        background=order.background,
-        end_user=order.end_user,
-        ignored_params=order.ignored_params,
-        preferred_worker=preferred.worker,
-        preferred_until=preferred.until,
-        reserved_tokens=order.reserved_tokens,
-        reserved_cost=order.reserved_cost,
-        created_at=order.created_at,
-    )
+def _wake(model: str, preferred: Preference) -> None:
+    """Wake the worker that is preferred, and later all of them: it may be busy, or dead."""
+    send_wake_up(model, preferred.worker)
+    if preferred.worker:
+        delayed_wake_ups.send(model, preferred.open_after_s)
 
 
 def _check_bound(model: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -14,11 +14,6 @@ from inference_site.streams.ending import Ending
 
 class WholeAnswerAssembler(Assembler):
     """Assembles one answer (see ``generations.kinds.Assembler``)."""
-
-    @classmethod
-    def from_assembly(cls, assembly: dict[str, Any]) -> Self:
-        """Make it from the ``assembly`` of a request document, which has the arguments' names."""
-        return cls(**assembly)
 
     @abstractmethod
     def answer(self) -> dict[str, Any]:
@@ -45,19 +40,19 @@ def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: i
     """End a completion of either kind: a status before the first byte, an event after it.
 
     ``partial`` is the object with what was answered until then. Events of completions have no
-    numbers, so that of the ``first`` is not told (see ``generations.kinds.Failure``).
+    numbers, so ``first`` has no meaning here (see ``generations.kinds.Failure``).
     """
-    told = api_error(error)
-    envelope = told.envelope
+    answer = api_error(error)
+    envelope = answer.envelope
     if partial is not None:
         envelope["error"]["partial_response"] = partial
     body = orjson.dumps(envelope)
     event = b"data: " + body + b"\n\n"
     return Ending(
         [event, DONE],
-        told.status,
+        answer.status,
         body,
-        error_code=told.code or told.type,
+        error_code=answer.code or answer.type,
         is_early=True,
-        retry_after_s=told.retry_after_s,
+        retry_after_s=answer.retry_after_s,
     )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from inference_site.domain.model_spec import ModelSpec
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from inference_site.api.payload import WireRequest
+from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.fleet.fleet import capabilities_of
+from inference_site.submission.model_access import ResolvedModel
+
+LOGPROBS = "message.output_text.logprobs"
+"""The entry of ``include`` that asks for log probabilities."""
 
 _ENDPOINTS = {
     "chat": "chat completions",
@@ -15,21 +23,120 @@ _ENDPOINTS = {
 }
 
 
-def require(capability: str, param: str, spec: ModelSpec) -> None:
-    """Raise InvalidRequestError naming the parameter that the model has no use for."""
-    if capability not in capabilities_of(spec):
-        raise InvalidRequestError(
-            f"Unsupported parameter: '{param}' is not supported with the model `{spec.id}`.",
-            param=param,
-            code="unsupported_parameter",
-        )
+def _is_given(value: object) -> bool:
+    return value is not None
 
 
-def require_endpoint(capability: str, spec: ModelSpec) -> None:
+def _is_false(value: object) -> bool:
+    return value is False
+
+
+def _is_several(value: int | None) -> bool:
+    return value is not None and value > 1
+
+
+def _is_many_prompts(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int)
+
+
+def _has_type(*types: str) -> Callable[[Any], bool]:
+    return lambda value: getattr(value, "type", None) in types
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A field of requests, and the capability that it needs when ``when`` is true of its value.
+
+    ``field`` is a path. Errors name the field ``param``, which is the path unless it is given.
+    """
+
+    field: str
+    capability: str
+    when: Callable[[Any], bool] = _is_given
+    param: str = ""
+
+
+_NEEDS = (
+    _Need("tools", "tools", bool),
+    _Need("functions", "tools", bool),
+    _Need("stop_token_ids", "stop_token_ids", bool),
+    _Need("mirostat", "mirostat", bool),
+    _Need("cache_prompt", "cache_prompt", _is_false),
+    _Need("lora", "lora"),
+    _Need("logprobs", "logprobs", lambda value: value is not None and value is not False),
+    _Need("picks", "logprobs", bool, param="best_of"),
+    _Need("include", "logprobs", lambda value: LOGPROBS in (value or ())),
+    _Need("best_of", "choices", _is_several),
+    _Need("n", "choices", _is_several),
+    _Need("prompt", "choices", _is_many_prompts),
+    _Need("response_format", "grammar", _has_type("json_object", "json_schema")),
+    _Need("text.format", "grammar", _has_type("json_object")),
+    _Need("text.format", "grammar", _has_type("json_schema"), param="text.format.schema"),
+    _Need("grammar", "grammar"),
+    _Need("enable_thinking", "chat_template"),
+    _Need("reasoning_effort", "chat_template"),
+    _Need("reasoning.effort", "chat_template", param="reasoning_effort"),
+    _Need("verbosity", "chat_template"),
+    _Need("text.verbosity", "chat_template", param="verbosity"),
+    _Need("chat_template_kwargs", "chat_template"),
+    _Need("template_vars", "chat_template"),
+    _Need("reasoning_budget", "chat_template"),
+    _Need("response_prefix", "response_prefix", bool),
+    _Need("add_generation_prompt", "response_prefix", _is_false),
+    _Need("suffix", "suffix"),
+    _Need("dimensions", "dimensions"),
+)
+"""All fields that not every model honours, in the order in which they are checked."""
+
+
+def require_fields(
+    model: ResolvedModel, endpoint: str, body: WireRequest, unused: Collection[str] = ()
+) -> None:
+    """Raise InvalidRequestError for the first field that asks for what the model cannot do.
+
+    ``endpoint`` is a capability, too. ``unused`` are fields that this request does not make use of.
+    """
+    require_endpoint(model, endpoint)
+    for need in _NEEDS:
+        if need.capability in model.capabilities or need.field in unused:
+            continue
+        if need.when(_value(body, need.field)):
+            raise _unsupported(need.param or need.field, model)
+
+
+def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
     """Raise InvalidRequestError for a model that is not for this endpoint at all."""
-    if capability not in capabilities_of(spec):
+    if endpoint not in model.capabilities:
         raise InvalidRequestError(
-            f"The model `{spec.id}` does not support {_ENDPOINTS[capability]}.",
+            f"The model `{model.spec.id}` does not support {_ENDPOINTS[endpoint]}.",
             param="model",
             code="unsupported_model",
         )
+
+
+def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:
+    """Raise InvalidRequestError for an image or a sound that the model cannot take."""
+    for part in (part for message in messages for part in message.parts):
+        if isinstance(part, ImagePart) and "vision" not in model.capabilities:
+            raise _unsupported(part.param, model)
+        if isinstance(part, AudioPart) and "audio" not in model.capabilities:
+            raise _unsupported(part.param.removesuffix(".data"), model)
+
+
+def _value(body: object, path: str) -> Any:
+    """Return the value of a field that the body's class declares, else None."""
+    for name in path.split("."):
+        if not isinstance(body, WireRequest):
+            return None
+        if name not in type(body).model_fields and not hasattr(type(body), name):
+            return None
+        body = getattr(body, name)
+    return body
+
+
+def _unsupported(param: str, model: ResolvedModel) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Unsupported parameter: '{param}' is not supported with the model `{model.spec.id}`.",
+        param=param,
+        code="unsupported_parameter",
+    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from inference_site.domain import messages as domain
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require
 from inference_site.request_fields.wire.content import (
     AudioPart,
     Content,
@@ -21,23 +20,23 @@ from inference_site.request_fields.wire.content import (
 )
 
 
-def to_content(
-    content: Content, where: str, spec: ModelSpec
-) -> tuple[str | None, tuple[domain.Part, ...]]:
+def to_content(content: Content, where: str) -> tuple[str | None, tuple[domain.Part, ...]]:
     """Return the text, or None and the parts. ``where`` is the content's place in the request.
 
-    Raise InvalidRequestError for media that the model cannot take, and for files that are neither
-    text nor an image.
+    Raise InvalidRequestError for files that are neither text nor an image.
     """
     if isinstance(content, str):
         return content, ()
-    parts = tuple(to_part(part, f"{where}[{i}]", spec) for i, part in enumerate(content))
-    if all(isinstance(part, domain.TextPart) for part in parts):
-        return "".join(part.text for part in parts if isinstance(part, domain.TextPart)), ()
-    return None, parts
+    return joined([to_part(part, f"{where}[{i}]") for i, part in enumerate(content)])
 
 
-def to_part(part: Part, where: str, spec: ModelSpec) -> domain.Part:
+def joined(parts: Sequence[domain.Part]) -> tuple[str | None, tuple[domain.Part, ...]]:
+    """Return the text of parts, or None and the parts when there is more than text in them."""
+    texts = [part.text for part in parts if isinstance(part, domain.TextPart)]
+    return ("".join(texts), ()) if len(texts) == len(parts) else (None, tuple(parts))
+
+
+def to_part(part: Part, where: str) -> domain.Part:
     """Return one part. Raise InvalidRequestError."""
     match part:
         case TextPart():
@@ -45,18 +44,16 @@ def to_part(part: Part, where: str, spec: ModelSpec) -> domain.Part:
         case RefusalPart():
             return domain.TextPart(part.refusal)
         case ImagePart():
-            return to_image(part.image_url.url, f"{where}.image_url.url", spec)
+            return to_image(part.image_url.url, f"{where}.image_url.url")
         case AudioPart():
-            require("audio", f"{where}.input_audio", spec)
             sound = part.input_audio
             return domain.AudioPart(sound.data, sound.format, f"{where}.input_audio.data")
         case FilePart():
-            return to_file(part.file, f"{where}.file", spec)
+            return to_file(part.file, f"{where}.file")
 
 
-def to_image(url: str, where: str, spec: ModelSpec) -> domain.ImagePart:
+def to_image(url: str, where: str) -> domain.ImagePart:
     """Return the image. Raise InvalidRequestError for a URL that nothing may be fetched from."""
-    require("vision", where, spec)
     try:
         scheme = urlsplit(url).scheme.lower()
     except ValueError:
@@ -70,7 +67,7 @@ def to_image(url: str, where: str, spec: ModelSpec) -> domain.ImagePart:
     return domain.ImagePart(url, where)
 
 
-def to_file(file: InputFile, where: str, spec: ModelSpec) -> domain.Part:
+def to_file(file: InputFile, where: str) -> domain.Part:
     """Return the text of a file, under its name, or its image. Raise InvalidRequestError."""
     if file.file_id is not None:
         raise InvalidRequestError(
@@ -85,7 +82,7 @@ def to_file(file: InputFile, where: str, spec: ModelSpec) -> domain.Part:
         )
     where = f"{where}.file_data"
     if file.file_data.startswith("data:image/"):
-        return to_image(file.file_data, where, spec)
+        return to_image(file.file_data, where)
     return domain.TextPart(_named(file.filename, _decode(file.file_data, where)))
 
 

@@ -7,8 +7,8 @@ that must not be stored never reaches PostgreSQL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, overload
 
 import orjson
 from django.conf import settings
@@ -28,42 +28,80 @@ from inference_site.streams.event_log import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A request document: what the engine is asked, what the assembler of the API app needs, and
-    what is to be kept of the result. ``traceparent`` is of the trace it belongs to, if any."""
+@dataclass(frozen=True)
+class Assembly:
+    """What the assembler of one kind of generation needs; each kind has a subclass."""
+
+
+AssemblyT = TypeVar("AssemblyT", bound=Assembly)
+
+
+@dataclass(frozen=True)
+class ToStore:
+    """What is kept of a chat completion beside its answer; the messages are as they were sent."""
+
+    project_id: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)  # Without slots it is encoded faster.
+class Document(Generic[AssemblyT]):
+    """A request document: what the engine is asked, how its answer is told, what is kept of it.
+
+    ``traceparent`` is of the trace it belongs to, if any. During an upgrade the release before and
+    the release after read it too. So a new field here, or in anything that this contains, has a
+    default; a field whose name or meaning changes gets a new name; and unknown fields are ignored.
+    """
 
     request: GenerationRequest
-    assembly: dict[str, Any]
-    store: dict[str, Any] | None = None
+    assembly: AssemblyT
+    store: ToStore | None = None
     traceparent: str = ""
 
 
-_adapter = TypeAdapter(Document)
+_readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What is known of a generation when a worker begins it.
+class Loaded(Generic[AssemblyT]):
+    """What is kept of a request. ``document`` is None when it is lost.
 
-    ``document`` is None when it has expired or its server lost it. ``frames`` were sent before: by
-    who accepted the request, or by an earlier attempt.
+    It has expired or its server lost it. ``frames`` were sent before: by who accepted the request,
+    or by an earlier attempt.
     """
 
-    document: Document | None
+    document: Document[AssemblyT] | None
     is_cancelled: bool
     frames: list[bytes]
 
 
+def encode(document: Document[Any]) -> bytes:
+    """Return the document as JSON."""
+    return orjson.dumps(document)
+
+
+def decode(data: bytes, assembly: type[AssemblyT]) -> Document[AssemblyT]:
+    """Return the document of a kind whose assembler needs this. Raise pydantic's ValidationError
+    when something without a default is missing."""
+    reader = _readers.get(assembly)
+    if reader is None:
+        reader = _readers[assembly] = TypeAdapter(Document[assembly])  # type: ignore[valid-type]
+    return reader.validate_json(data)
+
+
 def save_document(
-    generation_id: str, document: Document, follower: str | None, frames: Sequence[bytes] = ()
+    generation_id: str,
+    document: Document[Any],
+    follower: str | None,
+    frames: Sequence[bytes] = (),
 ) -> None:
     """Keep the document until the generation ends; with it begins the log of its stream.
 
     ``follower`` is the channel of who follows the stream, ``frames`` what it begins with.
     """
     pipeline = client_for(generation_id).pipeline(transaction=False)
-    pipeline.set(document_key(generation_id), orjson.dumps(document), ex=settings.RUN_TTL_S)
+    pipeline.set(document_key(generation_id), encode(document), ex=settings.RUN_TTL_S)
     if follower is not None:
         pipeline.sadd(followers_key(generation_id), follower)
         pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
@@ -80,12 +118,23 @@ def drop_document(generation_id: str) -> None:
     client_for(generation_id).delete(*(key(generation_id) for key in keys))
 
 
-def load_document(generation_id: str) -> Loaded:
-    """Return the document, whether somebody cancelled it meanwhile, and the frames sent so far."""
+@overload
+def load_document(generation_id: str) -> Loaded[Assembly]: ...
+
+
+@overload
+def load_document(generation_id: str, assembly: type[AssemblyT]) -> Loaded[AssemblyT]: ...
+
+
+def load_document(generation_id: str, assembly: type[Any] = Assembly) -> Loaded[Any]:
+    """Return the document, whether somebody cancelled it meanwhile, and the frames sent so far.
+
+    ``assembly`` is the type of the generation's kind; without it that part is left out.
+    """
     pipeline = client_for(generation_id).pipeline(transaction=False)
     pipeline.get(document_key(generation_id))
     pipeline.exists(cancel_key(generation_id))
     pipeline.xrange(log_key(generation_id))
     data, cancelled, entries = pipeline.execute()
-    document = None if data is None else _adapter.validate_json(data)
+    document = None if data is None else decode(data, assembly)
     return Loaded(document, bool(cancelled), frames_of(batches_of(entries)))

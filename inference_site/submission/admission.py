@@ -8,7 +8,7 @@ the generation, so that however many come at once, no more get in than may.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -26,7 +26,7 @@ from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import QuotaError, RateLimitError
-from inference_site.usage.settlement import settle_for_request
+from inference_site.generations.queue import WithRow
 
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
 _GENERATES = ("chat", "complete")
@@ -43,70 +43,59 @@ WHERE project_id = %(project_id)s AND status IN ('queued', 'running')
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What was counted of a request and when, and what its answer's headers say of it."""
+    """What was counted of a request and when, and what its answer's headers say of it.
+
+    ``with_row`` is what the request itself has written with its row. An admission is written with
+    the row, too: what it holds is what the key and the project may not exceed together.
+    """
 
     caller: Caller
     estimate: Estimate
     at: dt.datetime
     headers: dict[str, str] = field(default_factory=dict)
+    with_row: WithRow | None = None
 
     @property
-    def holds(self) -> bool:
-        """Whether something is to be held in the transaction that accepts the generation."""
-        caller = self.caller
-        runs = (caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs)
-        return caller.has_budget or runs != (None, None)
+    def has_more_to_write(self) -> bool:
+        """Whether anything is to be written or checked in the transaction of the row."""
+        has_limit = _run_limits(self.caller) != (None, None)
+        return self.with_row is not None or self.caller.has_budget or has_limit
+
+    def write(self) -> None:
+        """Write what belongs to the row, check the runs and reserve in budgets.
+
+        Raise RateLimitError or BudgetExhausted (see ``generations.queue.WithRow``).
+        """
+        if self.with_row is not None:
+            self.with_row.write()
+        _check_runs(self.caller)
+        if self.caller.has_budget:
+            reserve(self.caller.project_id, self.caller.api_key_id, self.estimate, self.at)
 
 
 @contextmanager
-def admitted(caller: Caller, request: GenerationRequest) -> Iterator[Admission]:
+def admitted(
+    caller: Caller, request: GenerationRequest, with_row: WithRow | None = None
+) -> Iterator[Admission]:
     """Count a request; give back what was counted when it is not accepted.
 
-    Raise RateLimitError when there are too many a minute.
+    Raise RateLimitError when there are too many a minute, QuotaError when a budget has no room.
     """
     estimate = estimate_of(caller, request)
     try:
         windows = rate_limits.hit(caller, estimate.tokens)
     except rate_limits.RateLimited as exc:
         _refuse_rate(exc)
+    headers = rate_limits.headers(windows)
     try:
-        yield Admission(caller, estimate, timezone.now(), rate_limits.headers(windows))
+        yield Admission(caller, estimate, timezone.now(), headers, with_row)
+    except BudgetExhausted as exc:
+        rate_limits.give_back(caller, estimate.tokens)
+        message = f"You exceeded your current quota: {exc} is used up."
+        raise QuotaError(message, retry_after_s=exc.retry_after_s, headers=headers) from exc
     except BaseException:
         rate_limits.give_back(caller, estimate.tokens)
         raise
-
-
-def accepting(admission: Admission, record: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return what is to be done in the transaction that accepts the generation, if anything is."""
-    if not admission.holds:
-        return record
-
-    def hold() -> None:
-        if record is not None:
-            record()
-        _check_runs(admission.caller)
-        if admission.caller.has_budget:
-            _reserve(admission)
-
-    return hold
-
-
-def retried(admission: Admission, accept: Callable[[], None]) -> None:
-    """Accept a generation; when a budget refuses it, account what has ended and try once more.
-
-    Raise QuotaError when the budget still has no room.
-    """
-    if not admission.caller.has_budget:
-        accept()
-        return
-    try:
-        accept()
-    except BudgetExhausted:
-        settle_for_request()
-        try:
-            accept()
-        except BudgetExhausted as exc:
-            _refuse_quota(exc, admission)
 
 
 def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
@@ -153,7 +142,7 @@ def _check_runs(caller: Caller) -> None:
 
     Called when the new one is written; what others wrote is counted after they committed.
     """
-    limits = (caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs)
+    limits = _run_limits(caller)
     if limits == (None, None):
         return
     owners = {"key_id": caller.api_key_id, "project_id": caller.project_id}
@@ -170,9 +159,9 @@ def _check_runs(caller: Caller) -> None:
             )
 
 
-def _reserve(admission: Admission) -> None:
-    caller = admission.caller
-    reserve(caller.project_id, caller.api_key_id, admission.estimate, admission.at)
+def _run_limits(caller: Caller) -> tuple[int | None, int | None]:
+    """Return how many runs there may be of the key and of the project; None is no limit."""
+    return caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs
 
 
 def _refuse_rate(exc: rate_limits.RateLimited) -> NoReturn:
@@ -181,12 +170,4 @@ def _refuse_rate(exc: rate_limits.RateLimited) -> NoReturn:
         f"Rate limit reached: {exc}. Please try again in {rate_limits.duration(wait_s)}.",
         retry_after_s=wait_s,
         headers=rate_limits.headers(exc.windows),
-    ) from exc
-
-
-def _refuse_quota(exc: BudgetExhausted, admission: Admission) -> NoReturn:
-    raise QuotaError(
-        f"You exceeded your current quota: {exc} is used up.",
-        retry_after_s=exc.retry_after_s,
-        headers=admission.headers,
     ) from exc

@@ -1,17 +1,44 @@
-"""Models as a caller sees them: which there are for it, and which of them it may use."""
+"""The model of a request: whether the caller may use it, who serves it, and what it can do."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import dataclass
 
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
-from inference_site.submission.serving import require_served
+from inference_site.errors.api_errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from inference_site.errors.exceptions import LOAD_RETRY_S
+from inference_site.fleet import fleet
+from inference_site.fleet.fleet import ModelStatus, NotLoadable
+from inference_site.fleet.leases import live_view
+
+_TRY_AGAIN_S = 60.0
+"""A model that could not be loaded is not tried again on demand for so long."""
 
 
-def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ModelSpec:
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model of the catalogue, and what requests to it may ask for."""
+
+    spec: ModelSpec
+    capabilities: frozenset[str]
+
+
+def resolved(spec: ModelSpec) -> ResolvedModel:
+    """Return the model with its capabilities, by the worker that serves it."""
+    return ResolvedModel(spec, fleet.capabilities_of(spec))
+
+
+def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ResolvedModel:
     """Return the model of this name; without one, the site's default.
 
     Raise InvalidRequestError when there is none, NotFoundError for one that is unknown or for other
@@ -37,9 +64,50 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
             code="model_not_allowed",
         )
     require_served(spec, background=background)
-    return spec
+    return resolved(spec)
 
 
 def may_use(caller: Caller, spec: ModelSpec) -> bool:
     """Whether the caller's key allows this model."""
     return not caller.allowed_models or spec.id in caller.allowed_models
+
+
+def require_served(spec: ModelSpec, *, background: bool = False) -> None:
+    """Return when the request can be queued: a worker serves its model, or will in time.
+
+    Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
+    for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded.
+    Raise UnavailableError, ``model_loading`` or ``no_worker``.
+    """
+    if live_view.serving(spec.id):
+        return
+    if not _is_loading(spec):
+        raise UnavailableError(
+            f"No worker serves the model `{spec.id}` now. Please try again later.",
+            code="no_worker",
+        )
+    if not background and not settings.LOAD_WAIT_S:
+        raise UnavailableError(
+            f"The model `{spec.id}` is being loaded. Please try again later.",
+            code="model_loading",
+            retry_after_s=LOAD_RETRY_S,
+        )
+
+
+def _is_loading(spec: ModelSpec) -> bool:
+    """Whether the model is on its way, if need be because this request had it loaded."""
+    status = fleet.status_of(spec.id)
+    if status == ModelStatus.LOADING:
+        return True
+    if not settings.LOAD_ON_DEMAND or (status == ModelStatus.FAILED and _failed_just_now(spec)):
+        return False
+    try:
+        fleet.load(None, spec.id)
+    except NotLoadable:
+        return False
+    return True
+
+
+def _failed_just_now(spec: ModelSpec) -> bool:
+    tried_at = max((served.since for served in live_view.having(spec.id)), default=0.0)
+    return time.time() - tried_at < _TRY_AGAIN_S

@@ -9,7 +9,7 @@ from inference_site.accounts.keys import caller_of_key
 from inference_site.admin_pages.bubbles import pretty
 from inference_site.errors.api_errors import ConflictError
 from inference_site.generations.models import Generation
-from inference_site.submission.submit import start_unfollowed
+from inference_site.submission.submit import submit
 from responses_api.creation import create
 from responses_api.history import before
 from responses_api.models import StoredResponse
@@ -58,5 +58,5 @@ def run_again(stored: StoredResponse, request_id: str) -> str:
         body["input"] = [item.data for item in before(stored)]
     body |= {"background": True, "store": True}
     creation = create(caller, ResponseRequest.model_validate(body))
-    start_unfollowed(caller, request_id, creation.job)
+    submit(creation.submission, request_id)
     return str(creation.response["id"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completions.assembler import CHAT, ChatAssembler
+from completions.assembler import CHAT, ChatAssembler, ChatAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
 from inference_site.domain.deltas import (
     Delta,
@@ -43,7 +43,7 @@ counts = st.integers(0, 2**31)
 
 
 def assembler(*, stream: bool = True, include_usage: bool = False) -> ChatAssembler:
-    return ChatAssembler("chatcmpl-1", 1_700_000_000, "demo", stream, include_usage)
+    return ChatAssembler(ChatAssembly("chatcmpl-1", 1_700_000_000, "demo", stream, include_usage))
 
 
 def run(deltas: Sequence[Delta], **options: bool) -> tuple[Frames, Ending]:
@@ -244,12 +244,6 @@ def test_a_failure_is_early_until_the_first_chunk() -> None:
 
 
 def test_the_kind_makes_the_assembler_from_the_document() -> None:
-    assembly = {
-        "completion_id": "chatcmpl-9",
-        "created": 5,
-        "model": "m",
-        "stream": True,
-        "include_usage": False,
-    }
+    assembly = ChatAssembly("chatcmpl-9", 5, "m", stream=True)
     role, _ = kind_of(CHAT).assembler(assembly).feed(TextDelta("a"))
     assert orjson.loads(role[6:])["id"] == "chatcmpl-9"

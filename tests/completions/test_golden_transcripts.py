@@ -11,15 +11,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import pytest
 
-from completions.assembler import ChatAssembler
-from completions.completion_assembler import CompletionAssembler
-from completions.embedding_assembler import EmbeddingAssembler
-from completions.token_assembler import TokenAssembler
+from completions.assembler import ChatAssembler, ChatAssembly
+from completions.completion_assembler import CompletionAssembler, CompletionAssembly
+from completions.embedding_assembler import EmbeddingAssembler, EmbeddingAssembly
+from completions.token_assembler import TokenAssembler, TokenAssembly
 from inference_site.domain.deltas import (
     Delta,
     EmbeddingDelta,
@@ -131,9 +131,10 @@ SCRIPTS = {
 def assembler(script: Script, *, stream: bool) -> Assembler:
     shared = {"created": 1_700_000_000, "model": "demo", "stream": stream, "include_usage": False}
     if script.kind == "chat":
-        return ChatAssembler(**{"completion_id": "chatcmpl-1", **shared, **script.options})
+        chat = {"completion_id": "chatcmpl-1", **shared, **script.options}
+        return ChatAssembler(ChatAssembly(**chat))
     defaults = {"completion_id": "cmpl-1", "echoes": [""], "logprobs": False}
-    return CompletionAssembler(**{**defaults, **shared, **script.options})
+    return CompletionAssembler(CompletionAssembly(**{**defaults, **shared, **script.options}))
 
 
 def transcript(script: Script) -> bytes:
@@ -179,17 +180,21 @@ def test_embeddings_are_as_they_were() -> None:
     third, fourth = b"\x00\x00\x40\x3f" * 2, b"\x00\x00\x00\x3f\x00\x00\x80\x3e"
     deltas: list[Delta] = [EmbeddingDelta(fourth, 1), EmbeddingDelta(third, 0), Usage(7)]
     told = [
-        indented(EmbeddingAssembler("demo", "float"), deltas),
-        indented(EmbeddingAssembler("demo", "base64"), deltas),
-        indented(EmbeddingAssembler("demo", "float", dimensions=1), deltas),
+        indented(EmbeddingAssembler(EmbeddingAssembly("demo", "float")), deltas),
+        indented(EmbeddingAssembler(EmbeddingAssembly("demo", "base64")), deltas),
+        indented(EmbeddingAssembler(EmbeddingAssembly("demo", "float", 1)), deltas),
     ]
     check("embeddings.json", b"".join(told))
 
 
+def tokens(answer: Literal["tokens", "text", "prompt"]) -> TokenAssembler:
+    return TokenAssembler(TokenAssembly(answer, "demo", 2048))
+
+
 def test_tokens_are_as_they_were() -> None:
     told = [
-        indented(TokenAssembler("tokens", "demo", 2048), [TokensDelta((1, 5)), Finish("stop")]),
-        indented(TokenAssembler("text", "demo", 2048), [TextDelta("Hé"), Finish("stop")]),
-        indented(TokenAssembler("prompt", "demo", 2048), [PromptDelta("<s>Hé", (1, 5))]),
+        indented(tokens("tokens"), [TokensDelta((1, 5)), Finish("stop")]),
+        indented(tokens("text"), [TextDelta("Hé"), Finish("stop")]),
+        indented(tokens("prompt"), [PromptDelta("<s>Hé", (1, 5))]),
     ]
     check("tokens.json", b"".join(told))

@@ -14,13 +14,14 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.submission.model_access import resolved
 
-SPEC = ModelSpec("demo", "scripted")
+MODEL = resolved(ModelSpec("demo", "scripted"))
 
 
 def mapped(**fields: Any) -> GenerationRequest:
     body = {"model": "Demo", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return to_generation_request(parse(ChatCompletionRequest, body), SPEC)
+    return to_generation_request(parse(ChatCompletionRequest, body), MODEL)
 
 
 def test_what_is_not_given_is_left_to_the_model() -> None:

@@ -20,12 +20,12 @@ from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.hub import hub
 from inference_site.generations.models import Generation
-from inference_site.generations.queue import Enqueue, new_id
+from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import queue_name
 from inference_site.storage.redis_clients import broker_client, site_client
 from inference_site.streams.request_documents import load_document
-from inference_site.submission import serving
-from inference_site.submission import submit as enqueue_module
+from inference_site.submission import model_access
+from inference_site.submission import submit as submit_module
 from tests.gateway.asgi import error_of, scope
 
 Key = tuple[ApiKey, str]
@@ -75,7 +75,7 @@ def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model, as far as its lease says."""
     name = new_id("host:")
     Lease(name, lambda: LiveWorker(name, (ModelReport("demo", slots=1, busy=0),))).renew()
-    monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
+    monkeypatch.setattr(model_access, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")
     prune()
@@ -251,12 +251,12 @@ def test_a_chunked_body_without_a_length_is_read(api: Api) -> None:
 def test_nobody_follows_what_was_not_accepted(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
 
-    def full(order: Enqueue, *_: Any) -> None:
-        refused.append(order.generation_id)
-        assert hub.readers(order.generation_id)  # It follows before anything can be sent.
+    def full(row: Generation, *_: Any) -> None:
+        refused.append(row.public_id)
+        assert hub.readers(row.public_id)  # It follows before anything can be sent.
         raise QueueFull
 
-    monkeypatch.setattr(enqueue_module, "enqueue", full)
+    monkeypatch.setattr(submit_module, "enqueue", full)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, response["Retry-After"]) == (503, "5")
     assert error_of(response)["code"] == "queue_full"
@@ -268,7 +268,7 @@ def test_a_model_without_a_live_worker_is_unavailable(
 ) -> None:
     view = LiveView(ttl_s=0)
     monkeypatch.setattr(view, "workers", list)
-    monkeypatch.setattr(serving, "live_view", view)
+    monkeypatch.setattr(model_access, "live_view", view)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, error_of(response)["code"]) == (503, "no_worker")
     assert not Generation.objects.exists()

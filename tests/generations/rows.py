@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from completions.assembler import CHAT
+from completions.assembler import CHAT, ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
@@ -27,13 +27,7 @@ def create_generation(api_key: ApiKey, **fields: Any) -> Generation:
     return Generation.objects.create(**row)
 
 
-def chat_document(generation_id: str, text: str, *, stream: bool = True) -> Document:
+def chat_document(generation_id: str, text: str, *, stream: bool = True) -> Document[ChatAssembly]:
     """Return the document of a chat completion that asks this of the model ``m``."""
-    assembly = {
-        "completion_id": generation_id,
-        "created": 1_700_000_000,
-        "model": "m",
-        "stream": stream,
-        "include_usage": False,
-    }
+    assembly = ChatAssembly(generation_id, 1_700_000_000, "m", stream)
     return Document(GenerationRequest("m", (Message("user", text),)), assembly)

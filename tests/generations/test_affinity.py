@@ -13,7 +13,7 @@ from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.generations import affinity, queue
 from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.generations.queue import enqueue, new_id
 from inference_site.generations.wake_ups import (
     DelayedWakeUps,
     count_wake_ups,
@@ -121,17 +121,8 @@ def test_the_preferred_worker_is_woken_and_later_all(
     monkeypatch.setattr(affinity, "live_view", view_of(serving(one, model), serving("two", model)))
     monkeypatch.setattr(queue, "delayed_wake_ups", DelayedWakeUps())
     id_ = new_id("chatcmpl-")
-    order = Enqueue(
-        "chat.completion",
-        id_,
-        model,
-        api_key[0].project_id,
-        api_key[0].pk,
-        "req_test",
-        streamed=True,
-        continues=before(api_key, one),
-    )
-    enqueue(order, chat_document(id_, "hi"), "web.one")
+    new = Generation(public_id=id_, model=model, api_key=api_key[0], project=api_key[0].project)
+    enqueue(new, chat_document(id_, "hi"), "web.one", continues=before(api_key, one))
     assert broker_client().llen(own_queue(one)) == 1
     row = Generation.objects.get(public_id=id_)
     assert row.preferred_worker == one

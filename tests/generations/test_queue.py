@@ -15,12 +15,13 @@ from pytest_django.fixtures import Settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from completions.assembler import ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import live_view
 from inference_site.generations import queue, wake_ups
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.generations.queue import enqueue, new_id
 from inference_site.generations.wake_ups import count_wake_ups, queue_name, send_wake_up
 from inference_site.storage.redis_clients import broker_client, client_for
 from inference_site.streams import request_documents
@@ -39,11 +40,10 @@ def model() -> Iterator[str]:
     broker_client().delete(queue_name(name))
 
 
-def order_of(api_key: ApiKey, model: str) -> tuple[Enqueue, Document]:
-    generation_id = new_id("chatcmpl-")
-    order = Enqueue(
+def new_row(api_key: ApiKey, model: str) -> tuple[Generation, Document[ChatAssembly]]:
+    row = Generation(
         kind="chat.completion",
-        generation_id=generation_id,
+        public_id=new_id("chatcmpl-"),
         model=model,
         project_id=api_key.project_id,
         api_key_id=api_key.pk,
@@ -51,34 +51,34 @@ def order_of(api_key: ApiKey, model: str) -> tuple[Enqueue, Document]:
         streamed=True,
         ignored_params=["logit_bias"],
     )
-    return order, chat_document(generation_id, "hi")
+    return row, chat_document(row.public_id, "hi")
 
 
 def test_enqueueing_writes_the_document_the_row_and_a_wake_up(api_key: Key, model: str) -> None:
-    order, document = order_of(api_key[0], model)
-    enqueue(order, document, "web.one")
-    row = Generation.objects.get(public_id=order.generation_id)
+    new, document = new_row(api_key[0], model)
+    enqueue(new, document, "web.one")
+    row = Generation.objects.get(public_id=new.public_id)
     assert (row.status, row.model, row.request_id) == (Status.QUEUED, model, "req_1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)
     assert (row.streamed, row.ignored_params) == (True, ["logit_bias"])
     assert row.service_class == ServiceClass.FOREGROUND
-    assert load_document(order.generation_id).document == document
-    followers = client_for(order.generation_id).smembers(followers_key(order.generation_id))
+    assert load_document(new.public_id, ChatAssembly).document == document
+    followers = client_for(new.public_id).smembers(followers_key(new.public_id))
     assert followers == {b"web.one"}
     assert count_wake_ups(model) == 1
 
 
 def test_the_content_of_a_request_never_reaches_postgresql(api_key: Key, model: str) -> None:
-    order, _ = order_of(api_key[0], model)
-    enqueue(order, chat_document(order.generation_id, "the secret word"), "web.one")
-    row = Generation.objects.filter(public_id=order.generation_id).values().get()
+    new, _ = new_row(api_key[0], model)
+    enqueue(new, chat_document(new.public_id, "the secret word"), "web.one")
+    row = Generation.objects.filter(public_id=new.public_id).values().get()
     assert "secret" not in repr(row)
 
 
 def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) -> None:
-    order, document = order_of(api_key[0], model)
-    enqueue(order, document, "web.one")
-    client, id_ = client_for(order.generation_id), order.generation_id
+    new, document = new_row(api_key[0], model)
+    enqueue(new, document, "web.one")
+    client, id_ = client_for(new.public_id), new.public_id
     for key in (document_key(id_), followers_key(id_)):
         assert 0 < int(client.ttl(key)) <= django_settings.RUN_TTL_S
 
@@ -89,11 +89,11 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     unreachable = Celery("unreachable", broker="redis://127.0.0.1:1/0", set_as_current=False)
     unreachable.conf.broker_transport_options = django_settings.CELERY_BROKER_TRANSPORT_OPTIONS
     monkeypatch.setattr(wake_ups, "current_app", unreachable)
-    order, document = order_of(api_key[0], model)
+    new, document = new_row(api_key[0], model)
     started = time.monotonic()
-    enqueue(order, document, "web.one")
+    enqueue(new, document, "web.one")
     assert time.monotonic() - started < 3  # The client waits for this.
-    assert Generation.objects.get(public_id=order.generation_id).status == Status.QUEUED
+    assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
     assert count_wake_ups(model) == 0
     assert f"could not send a wake-up for {model}" in caplog.text
 
@@ -103,9 +103,9 @@ def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
 ) -> None:
     unreachable = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     monkeypatch.setattr(request_documents, "client_for", lambda _: unreachable)
-    order, document = order_of(api_key[0], model)
+    new, document = new_row(api_key[0], model)
     with pytest.raises(redis.exceptions.ConnectionError):
-        enqueue(order, document, "web.one")
+        enqueue(new, document, "web.one")
     assert not Generation.objects.exists()
     assert count_wake_ups(model) == 0
 
@@ -118,19 +118,19 @@ def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_
 
     settings.LOAD_WAIT_S = 30
     monkeypatch.setattr(live_view, "serving", fail)
-    order, document = order_of(api_key[0], model)
+    new, document = new_row(api_key[0], model)
     with pytest.raises(redis.exceptions.ConnectionError):
-        enqueue(order, document, "web.one")
+        enqueue(new, document, "web.one")
     assert not Generation.objects.exists()
-    assert load_document(order.generation_id).document is None
+    assert load_document(new.public_id).document is None
     assert count_wake_ups(model) == 0
 
 
 def test_no_wake_up_is_sent_for_a_row_that_was_refused(api_key: Key, model: str) -> None:
-    order, document = order_of(api_key[0], model)
-    create_generation(api_key[0], public_id=order.generation_id)
+    new, document = new_row(api_key[0], model)
+    create_generation(api_key[0], public_id=new.public_id)
     with pytest.raises(IntegrityError):
-        enqueue(order, document, "web.one")
+        enqueue(new, document, "web.one")
     assert count_wake_ups(model) == 0
 
 
@@ -139,9 +139,9 @@ def test_the_queue_is_full_at_its_bound_and_not_before(
 ) -> None:
     settings.QUEUE_LIMIT = 3
     for _ in range(3):
-        enqueue(*order_of(api_key[0], model), "web.one")
+        enqueue(*new_row(api_key[0], model), "web.one")
     with pytest.raises(QueueFull):
-        enqueue(*order_of(api_key[0], model), "web.one")
+        enqueue(*new_row(api_key[0], model), "web.one")
     assert Generation.objects.filter(model=model).count() == 3
 
 
@@ -154,9 +154,9 @@ def test_the_bound_counts_only_what_waits_for_the_same_model(
         create_generation(api_key[0], model=model, status=Status.RUNNING)
         create_generation(api_key[0], model="another")
         send_wake_up(model)
-    enqueue(*order_of(api_key[0], model), "web.one")
+    enqueue(*new_row(api_key[0], model), "web.one")
     with pytest.raises(QueueFull):
-        enqueue(*order_of(api_key[0], model), "web.one")
+        enqueue(*new_row(api_key[0], model), "web.one")
 
 
 def test_wake_ups_are_counted_on_the_broker_even_when_it_is_a_server_of_its_own(
@@ -187,5 +187,5 @@ def test_no_more_wake_ups_are_sent_than_anybody_needs(
 ) -> None:
     monkeypatch.setattr(queue, "ENOUGH_WAKE_UPS", 3)
     for _ in range(5):
-        enqueue(*order_of(api_key[0], model), "web.one")
+        enqueue(*new_row(api_key[0], model), "web.one")
     assert count_wake_ups(model) == 3

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.messages import UserMessage
 from inference_site.api.payload import parse
-from inference_site.domain.messages import AudioPart, ImagePart, Part, TextPart
+from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.capabilities import require_media
 from inference_site.request_fields.content import to_content
+from inference_site.submission.model_access import resolved
 
 BLIND = ModelSpec("demo", "llama_cpp")
 SEEING = ModelSpec(
@@ -29,7 +31,9 @@ def content_of(content: Any, spec: ModelSpec = SEEING) -> tuple[str | None, tupl
     body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
     [message] = parse(ChatCompletionRequest, body).messages
     assert isinstance(message, UserMessage)
-    return to_content(message.content, "messages[0].content", spec)
+    said, parts = to_content(message.content, "messages[0].content")
+    require_media(resolved(spec), [Message("user", said, parts=parts)])
+    return said, parts
 
 
 def refused(part: dict[str, Any], spec: ModelSpec = SEEING) -> InvalidRequestError:

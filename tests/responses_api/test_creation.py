@@ -15,7 +15,7 @@ from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
-from inference_site.submission import serving
+from inference_site.submission import model_access
 from responses_api.creation import Creation, create
 from responses_api.events import decode
 from responses_api.wire.request import ResponseRequest
@@ -28,7 +28,7 @@ def _live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that serves the demo model."""
     name = new_id("host:")
     Lease(name, lambda: LiveWorker(name, (ModelReport("demo", slots=1, busy=0),))).renew()
-    monkeypatch.setattr(serving, "live_view", LiveView(ttl_s=0))
+    monkeypatch.setattr(model_access, "live_view", LiveView(ttl_s=0))
     yield
     site_client().delete(f"worker:{name}")
     prune()
@@ -63,7 +63,7 @@ def test_model_is_named_as_the_catalogue_names_it(project: Project) -> None:
 def test_who_waits_goes_first(
     project: Project, fields: dict[str, Any], expected: ServiceClass
 ) -> None:
-    assert created(project, **fields).job.service_class == expected
+    assert created(project, **fields).submission.service_class == expected
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_who_waits_goes_first(
 def test_events_are_made_for_who_may_read_them(
     project: Project, fields: dict[str, Any], emits: bool, records: bool
 ) -> None:
-    job = created(project, **fields).job
-    assert job.assembly["emits"] is emits
-    assert bool(job.frames) is emits
-    assert (job.record is not None) is records
+    submission = created(project, **fields).submission
+    assert submission.document.assembly.emits is emits
+    assert bool(submission.frames) is emits
+    assert (submission.with_row is not None) is records
 
 
 def test_stream_begins_when_the_response_is_accepted(project: Project) -> None:
-    frames = created(project, background=True).job.frames
+    frames = created(project, background=True).submission.frames
     assert [decode(frame)["type"] for frame in frames] == ["response.created", "response.queued"]
 
 
@@ -94,12 +94,12 @@ def test_site_decides_whether_streams_end_with_done(
     project: Project, settings: Settings, sends_done: bool
 ) -> None:
     settings.RESPONSES_SEND_DONE = sends_done
-    assert created(project).job.assembly["sends_done"] is sends_done
+    assert created(project).submission.document.assembly.sends_done is sends_done
 
 
 def test_end_user_is_the_safety_identifier_or_the_user(project: Project) -> None:
-    assert created(project, safety_identifier="a", user="b").job.end_user == "a"
-    assert created(project, user="b").job.end_user == "b"
+    assert created(project, safety_identifier="a", user="b").submission.end_user == "a"
+    assert created(project, user="b").submission.end_user == "b"
 
 
 @pytest.mark.parametrize(

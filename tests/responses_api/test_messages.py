@@ -9,6 +9,8 @@ import pytest
 from inference_site.domain.messages import ImagePart, Message, TextPart, ToolCall
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.capabilities import require_media
+from inference_site.submission.model_access import resolved
 from responses_api.items import to_data
 from responses_api.messages import PlacedItem, to_messages
 from responses_api.sealing import seal
@@ -26,7 +28,9 @@ def messages(
     """The turns that a request with these items has."""
     body = ResponseRequest.model_validate({"input": list(items)})
     placed = [PlacedItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    return to_messages(instructions, placed, spec, PROJECT)
+    turns = to_messages(instructions, placed, PROJECT)
+    require_media(resolved(spec), turns)
+    return turns
 
 
 def said(role: str, content: Any) -> dict[str, Any]:

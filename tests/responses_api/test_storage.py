@@ -195,7 +195,7 @@ def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.M
     assert [m.text for m in document.request.messages] == ["i", "a", "A", "b"]
     assert document.request.max_output_tokens == 9
     assert document.request.tools[0].parameters == {"d": None}
-    assert document.assembly["response"]["id"] == stored.public_id
+    assert document.assembly.response["id"] == stored.public_id
     assert rebuild("resp_none") is None
 
 

@@ -11,6 +11,7 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completions.assembler import ChatAssembly
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
@@ -213,9 +214,9 @@ def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
 def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
     document = chat_document(generation_id, "Zażółć gęślą jaźń 🦊")
     save_document(generation_id, document, follower="web.one")
-    assert load_document(generation_id) == Loaded(document, False, [])
+    assert load_document(generation_id, ChatAssembly) == Loaded(document, False, [])
     on_log(lambda log: log.request_cancel([generation_id]))
-    assert load_document(generation_id) == Loaded(document, True, [])
+    assert load_document(generation_id, ChatAssembly) == Loaded(document, True, [])
 
 
 @given(st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=4), max_size=6), st.data())

@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
+from completions.assembler import CHAT
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
@@ -18,11 +19,11 @@ from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport, Model
 from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import Enqueue, enqueue, new_id
+from inference_site.generations.queue import enqueue, new_id
 from inference_site.storage.redis_clients import site_client
 from inference_site.streams.request_documents import save_document
-from inference_site.submission import serving
-from inference_site.submission.serving import require_served
+from inference_site.submission import model_access
+from inference_site.submission.model_access import require_served
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]
@@ -38,7 +39,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
         view = LiveView()
         view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
-        for module in (serving, fleet, queue, maintenance):
+        for module in (model_access, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
     return see
@@ -130,12 +131,11 @@ def test_a_model_that_no_worker_can_load_has_no_worker(
 
 def accept(api_key: Key, *, background: bool = False) -> Generation:
     id_ = new_id("chatcmpl-")
-    order = Enqueue(
-        *("chat.completion", id_, "m", api_key[0].project_id, api_key[0].pk, "req_test"),
-        streamed=True,
-        background=background,
+    key, project = api_key[0], api_key[0].project
+    new = Generation(
+        kind=CHAT, public_id=id_, model="m", api_key=key, project=project, background=background
     )
-    enqueue(order, chat_document(id_, "hi"), "web.one")
+    enqueue(new, chat_document(id_, "hi"), "web.one")
     return Generation.objects.get(public_id=id_)
 
 

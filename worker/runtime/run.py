@@ -26,8 +26,7 @@ from inference_site.domain.errors import (
     WorkerLost,
 )
 from inference_site.domain.model_spec import Price
-from inference_site.domain.request import GenerationRequest
-from inference_site.generations.kinds import Assembler, kind_of
+from inference_site.generations.kinds import Assembler, Kind, kind_of
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
@@ -35,7 +34,7 @@ from inference_site.observability.tracing import Span, begin
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import frames_of, read_log
-from inference_site.streams.request_documents import Document, load_document
+from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
 from worker.media.resolve import resolve_media
 from worker.runtime.custom_calls import CustomCalls
@@ -54,7 +53,7 @@ class Run:
     def __init__(self, claim: Claim, stream: Stream) -> None:
         self._claim, self._stream = claim, stream
         self._assembler: Assembler | None = None
-        self._document_store: dict[str, Any] | None = None
+        self._store: ToStore | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
         self._unfinished = 1
@@ -91,6 +90,10 @@ class Run:
         if passed is not None and (frames := self._assembler.feed(passed)):
             self._stream.append(frames)
 
+    @property
+    def _kind(self) -> Kind[Any]:
+        return kind_of(self._claim.kind)
+
     def drive(self, engine: Engine) -> None:
         """Run to the end, whatever it is: never raises, and leaves a terminal state."""
         claim = self._claim
@@ -104,10 +107,10 @@ class Run:
             if self._claim.may_restart and self._give_back():
                 self._span.end("given back")
                 return
-            status, ending = Status.FAILED, self._told(exc)
-        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and told.
+            status, ending = Status.FAILED, self._failure(exc)
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             self._log(exc)
-            status, ending = Status.FAILED, self._told(exc)
+            status, ending = Status.FAILED, self._failure(exc)
         self._finish(status, ending)
 
     def _give_back(self) -> bool:
@@ -115,49 +118,36 @@ class Run:
         self._stream.release()
         return Generation.objects.requeue(self._claim.public_id, self._claim.worker)
 
-    def _told(self, error: Exception) -> Ending:
-        """Return the ending of a failure, whatever goes wrong while it is put into words."""
-        try:
-            return self._failure(error)
-        except Exception:
-            logger.exception("generation %s: no words for its failure", self._claim.public_id)
-            return Ending((), 500, b"", error_code="server_error")
-
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
+        """Have the engine answer; return how that ended. Raise what the generation fails with."""
         claimed_at_s = time.time()
-        document, cancelled, frames = self._load()
-        self._trace(document.traceparent, claimed_at_s)
-        self._assembler = kind_of(self._claim.kind).assembler(document.assembly)
-        self._prepare(document.request)
-        self._begin(self._assembler, frames)
-        self._document_store = document.store
-        self._unfinished = document.request.answers
-        if cancelled:
+        found, document = self._load()
+        self._begin_span(document.traceparent, claimed_at_s)
+        assembler = self._prepare(document)
+        self._send_opening(assembler, found.frames)
+        if found.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
             run_truncating(engine, resolve_media(document.request), self)
-        if not self._unfinished:
-            if self._hooks is not None:
-                self._hooks.done()
-            return Status.COMPLETED, self._assembler.complete()
-        if not self._stream.cancelled:
-            raise GenerationFailed("The engine ended without finishing its answer.")
-        match self._stream.stop_reason:
-            case StopReason.SHUTDOWN:
-                raise ShuttingDown
-            case StopReason.LOST:
-                raise StreamLost
-            case _:
-                return Status.CANCELLED, self._assembler.cancel()
+        return self._ended(assembler)
 
-    def _prepare(self, request: GenerationRequest) -> None:
-        """Set up what the deltas go through on their way to the assembler."""
-        self._hooks = hooks_for(HookContext(self._claim.public_id, self._claim.kind, request.model))
-        if any(tool.is_custom for tool in request.tools):
-            self._custom_calls = CustomCalls(request.tools)
+    def _load(self) -> tuple[Loaded[Any], Document[Any]]:
+        """Return what is kept of the request, its document made anew if that is lost and can be."""
+        claim, kind = self._claim, self._kind
+        try:
+            found = load_document(claim.public_id, kind.assembly)
+        except redis.exceptions.RedisError as exc:
+            raise DocumentLost from exc
+        document = found.document
+        if document is None and kind.rebuild is not None:
+            with lent_connection():
+                document = kind.rebuild(claim.public_id)
+        if document is None:
+            raise DocumentLost
+        return found, document
 
-    def _trace(self, parent: str, claimed_at_s: float) -> None:
-        """Begin the span of the run, after one that tells how long it has waited."""
+    def _begin_span(self, parent: str, claimed_at_s: float) -> None:
+        """Begin the span of the run, after one that shows how long it has waited."""
         claim = self._claim
         wait = begin("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
         wait.end(at_s=claimed_at_s)
@@ -173,8 +163,18 @@ class Run:
             worker=claim.worker,
         )
 
-    def _begin(self, assembler: Assembler, frames: list[bytes]) -> None:
-        """Go on after what was sent before."""
+    def _prepare(self, document: Document[Any]) -> Assembler:
+        """Set up what the deltas go through; return the assembler, which is the last of it."""
+        claim, request = self._claim, document.request
+        self._assembler = assembler = self._kind.assembler(document.assembly)
+        self._store, self._unfinished = document.store, request.answers
+        self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
+        if any(tool.is_custom for tool in request.tools):
+            self._custom_calls = CustomCalls(request.tools)
+        return assembler
+
+    def _send_opening(self, assembler: Assembler, frames: list[bytes]) -> None:
+        """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
         if frames:
             self._stream.start_at(len(frames))
@@ -183,21 +183,32 @@ class Run:
         if opening:
             self._stream.append(opening)
 
-    def _load(self) -> tuple[Document, bool, list[bytes]]:
-        try:
-            found = load_document(self._claim.public_id)
-        except redis.exceptions.RedisError as exc:
-            raise DocumentLost from exc
-        document, rebuild = found.document, kind_of(self._claim.kind).rebuild
-        if document is None and rebuild is not None:
-            with lent_connection():
-                document = rebuild(self._claim.public_id)
-        if document is None:
-            raise DocumentLost
-        return document, found.is_cancelled, found.frames
+    def _ended(self, assembler: Assembler) -> tuple[Status, Ending]:
+        """Return the end of an answer, once the engine has returned. Raise if it is a failure."""
+        if not self._unfinished:
+            if self._hooks is not None:
+                self._hooks.done()
+            return Status.COMPLETED, assembler.complete()
+        if not self._stream.cancelled:
+            raise GenerationFailed("The engine ended without finishing its answer.")
+        match self._stream.stop_reason:
+            case StopReason.SHUTDOWN:
+                raise ShuttingDown
+            case StopReason.LOST:
+                raise StreamLost
+            case _:
+                return Status.CANCELLED, assembler.cancel()
 
     def _failure(self, error: Exception) -> Ending:
-        kind, first = kind_of(self._claim.kind), 0
+        """Return the ending of a failure, whatever goes wrong while it is put into words."""
+        try:
+            return self._failed(error)
+        except Exception:
+            logger.exception("generation %s: no words for its failure", self._claim.public_id)
+            return Ending((), 500, b"", error_code="server_error")
+
+    def _failed(self, error: Exception) -> Ending:
+        kind, first = self._kind, 0
         if self._assembler is None and kind.recover is not None:
             frames = frames_of(read_log(self._claim.public_id))
             with lent_connection():
@@ -216,29 +227,42 @@ class Run:
         logger.error("generation %s: %s", self._claim.public_id, error, exc_info=traceback)
 
     def _finish(self, status: Status, ending: Ending) -> None:
-        """Commit the final row, then send the end: who sees it may rely on what is stored.
+        """Commit the final row, then send the end: who sees it may rely on what is stored."""
+        held = self._committed(status, ending)
+        if not held:
+            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
+            ending = self._failure(WorkerLost())
+        self._account(status, ending, held)
+        self._stream.close(ending)
 
-        While PostgreSQL is down this waits: the client is kept waiting rather than told of an end
-        that is not stored.
+    def _committed(self, status: Status, ending: Ending) -> bool:
+        """Commit the end; return False if the generation is not this worker's any more.
+
+        While PostgreSQL is down this waits: a client that waits is better than one that has seen an
+        end that is not stored.
         """
         while True:
             try:
-                held = self._commit(status, ending) or Generation.objects.has_ended(
-                    self._claim, status
-                )
+                is_committed = self._commit(status, ending)
+                return is_committed or Generation.objects.has_ended(self._claim, status)
             except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 time.sleep(_FINISH_RETRY_S)
-                continue
             except DatabaseError:
                 logger.exception("generation %s: its end was refused", self._claim.public_id)
-                held = False  # Not stored, so not told; the row is soon given up as an orphan.
-            break
-        if not held:
-            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
-            ending = self._told(WorkerLost())
-        self._account(status, ending, held)
-        self._stream.close(ending)
+                return False  # It is not stored, so no client sees it; the row is soon given up.
+
+    def _commit(self, status: Status, ending: Ending) -> bool:
+        """Write the final row, and with it what is to be kept; False if it was taken away."""
+        result, assembler = self._result(ending), self._assembler
+        store_result = None if assembler is None else self._kind.store_result
+        if assembler is None or store_result is None or not (self._store or self._kind.recover):
+            return Generation.objects.finish(self._claim, status, **result)
+        with lent_connection(), transaction.atomic():
+            held = Generation.objects.finish(self._claim, status, **result)
+            if held:
+                store_result(self._claim.public_id, status, assembler, self._store)
+        return held
 
     def _account(self, status: Status, ending: Ending, held: bool) -> None:
         """Count, log and trace the end; one that was taken away is counted by who took it."""
@@ -252,20 +276,6 @@ class Run:
         logger.info("%s ended", claim.kind, extra=facts)
         self._span.set(**facts)
         self._span.end(ending.error_code)
-
-    def _commit(self, status: Status, ending: Ending) -> bool:
-        """Write the final row, and with it what is to be kept; False if it was taken away."""
-        result, order, assembler = self._result(ending), self._document_store, self._assembler
-        if assembler is None:
-            return Generation.objects.finish(self._claim, status, **result)
-        kind = kind_of(self._claim.kind)
-        if kind.settle is None or not (order or kind.recover):
-            return Generation.objects.finish(self._claim, status, **result)
-        with lent_connection(), transaction.atomic():
-            held = Generation.objects.finish(self._claim, status, **result)
-            if held:
-                kind.settle(self._claim.public_id, status, assembler, order)
-        return held
 
     def _result(self, ending: Ending) -> dict[str, Any]:
         usage, spec = self._usage, catalogue().models.get(self._claim.model)

@@ -1,0 +1,184 @@
+"""From the fields that several endpoints have in common to the domain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference_site.api.parsers import is_too_deep
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.wire.constraint import Grammar
+from inference_site.request_fields.wire.sampling import SamplingFields
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """Which tools the model sees, and whether it must call one of them.
+
+    ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    must_call: bool = False
+    is_legacy: bool = False
+
+
+def only(
+    tools: tuple[Tool, ...], names: list[str], param: str = "tool_choice", among: str = "tools"
+) -> tuple[Tool, ...]:
+    """Return the named tools; a model that does not see the others cannot call them.
+
+    Raise InvalidRequestError for a name that is not there.
+    """
+    known = {tool.name for tool in tools}
+    if missing := [name for name in names if name not in known]:
+        raise InvalidRequestError(
+            f"Invalid value for '{param}': there is no tool named '{missing[0]}' in '{among}'.",
+            param=param,
+        )
+    return tuple(tool for tool in tools if tool.name in names)
+
+
+def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationRequest:
+    """Return a request with these fields and nothing to answer yet. Raise InvalidRequestError."""
+    return GenerationRequest(
+        model=spec.id,
+        sampling=body.to_sampling(_logit_bias(body.logit_bias or {})).over(spec.sampling),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        cache_prompt=body.cache_prompt is not False,
+        lora=_lora(body, spec),
+    )
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    if (bad := next((token for token in biases if not _is_token_id(token)), None)) is not None:
+        raise InvalidRequestError(
+            f"Invalid 'logit_bias': {bad[:100]!r} is not a token id.", param="logit_bias"
+        )
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _is_token_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10 and int(text) < 2**31
+
+
+def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...]:
+    """Return the adapters and their scales; a bare name is one in full."""
+    match body.lora:
+        case None:
+            return ()
+        case str(name):
+            wanted: tuple[tuple[str, float], ...] = ((name, 1.0),)
+        case adapters:
+            wanted = tuple((adapter.name, adapter.scale) for adapter in adapters)
+    if unknown := [name for name, _ in wanted if name not in spec.lora_adapters]:
+        raise InvalidRequestError(
+            f"Invalid 'lora': the model `{spec.id}` has no adapter {unknown[0][:100]!r}; it has "
+            f"{', '.join(spec.lora_adapters)}.",
+            param="lora",
+        )
+    return wanted
+
+
+def to_choices(n: int | None, spec: ModelSpec, param: str = "n") -> int:
+    """Return how many answers each prompt gets. Raise InvalidRequestError for too many.
+
+    All run at once, so there can be no more of them than the model has slots.
+    """
+    if n is None or n == 1:
+        return 1
+    if n > spec.slots:
+        raise InvalidRequestError(
+            f"Invalid '{param}': the model `{spec.id}` can give at most {spec.slots} choices.",
+            param=param,
+            code="integer_above_max_value",
+        )
+    return n
+
+
+def to_stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop texts."""
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def to_template_vars(
+    switches: Mapping[str, Any], *variables: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the variables of the chat template.
+
+    ``switches`` are the fields ``enable_thinking``, ``reasoning_effort`` and ``verbosity``;
+    ``variables`` those that hold variables. Who sends a switch means it, so these win.
+    """
+    merged: dict[str, Any] = {}
+    for values in variables:
+        merged |= values or {}
+    effort = switches.get("reasoning_effort")
+    if effort is not None:
+        merged["enable_thinking"] = effort != "none"
+    return merged | {name: value for name, value in switches.items() if value is not None}
+
+
+def to_constraint(
+    formatted: Constraint | None, field: str, grammar: str | Grammar | None, plan: ToolPlan
+) -> Constraint | None:
+    """Return what the text must match: what ``field`` asks for or a ``grammar``, or None.
+
+    Raise InvalidRequestError for two constraints, and for one that a call cannot meet.
+    """
+    if grammar is not None and formatted is not None:
+        raise InvalidRequestError(
+            f"Request `grammar` and `{field}` were both provided but are mutually exclusive.",
+            param="grammar",
+        )
+    constraint = formatted if grammar is None else from_grammar(grammar)
+    if constraint is not None and plan.must_call:
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
+    return constraint
+
+
+def from_grammar(grammar: str | Grammar) -> Constraint:
+    """Return the constraint of a ``grammar``; bare text is GBNF. Raise InvalidRequestError."""
+    if isinstance(grammar, str):
+        return Constraint("gbnf", grammar, "grammar")
+    takes_object = grammar.type in ("json_schema", "llguidance")
+    value: Any = grammar.value
+    if takes_object:
+        value = json.dumps(_json_object(value))
+    elif not isinstance(value, str):
+        raise InvalidRequestError(
+            f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
+            param="grammar.value",
+            code="invalid_type",
+        )
+    return Constraint(grammar.type, value, "grammar")
+
+
+def _json_object(value: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the value as an object; its JSON text is good too."""
+    try:
+        decoded = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequestError(
+            f"Invalid 'grammar.value': it is not JSON ({exc}).", param="grammar.value"
+        ) from exc
+    if is_too_deep(decoded):
+        raise InvalidRequestError(
+            "Invalid 'grammar.value': it is nested too deeply.", param="grammar.value"
+        )
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError(
+            "Invalid type for 'grammar.value': expected an object.",
+            param="grammar.value",
+            code="invalid_type",
+        )
+    return decoded
