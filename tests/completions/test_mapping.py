@@ -15,6 +15,8 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from inference_site.errors.api_errors import InvalidRequestError
 
+pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+
 SPEC = ModelSpec("demo", "scripted")
 
 

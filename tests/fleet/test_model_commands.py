@@ -18,6 +18,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 
+pytestmark = pytest.mark.slow  # Each download is a process of its own.
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -18,6 +18,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.content import to_content
 
+pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+
 BLIND = ModelSpec("demo", "llama_cpp")
 SEEING = ModelSpec(
     "demo", "llama_cpp", options={"mmproj": "p.gguf", "modalities": ["vision", "audio"]}
