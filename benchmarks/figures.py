@@ -7,7 +7,7 @@ A part is the newest runs of one benchmark, the last first, each with its machin
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,11 @@ def render(template: str, parts: Parts) -> str:
     )
 
 
-def comparison_rows(parts: Parts) -> Iterator[Row]:
-    """Yield the rows of the comparison as the last runs left them."""
-    for name, runs in parts.items():
-        if name.startswith("comparison/"):
-            yield from (Row(**row) for row in runs[0]["figures"]["rows"])
+def comparison_rows(parts: Parts) -> list[Row]:
+    """Return the rows of the comparison as the last runs left them."""
+    last = [runs[0] for name, runs in parts.items() if name.startswith("comparison/")]
+    rows = [Row(**row) for run in last for row in run["figures"]["rows"]]
+    return sorted(rows, key=lambda row: (row.case, row.streams))
 
 
 class Compared:
@@ -113,8 +113,9 @@ class Compared:
 
 def compared(parts: Parts, case: str, streams: int, target: str) -> Compared:
     """Return the figures of a target in a case, of all kept runs."""
-    rows = (Row(**row) for run in parts[f"comparison/{case}"] for row in run["figures"]["rows"])
-    return Compared([row for row in rows if (row.streams, row.target) == (streams, target)])
+    runs = parts[f"comparison/{case}, {streams} streams"]
+    rows = [Row(**row) for run in runs for row in run["figures"]["rows"]]
+    return Compared([row for row in rows if row.target == target])
 
 
 if __name__ == "__main__":

@@ -98,16 +98,17 @@ def run_load(endpoint: Endpoint, arguments: Sequence[str], timeout_s: float) -> 
 
 
 def write(case: Case, lines: Sequence[Row], options: argparse.Namespace) -> None:
-    """Keep the figures of a case."""
-    figures = {
-        "threads": options.threads,
-        "repeats": options.repeats,
-        "seconds": case.seconds,
-        "rounds": case.rounds,
-        "max_tokens": case.max_tokens,
-        "rows": [asdict(line) for line in lines],
-    }
-    keep(f"comparison/{case.name}", figures)
+    """Keep the figures of a case, a part for each number of streams."""
+    for streams in case.streams:
+        figures = {
+            "threads": options.threads,
+            "repeats": options.repeats,
+            "seconds": case.seconds,
+            "rounds": case.rounds,
+            "max_tokens": case.max_tokens,
+            "rows": [asdict(line) for line in lines if line.streams == streams],
+        }
+        keep(f"comparison/{case.name}, {streams} streams", figures)
 
 
 def numbers(text: str) -> tuple[int, ...]:

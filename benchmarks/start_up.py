@@ -1,7 +1,7 @@
 """How long ``manage.py serve`` takes until a token can be served.
 
-``python -m benchmarks.start_up``. Each start has a data folder of its own, as the first on a machine has; what is read then comes from
-the disk, later from memory.
+``python -m benchmarks.start_up``. Each start has a data folder of its own. The first of them
+reads the program from the disk, the others from memory.
 """
 
 import argparse

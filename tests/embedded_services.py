@@ -4,10 +4,10 @@
 each of its processes has services of its own, and the one that only hands out tests has none.
 
 With ``--without-services`` nothing is started and only quick tests that need no service run: left
-out are the folders that run the whole product, tests that ask for the database, tests that are marked
-``redis`` or ``slow``, and tests whose module imports the clients of Redis; property tests try a fifth
-of their examples. Any other test that needs a service fails, because there is none at the addresses
-that the settings get.
+out are the folders that run the whole product, tests that ask for the database, tests that are
+marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Property tests
+try a fifth of their examples. Any other test that needs a service fails, because there is none at
+the addresses that the settings get.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_a_ratio_has_the_range_of_the_kept_runs() -> None:
     parts: figures.Parts = {}
     for ratio in (0.75, 1.06, 0.87):
         rows = [row("llama_cpp", None), row("platform", ratio)]
-        parts = figures.with_run(parts, "comparison/demo", {"rows": rows}, HERE)
+        parts = figures.with_run(parts, "comparison/demo, 8 streams", {"rows": rows}, HERE)
     assert figures.compared(parts, "demo", 8, "platform").ratio == "87 % (75 % to 106 %)"
 
 
