@@ -1,0 +1,1 @@
+"""Chat completions, completions, embeddings and models; only URLs and settings name it."""

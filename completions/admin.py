@@ -1,4 +1,4 @@
-"""Admin of stored chat completions: read-only, as bubbles."""
+"""Read-only admin of stored chat completions, which shows their messages as bubbles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Message = Mapping[str, Any]
 
 @admin.register(StoredCompletion)
 class StoredCompletionAdmin(KeysetAdmin):
-    """What applications asked to keep."""
+    """Admin of chat completions that were requested with ``store: true``."""
 
     list_display = ("public_id", "created_at", "project", "model", "metadata")
     list_filter = (ModelFilter, SinceFilter, "project")
@@ -39,7 +39,7 @@ class StoredCompletionAdmin(KeysetAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show the messages and the answers, to those who may see them."""
+        """Show the messages and answers to users with the permission for content."""
         context = {**(extra_context or {}), "may_see": may_see_content(request)}
         stored = self.get_object(request, object_id) if context["may_see"] else None
         if stored is not None:
@@ -49,7 +49,7 @@ class StoredCompletionAdmin(KeysetAdmin):
 
 
 def bubbles(messages: Iterable[Message]) -> list[Bubble]:
-    """Return messages of a chat as bubbles; what a tool answered is with the call of it."""
+    """Return the messages of a chat as bubbles; a tool's result is part of its call's bubble."""
     messages = list(_with_tools(messages))
     results = {
         message["tool_call_id"]: _pieces(message.get("content"))
@@ -66,7 +66,7 @@ def bubbles(messages: Iterable[Message]) -> list[Bubble]:
 
 
 def _with_tools(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield messages; calls and results of the older ``functions`` as those of tools."""
+    """Yield messages, with calls and results of legacy ``functions`` converted to tools."""
     called: dict[str, str] = {}
     for place, message in enumerate(messages):
         if message["role"] == "function":
@@ -109,4 +109,4 @@ def _piece(part: Mapping[str, Any]) -> Piece:
         case "text":
             return text_piece(part["text"])
         case other:
-            return Piece("note", f"A part of the type {other}.")
+            return Piece("note", f"A content part of type {other}.")

@@ -30,12 +30,12 @@ async def model_events(model: str) -> AsyncIterator[bytes]:
 
 def _look(model: str) -> tuple[bytes, bool]:
     """Return the event that says how the model is, and whether it will stay so by itself."""
-    is_settling = fleet.is_settling(model)  # Asked before the workers, which answer it.
+    is_pending = fleet.has_pending_command(model)  # Read before the leases, which clear it.
     pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
     having = [(worker, served) for worker, served in pairs if served is not None]
     status = fleet.status_among([worker for worker, _ in having], model)
     event = ModelEvent(model=model, status=status.value, workers=[_wire(*one) for one in having])
-    is_under_way = is_settling or any(served.state in _UNDER_WAY for _, served in having)
+    is_under_way = is_pending or any(served.state in _UNDER_WAY for _, served in having)
     return b"data: " + event.model_dump_json().encode() + b"\n\n", not is_under_way
 
 

@@ -26,7 +26,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, live_view
-from inference_site.gateway.feed import hand_feed
+from inference_site.gateway.handoff import hand_feed
 from inference_site.submission.model_access import may_use
 
 
@@ -91,7 +91,7 @@ class ModelEventsView(ApiView):
         spec = catalogue().find(model_id)
         if spec is None:
             raise _unknown(model_id)
-        return hand_feed(request._request, model_events(spec.id))
+        return hand_feed(request, model_events(spec.id))
 
 
 def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:

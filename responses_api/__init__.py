@@ -1,0 +1,1 @@
+"""Responses and conversations; only URLs, settings and the console name it."""

@@ -13,7 +13,7 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.fleet.fleet import capabilities_of
 from inference_site.generations.whole_answer import WholeAnswerAssembler
 from responses_api.items import IdentifiedItem, ItemData, new_item
-from responses_api.objects import wire_usage
+from responses_api.objects import response_usage
 from responses_api.sealing import seal
 
 COMPACTION = "response.compaction"
@@ -92,5 +92,5 @@ class CompactionAssembler(WholeAnswerAssembler):
             "object": "response.compaction",
             "created_at": self._created_at,
             "output": [*self._kept, compaction.wire()],
-            "usage": wire_usage(self._usage),
+            "usage": response_usage(self._usage).model_dump(),
         }

@@ -10,19 +10,16 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import orjson
 from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import authenticated, require_scope
-from inference_site.api.parsers import is_too_deep
-from inference_site.api.payload import parse
 from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
@@ -30,13 +27,18 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.errors.exceptions import api_error
+from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
+from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.storage.connections import lent_connection
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch, frames_of
 from inference_site.submission.submit import start
 from responses_api.creation import Creation, create
-from responses_api.events import DONE, decode, payload
+from responses_api.events import DONE, decode
 from responses_api.items import IdentifiedItem, from_wire
+from responses_api.socket_messages import decoded, error_message, event_message, to_request
 from responses_api.storage import ConversationLocked
 from responses_api.wire.request import ResponseRequest
 
@@ -44,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 16
 _LIFETIME_S = 3600.0
-_IDLE_S = 3600.0
-_RETRY_S = 0.1
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
+_END_PREFIXES = tuple(f"event: {name}\n".encode() for name in _ENDS)
 
 T = TypeVar("T")
+Started = tuple[Creation, Follower]
 
 
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
@@ -71,7 +73,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             return
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
         self._memory: dict[str, list[IdentifiedItem]] = {}
-        self._running: Follower | None = None
+        self._running_id = ""
         self._is_busy = self._cancels_next = False
         await self.accept()
         self._tasks = asyncio.create_task(self._work()), asyncio.create_task(self._expire())
@@ -80,15 +82,13 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         """Stop what runs."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks and self._running is not None:
-            hub.cancel(self._running.generation_id)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message."""
         try:
-            self._take(_decoded(text_data if text_data is not None else bytes_data or b""))
+            self._take(decoded(text_data if text_data is not None else bytes_data or b""))
         except ApiError as exc:
-            await self._tell(exc)
+            await self.send(text_data=error_message(exc))
 
     def _take(self, message: dict[str, Any]) -> None:
         match message.get("type"):
@@ -111,8 +111,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     def _cancel(self) -> None:
         """Stop what runs, or else what is about to."""
-        if self._running is not None:
-            hub.cancel(self._running.generation_id)
+        if self._running_id:
+            hub.cancel(self._running_id)
         elif self._is_busy or not self._waiting.empty():
             self._cancels_next = True
 
@@ -129,39 +129,43 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 if error.status >= 500 and not isinstance(exc, ApiError):
                     logger.exception("websocket: a response failed")
                 self._memory.pop(str(message.get("previous_response_id")), None)
-                await self._tell(error, stream_id)
+                await self.send(text_data=error_message(error, stream_id))
             finally:
                 self._is_busy = self._cancels_next = False
 
     async def _respond(self, message: dict[str, Any], stream_id: object) -> None:
-        creation, follower = await self._start(_request(message))
-        self._running = follower
-        if self._cancels_next:
-            self._cancels_next = False
-            hub.cancel(follower.generation_id)
+        creation, follower = await self._start(to_request(message))
+        sink = _SocketSink(self.send, creation, stream_id)
+        self._running_id = follower.generation_id
         try:
-            for frame in creation.job.frames:
-                await self._send(frame, stream_id)
-            await self._relay(follower, creation, stream_id)
+            if self._cancels_next:
+                self._cancels_next = False
+                hub.cancel(follower.generation_id)
+            await Delivery(follower, sink, cancels=True).run()
         finally:
-            self._running = None
-            hub.leave(follower)
+            self._running_id = ""
+        if sink.history:
+            self._memory = sink.history
+        if sink.failed_silently:
+            raise InternalError
 
-    async def _start(self, body: ResponseRequest) -> tuple[Creation, Follower]:
+    async def _start(self, body: ResponseRequest) -> Started:
         """Enqueue it; wait while its conversation is busy."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + settings.CONVERSATION_LOCK_WAIT_S
-        while True:
-            starting = asyncio.ensure_future(_in_thread(lambda: self._started(body)))
-            try:
-                return await asyncio.shield(starting)
-            except asyncio.CancelledError:  # The socket was closed; the thread goes on.
-                starting.add_done_callback(_abandon)
-                raise
-            except ConversationLocked:
-                if loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(_RETRY_S)
+        started = await answer_of(lambda: self._attempt(body), time.monotonic())
+        if isinstance(started, ConversationLocked):
+            raise started
+        return started
+
+    async def _attempt(self, body: ResponseRequest) -> Attempt[Started | ConversationLocked]:
+        starting = asyncio.ensure_future(_in_thread(lambda: self._started(body)))
+        try:
+            creation, follower = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # The socket was closed; the thread goes on.
+            starting.add_done_callback(_abandon)
+            raise
+        except ConversationLocked as locked:
+            return Attempt(locked, locked.wait)
+        return Attempt((creation, follower), None, follower.generation_id)
 
     def _authenticated(self) -> Caller:
         """Return the caller as its key is now: a socket lives longer than a key may."""
@@ -169,96 +173,64 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         require_scope(caller, Scope.INFERENCE)
         return caller
 
-    def _started(self, body: ResponseRequest) -> tuple[Creation, Follower]:
+    def _started(self, body: ResponseRequest) -> Started:
         caller = self._authenticated()
         creation = create(caller, body, self._memory)
         request_id = f"req_{secrets.token_hex(16)}"
         return creation, start(caller, request_id, creation.job)
 
-    async def _relay(self, follower: Follower, creation: Creation, stream_id: object) -> None:
-        while True:
-            await follower.wait(_IDLE_S)
-            for batch in follower.take():
-                for frame in batch.frames:
-                    await self._send(frame, stream_id)
-                    self._remember(frame, creation)
-                if batch.ending is not None:
-                    if batch.ending.error_code and not batch.frames:
-                        raise InternalError  # A failure that found no words of its own.
-                    return
-
-    async def _send(self, frame: bytes, stream_id: object) -> None:
-        if frame == DONE:
-            return
-        event = payload(frame)
-        if stream_id is not None:
-            event = event[:-1] + b',"stream_id":' + orjson.dumps(stream_id) + b"}"
-        await self.send(text_data=event.decode())
-
-    def _remember(self, frame: bytes, creation: Creation) -> None:
-        """Keep the history of the last response if it is stored nowhere else."""
-        if creation.response["store"] or not frame.startswith(_END_PREFIXES):
-            return
-        final = decode(frame)["response"]
-        output = [from_wire(item) for item in final["output"]]
-        context = creation.context
-        self._memory = {final["id"]: [*context.before, *context.new, *output]}
-
-    async def _tell(self, error: ApiError, stream_id: object = None) -> None:
-        detail = {**error.envelope["error"], "code": error.code or error.type}
-        event: dict[str, Any] = {"type": "error", "status": error.status, "error": detail}
-        if stream_id is not None:
-            event["stream_id"] = stream_id
-        await self.send(text_data=orjson.dumps(event).decode())
-
     async def _expire(self) -> None:
         """Close a socket that has been open for too long."""
         await asyncio.sleep(_LIFETIME_S)
         with contextlib.suppress(Exception):
-            await self._tell(
-                UnavailableError(
-                    "The connection has been open for an hour.",
-                    code="websocket_connection_limit_reached",
-                )
+            error = UnavailableError(
+                "The connection has been open for an hour.",
+                code="websocket_connection_limit_reached",
             )
+            await self.send(text_data=error_message(error))
         await self.close()
 
 
-_END_PREFIXES = tuple(f"event: {name}\n".encode() for name in _ENDS)
+class _SocketSink(Sink):
+    """Sends the events of a response, one to a message, and keeps what builds its history."""
+
+    def __init__(
+        self, send: Callable[..., Awaitable[None]], creation: Creation, id_: object
+    ) -> None:
+        self._send, self._creation, self._stream_id = send, creation, id_
+        self._opening = creation.job.frames
+        self.history: dict[str, list[IdentifiedItem]] = {}
+        self.failed_silently = False
+
+    @property
+    def quiet_s(self) -> float:
+        return 0.0 if self._opening else super().quiet_s
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        opening, self._opening = self._opening, ()
+        for frame in [*opening, *frames_of(batches)]:
+            if frame != DONE:
+                await self._send(text_data=event_message(frame, self._stream_id))
+                self._remember(frame)
+        if ending is not None:
+            self.failed_silently = bool(ending.error_code) and not batches[-1].frames
+
+    def _remember(self, frame: bytes) -> None:
+        """Keep the history of the response if it is stored nowhere else."""
+        if self._creation.response["store"] or not frame.startswith(_END_PREFIXES):
+            return
+        final = decode(frame)["response"]
+        output = [from_wire(item) for item in final["output"]]
+        context = self._creation.context
+        self.history = {final["id"]: [*context.before, *context.new, *output]}
 
 
-def _abandon(starting: asyncio.Future[tuple[Creation, Follower]]) -> None:
+def _abandon(starting: asyncio.Future[Started]) -> None:
     """Stop what was started for a socket that is closed."""
     if not starting.cancelled() and starting.exception() is None:
         _, follower = starting.result()
         hub.cancel(follower.generation_id)
         hub.leave(follower)
-
-
-def _decoded(message: str | bytes) -> dict[str, Any]:
-    """Return a message. Raise InvalidRequestError for what is no JSON object."""
-    if len(message) > settings.MAX_BODY_BYTES:
-        raise InvalidRequestError("The message is too large.")
-    try:
-        decoded = orjson.loads(message)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidRequestError(f"The message is not JSON: {exc}.", code="invalid_json") from exc
-    if not isinstance(decoded, dict) or is_too_deep(decoded):
-        raise InvalidRequestError("The message must be a JSON object.", code="invalid_json")
-    return decoded
-
-
-def _request(message: dict[str, Any]) -> ResponseRequest:
-    """Return the request of a message; it is always streamed."""
-    fields = {name: value for name, value in message.items() if name not in _ENVELOPE}
-    if fields.pop("background", None):
-        raise InvalidRequestError(
-            "Invalid 'background': it cannot be used over a WebSocket.", param="background"
-        )
-    return parse(ResponseRequest, {**fields, "stream": True})
-
-
-_ENVELOPE = ("type", "stream", "stream_options", "stream_id")
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

@@ -23,8 +23,8 @@ from responses_api.models import Conversation, Item
 from responses_api.storage import append
 from responses_api.wire import conversations as wire
 from responses_api.wire.items import InputItem
+from responses_api.wire.output import AnyItem
 from responses_api.wire.queries import NewestFirst
-from responses_api.wire.response import AnyItem
 
 
 class ConversationsView(ApiView):

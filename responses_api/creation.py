@@ -21,7 +21,7 @@ from responses_api.assembler import RESPONSE
 from responses_api.context import Context, Memory, resolve
 from responses_api.events import accepted
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
-from responses_api.objects import shell
+from responses_api.objects import new_response
 from responses_api.storage import accept
 from responses_api.tools import hosted_tools
 from responses_api.wire.request import ResponseRequest
@@ -54,7 +54,7 @@ def create(
             "Invalid 'store': what builds on a response that is not stored cannot be stored.",
             param="store",
         )
-    response = shell(
+    response = new_response(
         body,
         response_id=new_id("resp_"),
         created_at=int(time.time()),
@@ -62,7 +62,7 @@ def create(
         previous_response_id=context.previous_response_id,
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
-    )
+    ).model_dump()
     document = to_document(project_id, body, context, spec, response)
     job = _job(body, response, context, document)
     if response["store"]:

@@ -1,30 +1,14 @@
-"""Items: from the wire to the form that is stored and shown, which is one."""
+"""Items: from those that are given to the form that is stored and shown, which is one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from inference_site.generations.queue import new_id
-from responses_api.wire.items import (
-    CompactionItem,
-    Content,
-    CustomToolCallItem,
-    CustomToolCallOutputItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputFile,
-    InputImage,
-    InputItem,
-    InputText,
-    ItemReference,
-    MessageItem,
-    OutputText,
-    Part,
-    ReasoningItem,
-    Refusal,
-)
+from responses_api.wire import items as given
+from responses_api.wire import output as shown
 
 _PREFIXES = {
     "message": "msg_",
@@ -36,6 +20,7 @@ _PREFIXES = {
     "compaction": "cmp_",
 }
 
+TextType = Literal["input_text", "output_text"]
 ItemData = dict[str, Any]
 """An item as the API shows it, but for its id."""
 
@@ -62,89 +47,66 @@ def new_item(data: ItemData) -> IdentifiedItem:
     return IdentifiedItem(new_id(_PREFIXES[data["type"]]), data)
 
 
-def to_data(item: InputItem) -> ItemData:
+def to_data(item: given.InputItem) -> ItemData:
     """Return the item with all that the API shows of it. References must be resolved before."""
+    return _shown(item, "").model_dump(exclude={"id"})
+
+
+def _shown(item: given.InputItem, id_: str) -> shown.AnyItem:
     match item:
-        case MessageItem():
-            return _message(item)
-        case FunctionCallItem():
-            return {**_call(item), "arguments": item.arguments}
-        case CustomToolCallItem():
-            return {**_call(item), "input": item.input}
-        case FunctionCallOutputItem() | CustomToolCallOutputItem():
-            return _completed(item.type, call_id=item.call_id, output=_output(item.output))
-        case ReasoningItem():
-            return _reasoning(item)
-        case CompactionItem():
-            return {"type": "compaction", "encrypted_content": item.encrypted_content}
-        case ItemReference():
+        case given.MessageItem(role=role, content=content, phase=phase):
+            kind: TextType = "output_text" if role == "assistant" else "input_text"
+            parts = [_text(kind, content)] if isinstance(content, str) else _parts(content, kind)
+            return shown.Message(id=id_, status="completed", role=role, content=parts, phase=phase)
+        case given.FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
+            return shown.FunctionCall(
+                id=id_, status=_status(item), call_id=call_id, name=name, arguments=arguments
+            )
+        case given.CustomToolCallItem(call_id=call_id, name=name, input=text):
+            return shown.CustomToolCall(
+                id=id_, status=_status(item), call_id=call_id, name=name, input=text
+            )
+        case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
+            content = item.output
+            output = content if isinstance(content, str) else _parts(content, "input_text")
+            return shown.CallOutput(
+                id=id_, type=item.type, status="completed", call_id=item.call_id, output=output
+            )
+        case given.ReasoningItem(summary=summary, content=thoughts, encrypted_content=sealed):
+            return shown.ReasoningItem(
+                id=id_,
+                summary=[shown.TextPart(type="summary_text", text=s.text) for s in summary or ()],
+                content=[shown.TextPart(type="reasoning_text", text=t.text) for t in thoughts or ()]
+                or None,
+                encrypted_content=sealed,
+            )
+        case given.CompactionItem(encrypted_content=sealed):
+            return shown.Compaction(id=id_, encrypted_content=sealed)
+        case given.ItemReference():
             raise TypeError("A reference has no data of its own.")
 
 
-def _completed(type_: str, **fields: Any) -> ItemData:
-    return {"type": type_, "status": "completed", **fields}
+def _status(call: given.FunctionCallItem | given.CustomToolCallItem) -> given.ItemStatus:
+    return "incomplete" if call.status == "incomplete" else "completed"
 
 
-def _call(item: FunctionCallItem | CustomToolCallItem) -> ItemData:
-    status = "incomplete" if item.status == "incomplete" else "completed"
-    return {"type": item.type, "status": status, "call_id": item.call_id, "name": item.name}
+def _parts(parts: list[given.Part], text_type: TextType) -> list[shown.Part]:
+    return [_part(part, text_type) for part in parts]
 
 
-def _message(item: MessageItem) -> ItemData:
-    kind = "output_text" if item.role == "assistant" else "input_text"
-    if isinstance(item.content, str):
-        parts = [_text(kind, item.content)]
-    else:
-        parts = [_part(part, kind) for part in item.content]
-    phase = {} if item.phase is None else {"phase": item.phase}
-    return _completed("message", role=item.role, content=parts, **phase)
-
-
-def _output(content: Content) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    return [_part(part, "input_text") for part in content]
-
-
-def _text(kind: str, text: str) -> dict[str, Any]:
-    if kind == "output_text":
-        return output_text(text)
-    return {"type": "input_text", "text": text}
-
-
-def output_text(text: str) -> dict[str, Any]:
-    """Return a part with what an assistant said."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _part(part: Part, text_kind: str) -> dict[str, Any]:
+def _part(part: given.Part, text_type: TextType) -> shown.Part:
     match part:
-        case InputText() | OutputText():
-            return _text(text_kind, part.text)
-        case Refusal():
-            return {"type": "refusal", "refusal": part.refusal}
-        case InputImage():
-            shown = {"detail": part.detail or "auto", "image_url": part.image_url}
-            return {"type": "input_image", **shown, **_given(file_id=part.file_id)}
-        case InputFile():
-            given = _given(
-                filename=part.filename,
-                file_data=part.file_data,
-                file_id=part.file_id,
-                file_url=part.file_url,
-            )
-            return {"type": "input_file", **given}
+        case given.InputText(text=text) | given.OutputText(text=text):
+            return _text(text_type, text)
+        case given.Refusal(refusal=refusal):
+            return shown.Refusal(refusal=refusal)
+        case given.InputImage(image_url=url, file_id=file_id, detail=detail):
+            return shown.InputImage(detail=detail or "auto", image_url=url, file_id=file_id)
+        case given.InputFile(filename=name, file_data=data, file_id=file_id, file_url=url):
+            return shown.InputFile(filename=name, file_data=data, file_id=file_id, file_url=url)
 
 
-def _reasoning(item: ReasoningItem) -> ItemData:
-    data: ItemData = {
-        "type": "reasoning",
-        "summary": [{"type": "summary_text", "text": part.text} for part in item.summary or ()],
-    }
-    if item.content:
-        data["content"] = [{"type": "reasoning_text", "text": part.text} for part in item.content]
-    return {**data, **_given(encrypted_content=item.encrypted_content)}
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def _text(type_: TextType, text: str) -> shown.Part:
+    if type_ == "output_text":
+        return shown.OutputText(text=text, annotations=[], logprobs=[])
+    return shown.TextPart(type=type_, text=text)

@@ -17,7 +17,7 @@ from inference_site.generations.models import Generation, Status
 from responses_api.context import find_response
 from responses_api.items import IdentifiedItem
 from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
-from responses_api.recovery import shown_many
+from responses_api.reading import current_responses
 from responses_api.search import SearchTooBroad, search_time
 from responses_api.wire.queries import MOST_SEARCHED
 
@@ -30,7 +30,8 @@ def list_responses(request: Request) -> Response:
     rows = _filtered(rows, query)
     if page.after is not None:
         rows = _beyond(rows, find_response(project_id, page.after), page)
-    entries = shown_many(_page_of(rows, _words(query), project_id, page))
+    found = current_responses(_page_of(rows, _words(query), project_id, page))
+    entries = [response.model_dump() for response in found]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 

@@ -1,10 +1,10 @@
-"""The stream of a response again: from its event log, or from what is stored once that is gone."""
+"""The stream of a response that has ended, once its event log is gone or was never closed."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import count
 
 from django.conf import settings
 from django.utils import timezone
@@ -12,19 +12,15 @@ from django.utils import timezone
 from inference_site.generations.models import Generation
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
-from responses_api.events import DONE, Event, encode, error_event, opening
+from responses_api.events import DONE, encode, error_event, opening, terminal
+from responses_api.item_events import ItemEvents
 from responses_api.models import StoredResponse
-from responses_api.recovery import shown
+from responses_api.reading import current_response
+from responses_api.wire.events import Event
+from responses_api.wire.output import changed
 
 _CLOSING_S = 5
 """Within this time of its end the log of a response is closed, unless Redis is away."""
-
-_EVENTS = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "function_call": "response.function_call_arguments",
-    "custom_tool_call": "response.custom_tool_call_input",
-}
 
 
 def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
@@ -37,62 +33,23 @@ def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
     return ended.filter(finished_at__lt=timezone.now() - patience).exists()
 
 
-def compacted(stored: StoredResponse) -> list[Batch]:
+def replay(stored: StoredResponse) -> list[Batch]:
     """Return the stream of a response that has ended, made from what is stored.
 
-    The items come in the order they had, each part in one delta.
+    The items come in the order they had, each with its text in one delta.
     """
-    response = shown(stored)
-    frames = list(opening(_beginning(response)))
-    for type_, fields in _events(response, stored.error):
-        frames.append(encode(type_, len(frames), fields))
+    frames = [encode(event) for event in _events(stored)]
     if settings.RESPONSES_SEND_DONE:
         frames.append(DONE)
     return [Batch(0, frames, Ending((), 200, b""))]
 
 
-def _beginning(response: dict[str, Any]) -> dict[str, Any]:
-    unset = ("completed_at", "error", "incomplete_details", "usage")
-    return {**response, **dict.fromkeys(unset), "output": []}
-
-
-def _events(response: dict[str, Any], error: dict[str, Any] | None) -> Iterator[Event]:
-    for index, item in enumerate(response["output"]):
-        yield "response.output_item.added", {"output_index": index, "item": _announced(item)}
-        yield from _content(item, index)
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    if error is not None:
-        yield error_event(error)
-    status = response["status"]
-    name = status if status in ("completed", "incomplete") else "failed"
-    yield f"response.{name}", {"response": response}
-
-
-def _announced(item: dict[str, Any]) -> dict[str, Any]:
-    emptied = {"content": [], "arguments": "", "input": ""}
-    begun = {key: emptied.get(key, value) for key, value in item.items()}
-    begun.pop("encrypted_content", None)
-    return {**begun, "status": "in_progress"}
-
-
-def _content(item: dict[str, Any], index: int) -> Iterator[Event]:
-    place = {"item_id": item["id"], "output_index": index}
-    event = _EVENTS[item["type"]]
-    if item["type"] in ("function_call", "custom_tool_call"):
-        field = "arguments" if item["type"] == "function_call" else "input"
-        name = {"name": item["name"]} if field == "arguments" else {}
-        yield f"{event}.delta", {**place, "delta": item[field]}
-        yield f"{event}.done", {**place, field: item[field], **name}
-        return
-    for number, part in enumerate(item.get("content", ())):
-        yield from _part(part, event, {**place, "content_index": number})
-
-
-def _part(part: dict[str, Any], event: str, place: dict[str, Any]) -> Iterator[Event]:
-    logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-    emptied = {**part, "text": "", **({"logprobs": []} if logprobs else {})}
-    yield "response.content_part.added", {**place, "part": emptied}
-    if part["text"]:
-        yield f"{event}.delta", {**place, "delta": part["text"], **logprobs}
-    yield f"{event}.done", {**place, "text": part["text"], **logprobs}
-    yield "response.content_part.done", {**place, "part": part}
+def _events(stored: StoredResponse) -> Iterator[Event]:
+    response, numbers = current_response(stored), count()
+    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    yield from opening(changed(response, **unset, output=[]), numbers)
+    for index, item in enumerate(response.output):
+        yield from ItemEvents(item.id, index, numbers).whole(item)
+    if stored.error is not None:
+        yield error_event(stored.error, numbers)
+    yield terminal(response, numbers)

@@ -6,11 +6,13 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
 from responses_api.assembler import ResponseAssembler
@@ -23,15 +25,25 @@ _NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
 
 
 class ConversationLocked(InvalidRequestError):
-    """Another response runs on the conversation."""
+    """Another response runs on the conversation, or has changed it meanwhile.
 
-    def __init__(self) -> None:
+    ``holder_id`` is the one that runs; empty when none does any more.
+    """
+
+    def __init__(self, conversation_id: str, holder_id: str) -> None:
+        self.conversation_id, self.holder_id = conversation_id, holder_id
         super().__init__(
             "Another process is currently operating on this conversation. Please retry in a few "
             "seconds.",
             param="conversation",
             code="conversation_locked",
         )
+
+    @property
+    def wait(self) -> Wait:
+        """What a request waits for before it is tried again."""
+        at_most_s: float = settings.CONVERSATION_LOCK_WAIT_S
+        return Wait(self.holder_id, self.conversation_id, at_most_s)
 
 
 def accept(
@@ -63,13 +75,14 @@ def accept(
 
 def _lock(conversation: Conversation, response_id: str) -> None:
     """Hold the conversation while the response's generation has not ended."""
-    holder = Generation.objects.filter(public_id=OuterRef("locked_by")).exclude(status__in=TERMINAL)
+    running = Generation.objects.exclude(status__in=TERMINAL)
+    holder = running.filter(public_id=OuterRef("locked_by"))
+    row = Conversation.objects.filter(pk=conversation.pk)
     # What another added after its items were read would be missing in this one's context.
-    free = Conversation.objects.filter(
-        ~Exists(holder), pk=conversation.pk, next_position=conversation.next_position
-    )
+    free = row.filter(~Exists(holder), next_position=conversation.next_position)
     if not free.update(locked_by=response_id):
-        raise ConversationLocked
+        held = row.filter(Exists(holder)).values_list("locked_by", flat=True)
+        raise ConversationLocked(conversation.public_id, held.first() or "")
 
 
 def _rows(
@@ -97,15 +110,15 @@ def settle(
     stored = StoredResponse.objects.filter(public_id=generation_id).first()
     if stored is None:
         return
-    output = [from_wire(item) for item in final["output"]]
+    output = [from_wire(item.model_dump()) for item in final.output]
     first = stored.items.count()
     Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
-    stored.status = final["status"]
-    stored.usage, stored.error = final["usage"], assembler.error
-    if final["completed_at"] is not None:
-        stored.completed_at = dt.datetime.fromtimestamp(final["completed_at"], dt.UTC)
-    if final["incomplete_details"]:
-        stored.incomplete_reason = final["incomplete_details"]["reason"]
+    stored.status, stored.error = final.status, assembler.error
+    stored.usage = final.usage.model_dump() if final.usage else None
+    if final.completed_at is not None:
+        stored.completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
+    if final.incomplete_details:
+        stored.incomplete_reason = final.incomplete_details.reason
     stored.save(update_fields=["status", "usage", "error", "completed_at", "incomplete_reason"])
     if stored.conversation_id is not None:
         _release(stored, stored.conversation_id)

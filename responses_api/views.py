@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
 from rest_framework.request import Request
@@ -13,23 +12,24 @@ from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
-from inference_site.gateway.handoff import HandOff, ask_again, hand_off
+from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import hub
-from inference_site.generations.ending_without_worker import cancel_one_waiting
-from inference_site.generations.models import Generation, Status
-from inference_site.streams.event_log import Batch, follow, read_log, request_cancel
+from inference_site.generations.cancel import cancel
+from inference_site.streams.event_log import Batch, follow, read_log
 from inference_site.submission.submit import disconnect_grace_s, submit, submit_unfollowed
 from responses_api.context import find_response
 from responses_api.creation import create
 from responses_api.history import before
 from responses_api.listing import list_responses, page_of_items
 from responses_api.models import ENDED, StoredResponse
-from responses_api.recovery import shown
-from responses_api.replay import compacted, is_cut_off
+from responses_api.reading import current_response
+from responses_api.replay import is_cut_off, replay
 from responses_api.storage import ConversationLocked, delete
+from responses_api.wire.events import ResponseEvent
+from responses_api.wire.output import AnyItem
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
 from responses_api.wire.request import ResponseRequest
-from responses_api.wire.response import AnyItem, DeletedResponse, ResponseEvent, ResponseObject
+from responses_api.wire.response import DeletedResponse, ResponseObject
 
 _CANCEL_WAIT_S = 10.0
 
@@ -56,8 +56,8 @@ class ResponsesView(ApiView):
                 queued = Response({**creation.response, "status": "queued"})
                 return submit_unfollowed(request, creation.job, queued)
             return submit(request, creation.job)
-        except ConversationLocked:
-            ask_again(request._request, settings.CONVERSATION_LOCK_WAIT_S)
+        except ConversationLocked as locked:
+            call_again(request, locked.wait)
             raise
 
     @documented(query=ResponsesQuery, answer=ListObject[ResponseObject], errors=(NotFoundError,))
@@ -73,12 +73,12 @@ class ResponseView(ApiView):
     def get(self, request: Request, response_id: str) -> HttpResponse:
         """Get a response, or its events: from the beginning, or after one that is known."""
         stored = find_response(caller_of(request).project_id, response_id)
-        query = request._request.GET
+        query = request.query_params
         if query.get("stream", "false").lower() in ("true", "1"):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
-        return Response(shown(stored))
+        return Response(current_response(stored).model_dump())
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:
@@ -100,7 +100,8 @@ class ResponseCancelView(ApiView):
         if not stored.background:
             raise InvalidRequestError("Cannot cancel a synchronous response.")
         _stop(request, stored)
-        return Response(shown(find_response(stored.project_id, response_id)))
+        stopped = find_response(stored.project_id, response_id)
+        return Response(current_response(stopped).model_dump())
 
 
 class ResponseInputItemsView(ApiView):
@@ -126,7 +127,7 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
         raise
     _REATTACHED.labels("compacted" if is_compacted else "log").inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
-    response = hand_off(request._request, handoff)
+    response = hand_off(request, handoff)
     if is_compacted:
         response["x-replay"] = "compacted"
     return response
@@ -136,7 +137,7 @@ def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
     """Return what there is of a stream, and whether it was made anew; have the rest sent here."""
     known, has_ended = read_log(stored.public_id), stored.status in ENDED
     if has_ended and (not known or is_cut_off(stored, known)):
-        return compacted(stored), True
+        return replay(stored), True
     if not (known and known[-1].ending):  # It may have ended, and its log be closed only soon.
         follow(stored.public_id, hub.channel)
         known = read_log(stored.public_id)
@@ -157,13 +158,11 @@ def _starting_after(query: QueryDict) -> int:
 def _stop(request: Request, stored: StoredResponse) -> bool:
     """Have a response stopped; return whether it has ended.
 
-    While its worker has not confirmed that, the view is asked again.
+    While its worker has not confirmed that, the view is called again after its ending.
     """
     if stored.status in ENDED:
         return True
-    generation = Generation.objects.get(public_id=stored.public_id)
-    if generation.status == Status.QUEUED and cancel_one_waiting(generation):
+    if cancel([stored.public_id]):
         return True
-    request_cancel(stored.public_id)
-    ask_again(request._request, _CANCEL_WAIT_S)
+    call_again(request, Wait(stored.public_id, stored.public_id, _CANCEL_WAIT_S))
     return False

@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 from inference_site.generations.maintenance import attempt, tend
 from inference_site.generations.queue import GENERATE_TASK
-from inference_site.observability.metrics import UPKEEP_DONE
+from inference_site.observability.metrics import MAINTENANCE_DONE
 from worker.runtime.process import current_runtime
 
 logger = logging.getLogger(__name__)
@@ -30,4 +30,4 @@ def generate(model: str) -> None:
 def upkeep() -> None:
     """Give up what is abandoned, expire what waits too long, ring for what nobody heard."""
     if attempt("upkeep", tend):
-        UPKEEP_DONE.set_to_current_time()
+        MAINTENANCE_DONE.set_to_current_time()

@@ -1,0 +1,1 @@
+"""Migrations of the stored chat completions; only Django imports them."""

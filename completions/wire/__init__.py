@@ -1,0 +1,1 @@
+"""Wire models of the chat and completion endpoints; only ``completions`` imports them."""

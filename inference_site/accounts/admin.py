@@ -23,7 +23,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
 class UndeletedAdmin(ModelAdmin):
-    """Admin of what the usage log points to: it is put out of use, never deleted."""
+    """Admin of objects that the usage log refers to: they are deactivated, never deleted."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -36,7 +36,7 @@ class BudgetInline(TabularInline):
     extra = 0
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer the keys of the project only."""
+        """Offer only the keys of this project."""
         if db_field.name == "api_key" and request.resolver_match is not None:
             project = request.resolver_match.kwargs.get("object_id")
             kwargs["queryset"] = ApiKey.objects.filter(project=project)
@@ -45,20 +45,20 @@ class BudgetInline(TabularInline):
 
 @admin.register(Project)
 class ProjectAdmin(UndeletedAdmin):
-    """Tenants, their limits and their budgets."""
+    """Admin of projects with their limits and budgets."""
 
     list_display = ("name", "is_active", *_LIMITS, "created_at")
     list_filter = ("is_active",)
     search_fields = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
-        ("Limits of all its keys together", {"fields": _LIMITS}),
+        ("Limits for all keys of the project together", {"fields": _LIMITS}),
     )
     inlines = (BudgetInline,)
 
 
 class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """The form of a key: what it opens is ticked."""
+    """The form of a key, with a check box for each scope."""
 
     scopes = forms.MultipleChoiceField(
         choices=Scope.choices, required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget
@@ -67,7 +67,7 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(UndeletedAdmin):
-    """A key is shown once, when it is made or rotated; later only its prefix."""
+    """Admin of keys; the secret is shown once, when it is created or rotated, later its prefix."""
 
     form = ApiKeyForm
     list_display = ("name", "shown_prefix", "project", "last_used_at", "expires_at", "revoked_at")
@@ -76,7 +76,7 @@ class ApiKeyAdmin(UndeletedAdmin):
     search_fields = ("name", "prefix")
     fieldsets = (
         (None, {"fields": ("project", "name", "shown_prefix")}),
-        ("What it opens", {"fields": ("scopes", "allowed_models", "expires_at")}),
+        ("Access", {"fields": ("scopes", "allowed_models", "expires_at")}),
         ("Limits", {"fields": _LIMITS}),
         ("Times", {"fields": ("created_at", "last_used_at", "revoked_at")}),
     )
@@ -88,11 +88,11 @@ class ApiKeyAdmin(UndeletedAdmin):
         return f"{record.prefix}…" if record.prefix else "—"
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
-        """A key keeps its project: its generations were accounted there."""
+        """Make the project read-only after creation: the key's usage was accounted to it."""
         return (*self.readonly_fields, "project") if obj else self.readonly_fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Make the key on the first save, and show its secret once."""
+        """Create the key on the first save, and show its secret once."""
         if change:
             super().save_model(request, obj, form, change)
             return
@@ -100,13 +100,13 @@ class ApiKeyAdmin(UndeletedAdmin):
         messages.warning(request, f"Copy the key now; it is not shown again: {secret}")
 
     @admin.action(
-        description="Rotate: a new secret, the old one is good for a day more",
+        description="Rotate: issue a new secret; the old one expires in 24 hours",
         permissions=["change"],
     )
     def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
         """Give the keys new secrets, and show each once."""
         if queryset.exclude(user=None).exists():
-            messages.error(request, "No secret opens a key of the playground; it is left alone.")
+            messages.error(request, "Playground keys have no secret and were not rotated.")
         for record in queryset.filter(revoked_at=None, user=None):
             secret = rotate_key(record, _OVERLAP)
             self.log_change(request, record, "Rotated.")
@@ -115,16 +115,16 @@ class ApiKeyAdmin(UndeletedAdmin):
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        """Refuse the keys from now on."""
+        """Revoke the selected keys."""
         for record in queryset:
             revoke_key(record)
             self.log_change(request, record, "Revoked.")
-        messages.success(request, "Revoked; other web processes follow within 5 seconds.")
+        messages.success(request, "Revoked. The keys stop working everywhere within 5 seconds.")
 
 
 @admin.register(Budget)
 class BudgetAdmin(ModelAdmin):
-    """What may be used in a day or a month, and what has been."""
+    """Admin of budgets, with the amount spent in the current period."""
 
     list_display = ("project", "api_key", "unit", "every", "amount", "spent")
     list_filter = ("project", "unit", "every")
@@ -132,10 +132,10 @@ class BudgetAdmin(ModelAdmin):
     readonly_fields = ("project", "api_key")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # It is made at its project, which offers its own keys.
+        return False  # Budgets are added on the page of their project, which offers its keys.
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
-        """Read what was spent this month in one query for all."""
+        """Read the amounts spent this month in one query for all budgets."""
         first = period_start(Budget.Every.MONTH, timezone.now())
         month = BudgetSpend.objects.filter(start__gte=first)
         found: QuerySet[Budget] = super().get_queryset(request)

@@ -1,7 +1,7 @@
-"""Reserving of budgets: before a generation is accepted, what it may use is held back.
+"""Reservations of budgets: an accepted generation reserves the usage it is estimated to need.
 
-When it has ended, accounting replaces what was held back by what was used. So however many
-requests come at once, what they use together exceeds a budget by less than what is in flight.
+When the generation has ended, accounting replaces the reservation by the actual usage. So
+concurrent requests together exceed a budget by less than the usage in flight.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from inference_site.accounts.models import Budget, BudgetSpend
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a generation may come to use."""
+    """The usage that a generation is estimated to need."""
 
     tokens: int
     cost: Decimal
 
     def of(self, unit: str) -> Decimal:
-        """Return the part that a budget of this unit holds back."""
+        """Return the amount to reserve in a budget of this unit."""
         return self.cost if unit == Budget.Unit.COST else Decimal(self.tokens)
 
 
 class BudgetExhausted(Exception):
-    """A budget has no room; ``retry_after_s`` is when its next period begins."""
+    """A budget has no room; its next period begins in ``retry_after_s``."""
 
     def __init__(self, budget: Budget, retry_after_s: int) -> None:
         super().__init__(f"the budget of {budget}")
@@ -36,7 +36,7 @@ class BudgetExhausted(Exception):
 
 
 def period_start(every: str, now: dt.datetime) -> dt.date:
-    """Return the first day of the period that ``now`` lies in."""
+    """Return the first day of the period that contains ``now``."""
     today = now.astimezone(dt.UTC).date()
     return today if every == Budget.Every.DAY else today.replace(day=1)
 
@@ -50,14 +50,14 @@ def period_end(every: str, now: dt.datetime) -> dt.datetime:
 
 
 def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.datetime) -> None:
-    """Hold the estimate back in every budget of the key and the project, or in none.
+    """Reserve the estimate in every budget of the key and the project, or in none.
 
-    Runs in the transaction in which the generation is accepted. Raise BudgetExhausted when one has
-    no room. A budget from which nothing is held back, and of which something is left, takes any
-    estimate: else what is larger than the rest could never run.
+    Call this in the transaction that accepts the generation. Raise BudgetExhausted when a budget
+    has no room. A budget with no reservation and some amount left takes any estimate; otherwise a
+    request larger than the remainder could never run.
     """
-    drawn_on = Q(api_key=None) | Q(api_key=api_key_id)
-    budgets = list(Budget.objects.filter(drawn_on, project=project_id).order_by("pk"))
+    is_affected = Q(api_key=None) | Q(api_key=api_key_id)
+    budgets = list(Budget.objects.filter(is_affected, project=project_id).order_by("pk"))
     if not budgets:
         return
     starts = {budget.pk: period_start(budget.every, now) for budget in budgets}
@@ -78,7 +78,7 @@ def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.dateti
 
 
 def _locked(starts: dict[int, dt.date]) -> dict[int, BudgetSpend]:
-    """Return the counters of the budgets in these periods, locked; those that there are."""
+    """Lock and return the existing counters of the budgets in these periods."""
     wanted = Q()
     for pk, start in starts.items():
         wanted |= Q(budget=pk, start=start)

@@ -1,4 +1,4 @@
-"""Making, finding, rotating and revoking API keys."""
+"""Creating, looking up, rotating and revoking API keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CACHE_S = 5.0
 """How long a revoked key may still be accepted by a process that did not revoke it."""
 _CACHE_SIZE = 10_000
 _USED_S = 60
-"""How exact the time of a key's last use is."""
+"""The time of a key's last use is written at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What holds back a project or a key; None is no limit."""
+    """Limits of a project or a key; None means no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -35,9 +35,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request: what a valid key stands for.
+    """The sender of a request: the key and project behind a valid secret.
 
-    Without ``allowed_models`` all models are.
+    An empty ``allowed_models`` allows all models.
     """
 
     api_key_id: int
@@ -53,16 +53,16 @@ class Caller:
 
 
 def create_key(project: Project, name: str, **fields: Any) -> tuple[ApiKey, str]:
-    """Make a key; return its record and the secret, which is not kept and cannot be shown again.
+    """Create a key; return its record and its secret, which is not stored in plain text.
 
-    ``fields`` are others of the record: its scopes, its limits, …
+    ``fields`` are further fields of the record, such as scopes and limits.
     """
     record = ApiKey(project=project, name=name, **fields)
     return record, issue_key(record)
 
 
 def issue_key(record: ApiKey) -> str:
-    """Save a new key and give it its first secret; return that."""
+    """Save a new key with its first secret, and return the secret."""
     secret = _new_secret()
     record.prefix = secret[:_PREFIX_LENGTH]
     with transaction.atomic():
@@ -72,7 +72,7 @@ def issue_key(record: ApiKey) -> str:
 
 
 def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
-    """Give the key a new secret and return that; the old ones are good for ``overlap`` more."""
+    """Give the key a new secret and return it; the current one expires after ``overlap``."""
     secret, until = _new_secret(), timezone.now() + overlap
     with transaction.atomic():
         current = record.secrets.select_for_update().filter(expires_at=None)
@@ -85,7 +85,7 @@ def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
 
 
 def revoke_key(record: ApiKey) -> None:
-    """Refuse the key from now on: here at once, in other processes within the cache's 5 seconds."""
+    """Revoke the key: at once in this process, within ``_CACHE_S`` in others."""
     ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     _forget(record.secrets.values_list("digest", flat=True))
 
@@ -94,9 +94,9 @@ _cache: dict[str, tuple[float, Caller]] = {}
 
 
 def find_caller(secret: str) -> Caller | None:
-    """Return whom the key stands for; None for an unknown, expired or revoked key.
+    """Return the caller of this secret; None if the key is unknown, expired or revoked.
 
-    One indexed read, remembered for ``_CACHE_S``.
+    The result of the one indexed read is cached for ``_CACHE_S``.
     """
     digest = _digest(secret)
     now = time.monotonic()
@@ -114,8 +114,10 @@ def find_caller(secret: str) -> Caller | None:
 
 
 def caller_of_key(pk: int) -> Caller | None:
-    """Return whom this key stands for, for what an operator does in its name; None if it is not
-    accepted."""
+    """Return the caller of this key without its secret; None if the key is not valid.
+
+    For requests that staff make on behalf of a key.
+    """
     return _read(Q(pk=pk))
 
 
@@ -177,5 +179,5 @@ def _forget(digests: Iterable[str]) -> None:
 
 
 def _digest(secret: str) -> str:
-    # Not a password hash: the secret has 288 random bits, so there is nothing to guess.
+    # A slow password hash is not needed: the secret has 288 random bits.
     return hashlib.sha256(secret.encode()).hexdigest()

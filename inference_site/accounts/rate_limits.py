@@ -1,7 +1,7 @@
-"""Requests and tokens a minute, of a key and of its project, counted in Redis.
+"""Limits of requests and tokens per minute, for keys and projects, counted in Redis.
 
-The windows slide: what counts is the last minute, not the minute of the clock. Tokens are counted
-as estimated when a request comes, and corrected when it has ended.
+The windows slide: they cover the last 60 seconds, not the minute of the clock. A request's tokens
+are counted as an estimate when it arrives and corrected after it has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """A generation that was accounted: what was held back for it, and what it used, in tokens."""
+    """An accounted generation, with the tokens reserved for it and the tokens it used."""
 
     project_id: int
     api_key_id: int
@@ -45,7 +45,7 @@ class Accounted:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How one window stands after a request: what is left, and when there is more of it again."""
+    """The state of one window after a request: what remains, and the seconds until it resets."""
 
     unit: str
     amount: int
@@ -55,7 +55,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """So many requests or tokens a minute, of a key or a project."""
+    """A limit of requests or tokens per minute, of one key or project."""
 
     owner: str
     id: int
@@ -64,16 +64,16 @@ class _Limit:
 
     @property
     def item(self) -> tuple[RateLimitItemPerMinute, tuple[str, str, str]]:
-        """The limit in the words of the library, and whose it is."""
+        """The limit and the identifiers of its owner, as the library ``limits`` takes them."""
         return RateLimitItemPerMinute(self.amount), (self.unit, self.owner, str(self.id))
 
     def cost(self, tokens: int) -> int:
-        """What a request of so many tokens takes; one that is larger than the limit, all of it."""
+        """Return the cost of a request of so many tokens, at most the whole limit."""
         return 1 if self.unit == "requests" else min(tokens, self.amount)
 
 
 class RateLimited(Exception):
-    """A window has no room for the request."""
+    """The window has no room for the request."""
 
     def __init__(self, owner: str, window: Window, windows: list[Window]) -> None:
         super().__init__(f"{window.amount} {window.unit} a minute of this {owner}")
@@ -89,11 +89,10 @@ def _limiter() -> SlidingWindowCounterRateLimiter:
 
 
 def hit(caller: Caller, tokens: int) -> list[Window]:
-    """Count a request of so many tokens; return how the windows stand, if there are any.
+    """Count a request of so many tokens; return the state of each window.
 
-    Raise RateLimited for what is too much; a request that is refused takes no tokens. With Redis
-    down nothing is counted and nothing refused, or redis' error raised: as
-    ``RATE_LIMITS_FAIL_OPEN`` says.
+    Raise RateLimited if a window has no room; a refused request counts for nothing. When Redis is
+    down, raise redis' error, or with ``RATE_LIMITS_FAIL_OPEN`` accept the request uncounted.
     """
     windows: list[Window] = []
     taken: list[_Limit] = []
@@ -111,16 +110,16 @@ def hit(caller: Caller, tokens: int) -> list[Window]:
     except redis.exceptions.RedisError as exc:
         if not settings.RATE_LIMITS_FAIL_OPEN:
             raise
-        logger.warning("rate limits: not counted: %s", exc)
+        logger.warning("rate limits: request accepted uncounted: %s", exc)
     return windows
 
 
 def give_back(caller: Caller, tokens: int) -> None:
-    """Take back what was counted of a request that is not accepted."""
+    """Undo ``hit`` for a request that was refused later."""
     try:
         _release(_limits(caller), tokens)
     except redis.exceptions.RedisError as exc:
-        logger.warning("rate limits: not given back: %s", exc)
+        logger.warning("rate limits: count of a refused request not undone: %s", exc)
 
 
 def _release(limits: Iterable[_Limit], tokens: int) -> None:
@@ -129,7 +128,7 @@ def _release(limits: Iterable[_Limit], tokens: int) -> None:
 
 
 def has_token_limit(caller: Caller) -> bool:
-    """Whether somebody counts this caller's tokens."""
+    """Return whether the caller's key or project has a token limit."""
     return any(
         limits.tokens_per_minute is not None
         for limits in (caller.key_limits, caller.project_limits)
@@ -149,7 +148,7 @@ def _of(owner: str, id_: int, limits: Limits) -> Iterator[_Limit]:
 
 
 def correct(accounted: Iterable[Accounted], now_s: float) -> None:
-    """Count the tokens that were used instead of those that were estimated."""
+    """Replace the estimated tokens in the windows by the tokens that were used."""
     estimated = [row for row in accounted if row.reserved_tokens]
     keys = _limited(ApiKey, {row.api_key_id for row in estimated})
     projects = _limited(Project, {row.project_id for row in estimated})
@@ -164,7 +163,7 @@ def correct(accounted: Iterable[Accounted], now_s: float) -> None:
 
 def _correction(row: Accounted, limit: _Limit, now_s: float) -> int:
     more = row.used_tokens - limit.cost(row.reserved_tokens)
-    # What was estimated more than a minute ago has left the window by itself.
+    # An estimate from more than a minute ago has left the window by itself.
     has_left = now_s - row.created_at.timestamp() > _WINDOW_S
     return 0 if more < 0 and has_left else more
 
@@ -179,12 +178,12 @@ def _limited(kind: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, _Li
 
 
 def _shift(limit: _Limit, more: int) -> None:
-    """Count more, or fewer, in the window that runs, whatever its limit is."""
+    """Change the count of the current window, without regard to its limit."""
     item, identifiers = limit.item
     key = item.key_for(*identifiers)
     storage = _limiter().storage
     assert isinstance(storage, RedisStorage)
-    if more < 0:  # Never below nothing: what is left of the window before is no credit.
+    if more < 0:  # Never below zero: the previous window gives no credit.
         _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
         more = max(more, -current)
     if more:
@@ -192,7 +191,7 @@ def _shift(limit: _Limit, more: int) -> None:
 
 
 def headers(windows: list[Window]) -> dict[str, str]:
-    """Return ``x-ratelimit-*``, each for the window of the key or project with the least left."""
+    """Return the ``x-ratelimit-*`` headers of the window with the least left, for each unit."""
     found = {}
     for unit in ("requests", "tokens"):
         least = min(
@@ -208,7 +207,7 @@ def headers(windows: list[Window]) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration as the API's headers have it: ``350ms``, ``12s``, ``1m3s``."""
+    """Format a duration as in the API's headers: ``350ms``, ``12s``, ``1m3s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

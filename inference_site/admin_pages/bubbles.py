@@ -1,4 +1,4 @@
-"""Content as the admin shows it: who said what, JSON laid out, long texts cut."""
+"""Prompts and answers as the admin shows them: speech bubbles, indented JSON, shortened texts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import orjson
 from django.http import HttpRequest
 
 MOST_SHOWN = 20_000
-"""Characters of one text that a page shows; exports have all of them."""
+"""The most characters of one text on a page; exports have the full text."""
 _MOST_IMAGE = 2_000_000
 _PERMISSION = "responses_api.view_content"
 _STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def may_see_content(request: HttpRequest) -> bool:
-    """Whether this user may see prompts and answers, of any endpoint."""
+    """Return whether this user may see prompts and answers of any endpoint."""
     return request.user.has_perm(_PERMISSION)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a message. ``json`` is laid out; an ``image`` is the data itself, never fetched."""
+    """A part of a message. ``json`` is indented; an ``image`` is a data URL, never fetched."""
 
     kind: Literal["text", "json", "image", "note"]
     text: str
@@ -33,9 +33,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """One thing said, thought, called or answered.
+    """One message, reasoning text, tool call or tool result.
 
-    ``name`` is that of a called tool; ``result`` what it answered, None while that is not known.
+    ``name`` is the name of the called tool; ``result`` is its result, None while it is unknown.
     """
 
     kind: Literal["message", "reasoning", "call", "result", "note"]
@@ -46,36 +46,36 @@ class Bubble:
 
 
 def text_piece(text: str) -> Piece:
-    """Return a text; one that is a JSON object or list is laid out."""
-    laid_out = _laid_out(text)
-    if laid_out is not None:
-        return Piece("json", laid_out[:MOST_SHOWN], len(laid_out) > MOST_SHOWN)
+    """Return the text as a piece; a JSON object or list is indented."""
+    indented = _indented(text)
+    if indented is not None:
+        return Piece("json", indented[:MOST_SHOWN], len(indented) > MOST_SHOWN)
     return Piece("text", text[:MOST_SHOWN], len(text) > MOST_SHOWN)
 
 
 def image_piece(address: str) -> Piece:
-    """Return an image that came with the request; of one that lies elsewhere only its address."""
+    """Return an image of the request: a data URL as an image, another address as a note."""
     if address.startswith("data:image/") and len(address) < _MOST_IMAGE:
         return Piece("image", address)
     return Piece("note", f"Image: {address[:200]}")
 
 
 def pretty(value: object) -> str:
-    """Return JSON with line breaks."""
+    """Return the value as indented JSON."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
-def _laid_out(text: str) -> str | None:
+def _indented(text: str) -> str | None:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        laid_out = pretty(orjson.loads(text))
+        indented = pretty(orjson.loads(text))
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # No JSON, or nested too deep.
         return None
-    return laid_out if _keeps_numbers(text) else None
+    return indented if _keeps_numbers(text) else None
 
 
 def _keeps_numbers(text: str) -> bool:
-    """Whether no number of this JSON has more digits than are kept when it is read."""
+    """Return whether every number in this JSON survives decoding and encoding unchanged."""
     found = _STRING_OR_LONG_NUMBER.findall(text)
     return all(one.startswith('"') or pretty(orjson.loads(one)) == one for one in found)

@@ -1,9 +1,9 @@
-"""Long lists of the admin: newest first, by keyset, never counted and never scanned to the end.
+"""Long lists of the admin: newest first, paged by keyset, never counted or scanned to the end.
 
-A page begins below an id (``before``) or above one (``after``). Rows are looked for in windows of
-ids, one after the other, until the page is full or the patience is used up; then the link to the
-next page goes on from there. So a filter that fits next to nothing answers as fast as any other.
-Windows begin small and grow: a filter may cost microseconds a row, or have to read texts.
+A page begins below an id (``before``) or above an id (``after``). The list searches windows of
+ids, one after the other, until the page is full or ``_TIME_LIMIT_S`` is over; the link to the next
+page continues there. So a filter that matches almost nothing answers as fast as any other.
+Windows begin small and grow, because a filter may cost microseconds per row or read long texts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from unfold.views import ChangeList
 
 BEFORE, AFTER = "before", "after"
 _FIRST_WINDOW, _LARGEST_WINDOW = 1_000, 100_000
-_PATIENCE_S = 0.1
+_TIME_LIMIT_S = 0.1
 _DISORDER = dt.timedelta(minutes=1)
-"""Rows may get their ids in another order than their times, by as much as a transaction lasts."""
+"""Ids and times may differ in order by as much as one transaction lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of one page, in the order they were looked for; ``reached`` is the id to go on from,
-    None when there is nothing more."""
+    """Rows of one page in search order.
+
+    The next page starts at the id ``reached``; None means that there are no more rows.
+    """
 
     rows: list[Any]
     reached: int | None
@@ -43,7 +45,7 @@ def look_down(rows: QuerySet[Any], before: int | None, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     top = highest + 1 if before is None else min(before, highest + 1)
     found: list[Any] = []
-    give_up_at, size = time.monotonic() + _PATIENCE_S, _FIRST_WINDOW
+    give_up_at, size = time.monotonic() + _TIME_LIMIT_S, _FIRST_WINDOW
     while top > lowest and len(found) <= wanted:
         bottom, size = max(lowest, top - size), _larger(size)
         window = rows.filter(pk__lt=top, pk__gte=bottom).order_by("-pk")
@@ -59,7 +61,7 @@ def look_up(rows: QuerySet[Any], after: int, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     bottom = max(after, lowest - 1)
     found: list[Any] = []
-    give_up_at, size = time.monotonic() + _PATIENCE_S, _FIRST_WINDOW
+    give_up_at, size = time.monotonic() + _TIME_LIMIT_S, _FIRST_WINDOW
     while bottom < highest and len(found) <= wanted:
         top, size = bottom + size, _larger(size)
         window = rows.filter(pk__gt=bottom, pk__lte=top).order_by("pk")
@@ -84,9 +86,9 @@ def _bounds(model: type[Model]) -> tuple[int, int]:
 
 
 def first_since(model: type[Model], field: str, moment: dt.datetime) -> int:
-    """Return an id below which nothing is as young as ``moment``, by bisection.
+    """Return an id such that all rows below it are older than ``moment``, found by bisection.
 
-    The ids of a log grow with its times, so no index of the times is needed.
+    Ids grow with time, so no index on the time is needed.
     """
     wanted = moment - _DISORDER
     low, high = _bounds(model)
@@ -103,13 +105,13 @@ def first_since(model: type[Model], field: str, moment: dt.datetime) -> int:
 
 
 class KeysetPaginator(Paginator[Any]):
-    """Holds no page: the list has found its own. Names what the links are made with."""
+    """Names the template of the page links; the change list finds the rows itself."""
 
     template_name = "console/keyset_pages.html"
 
 
 class KeysetChangeList(ChangeList):
-    """One page of a list."""
+    """One page of a keyset list."""
 
     older: str | None = None
     newer: str | None = None
@@ -120,7 +122,7 @@ class KeysetChangeList(ChangeList):
         return {key: value for key, value in found.items() if key not in (BEFORE, AFTER)}
 
     def get_results(self, request: HttpRequest) -> None:
-        """Find the page's rows, and where the pages around it begin."""
+        """Find the rows of the page, and where the next and previous pages begin."""
         self.paginator = KeysetPaginator([], self.list_per_page)
         self.result_list = self._find(_number(request, BEFORE), _number(request, AFTER))
         self.result_count = self.full_result_count = len(self.result_list)
@@ -154,14 +156,14 @@ def _number(request: HttpRequest, name: str) -> int | None:
 
 
 class KeysetAdmin(ModelAdmin):
-    """Admin of what only programs write."""
+    """Read-only admin of rows that only programs write."""
 
     list_per_page = 50
     list_fullwidth = True
     ordering = ("-pk",)
     sortable_by = ()
     search_fields = ("public_id__exact",)
-    search_help_text = "A whole id"
+    search_help_text = "Search by a complete id"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # Facets count.
 
@@ -179,7 +181,7 @@ class KeysetAdmin(ModelAdmin):
 
 
 class SinceFilter(admin.SimpleListFilter):
-    """How far back a list goes."""
+    """Filter by age: how far back the list goes."""
 
     title, parameter_name = "time", "since"
     field = "created_at"
@@ -200,11 +202,11 @@ class SinceFilter(admin.SimpleListFilter):
 
 
 class KeyFilter(admin.SimpleListFilter):
-    """The keys of the project that is chosen; those of all projects would be too many."""
+    """Filter by key, among the keys of the chosen project; all projects have too many."""
 
     title, parameter_name = "API key", "api_key"
     keys_of: type[Model] | None = None
-    """The model that has the key, unless it is the one that is listed."""
+    """The model with the field ``api_key``, if it is not the listed model."""
     _MOST = 100
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:

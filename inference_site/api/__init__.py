@@ -1,0 +1,1 @@
+"""Base of the HTTP API: keys, parsing, paging, schema; only web packages import it."""

@@ -22,7 +22,7 @@ from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
-from inference_site.gateway.handoff import HandOff, hand_off, place_of
+from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
@@ -63,45 +63,45 @@ def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwarg
     Raise InvalidRequestError for a bad key, or one that was sent with another request, and
     ConflictError while the first is being accepted, or when its answer is kept no longer.
     """
-    place, mine = _place(request, caller), _Memory(_digest(request))
-    known = _remembered(place, mine)
+    key, mine = _key(request, caller), _Memory(_digest(request))
+    known = _remembered(key, mine)
     if known is not None:
         if (answer := _again(request, known)) is not None:
             return answer
-        _take_over(place, known, mine)
+        _take_over(key, known, mine)
     try:
         response = handler(request, *args, **kwargs)
     except BaseException:
-        site_client().delete(place)
+        site_client().delete(key)
         raise
-    _keep(place, request, response, mine.digest)
+    _keep(key, request, response, mine.digest)
     return response
 
 
-def _place(request: Request, caller: Caller) -> str:
-    key = request.headers[HEADER]
-    if not _WELL_FORMED.fullmatch(key):
+def _key(request: Request, caller: Caller) -> str:
+    """Return the key in Redis of this request's memory. Raise InvalidRequestError."""
+    given = request.headers[HEADER]
+    if not _WELL_FORMED.fullmatch(given):
         raise InvalidRequestError(
             f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
         )
-    return f"idempotent:{caller.api_key_id}:{hashlib.sha256(key.encode()).hexdigest()}"
+    return f"idempotent:{caller.api_key_id}:{hashlib.sha256(given.encode()).hexdigest()}"
 
 
 def _digest(request: Request) -> str:
-    inner = request._request
-    return hashlib.sha256(inner.path.encode() + b"\0" + inner.body).hexdigest()
+    return hashlib.sha256(request.path.encode() + b"\0" + request.body).hexdigest()
 
 
 def _packed(memory: _Memory) -> bytes:
     return orjson.dumps(asdict(memory))
 
 
-def _remembered(place: str, mine: _Memory) -> _Memory | None:
+def _remembered(key: str, mine: _Memory) -> _Memory | None:
     """Claim the key, or return what it was claimed for."""
     client = site_client()
-    if client.set(place, _packed(mine), ex=_PENDING_S, nx=True):
+    if client.set(key, _packed(mine), ex=_PENDING_S, nx=True):
         return None
-    found: Any = client.get(place)
+    found: Any = client.get(key)
     if found is None:  # Its time was up just now.
         return None
     known = _Memory(**orjson.loads(found))
@@ -114,9 +114,9 @@ def _remembered(place: str, mine: _Memory) -> _Memory | None:
     return known
 
 
-def _take_over(place: str, known: _Memory, mine: _Memory) -> None:
+def _take_over(key: str, known: _Memory, mine: _Memory) -> None:
     """Claim the key of a request that came to nothing; of those who try, one does."""
-    arguments = (place, _packed(known), _packed(mine), str(_PENDING_S))
+    arguments = (key, _packed(known), _packed(mine), str(_PENDING_S))
     if not site_client().eval(_TAKE_OVER, 1, *arguments):
         raise _in_progress()
 
@@ -133,19 +133,19 @@ def _expired() -> ConflictError:
     )
 
 
-def _keep(place: str, request: Request, response: HttpResponse, digest: str) -> None:
-    handoff = place_of(request._request).handoff
-    if handoff is not None:
+def _keep(key: str, request: Request, response: HttpResponse, digest: str) -> None:
+    outcome = outcome_of(request)
+    if (handoff := outcome.handoff) is not None:
         grace_s = handoff.follower.grace_s
         memory = _Memory(digest, handoff.generation_id, handoff.stream, grace_s)
-    elif isinstance(response, Response) and response.status_code < 400:
+    elif outcome.wait is None and isinstance(response, Response) and response.status_code < 400:
         body = orjson.dumps(response.data)
         kept = body.decode() if len(body) <= _LARGEST_BODY else ""
         memory = _Memory(digest, status=response.status_code, body=kept)
     else:
-        site_client().delete(place)
+        site_client().delete(key)
         return
-    site_client().set(place, _packed(memory), ex=_KEPT_S)
+    site_client().set(key, _packed(memory), ex=_KEPT_S)
 
 
 def _again(request: Request, known: _Memory) -> HttpResponse | None:
@@ -176,4 +176,4 @@ def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpRespo
     except BaseException:
         hub.leave(follower)
         raise
-    return hand_off(request._request, HandOff(follower, known.stream, known=logged, cancels=False))
+    return hand_off(request, HandOff(follower, known.stream, known=logged, cancels=False))

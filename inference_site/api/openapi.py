@@ -1,7 +1,7 @@
-"""``/v1/openapi.json``: the OpenAPI document, from what the views declare (``schema.py``).
+"""``/v1/openapi.json``: the OpenAPI document, built from the views' declarations (``schema.py``).
 
-It is made once, when it is first asked for. The JSON schemas of all declared types are made
-together, so that models of one name in several apps become components of different names.
+The document is built at the first request and cached. The JSON schemas of all declared types are
+generated together, so that models with the same name in several apps get different component names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def document() -> bytes:
 
 
 class Generator(SchemaGenerator):
-    """Adds the wire models to what the views' schemas refer to."""
+    """Builds the document, with the wire models as its components."""
 
     def get_schema(self, request: Any = None, public: bool = False) -> Schema:
         document: Schema = super().get_schema(request, public)  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class Generator(SchemaGenerator):
 
 
 class ViewSchema(AutoSchema):
-    """Describes the methods of a view. Those that declare nothing are left out."""
+    """Describes the declared methods of a view."""
 
     @property
     def _declared(self) -> documented | None:
@@ -89,7 +89,7 @@ class ViewSchema(AutoSchema):
         return self._docstring()[1]
 
     def _docstring(self) -> tuple[str, str]:
-        """Return the first line of the method's own docstring, and the rest."""
+        """Return the first line of the method's docstring, and the rest."""
         text = inspect.cleandoc(getattr(self.view, self.method.lower()).__doc__ or "")
         summary, _, description = text.partition("\n")
         return summary, description.strip()
@@ -145,8 +145,8 @@ class ViewSchema(AutoSchema):
             )
 
     def _headers(self) -> Iterator[OpenApiParameter]:
-        yield _header("x-request-id", str, True, "The request's own, when it is well formed.")
-        yield _header("openai-processing-ms", int, True, "Until the answer began.")
+        yield _header("x-request-id", str, True, "The id in the request, if it is valid.")
+        yield _header("openai-processing-ms", int, True, "Time until the answer began.")
         yield _header("Retry-After", int, [429, 503, 504], "Seconds.")
         yield _header("WWW-Authenticate", str, [401], "`Bearer`.")
         if self._endpoint.queued:
@@ -154,7 +154,7 @@ class ViewSchema(AutoSchema):
                 "x-unsupported-params",
                 str,
                 "header",
-                description="Fields of the request that were not honoured, separated by commas.",
+                description="Fields of the request that were ignored, separated by commas.",
                 response=[200],
             )
 
@@ -162,12 +162,12 @@ class ViewSchema(AutoSchema):
 def _header(
     name: str, type_: type, statuses: Literal[True] | list[int], text: str
 ) -> OpenApiParameter:
-    """Return a header that these responses always have."""
+    """Return a header that responses with these statuses always have."""
     return OpenApiParameter(name, type_, "header", True, text, response=statuses)
 
 
 class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # Untyped there.
-    """The key, in either of two headers."""
+    """The API key, in either of two headers."""
 
     target_class = "inference_site.api.authentication.KeyAuthentication"
     name = ["bearer", "x-api-key"]
@@ -183,7 +183,7 @@ class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call
 
 
 class _WireSchema(GenerateJsonSchema):
-    """Schemas of what is sent as it is sent: only what may be None can be left out."""
+    """Generates schemas of sent objects: only fields that default to None are optional."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         schema = field["schema"]
@@ -193,13 +193,13 @@ class _WireSchema(GenerateJsonSchema):
 
 
 def _schema(type_: Any, mode: JsonSchemaMode = "serialization") -> Schema:
-    """Return the schema of a declared type: mostly a reference to a component."""
+    """Return the schema of a declared type, usually a reference to a component."""
     return _schemas()[0][id(type_), mode]
 
 
 @cache
 def _schemas() -> tuple[dict[tuple[int, JsonSchemaMode], Schema], Schema]:
-    """Return the schemas of all declared types, by id and mode, and the components they need."""
+    """Return the schemas of all declared types, by id and mode, and their components."""
     types: dict[tuple[int, JsonSchemaMode], Any] = {}
     for endpoint in declared:
         sent = (endpoint.answer, endpoint.event, ErrorEnvelope, *endpoint.also.values())

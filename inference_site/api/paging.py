@@ -1,4 +1,4 @@
-"""Lists over HTTP: keyset paging, as every list of the API has it."""
+"""Keyset paging, which every list of the API uses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DEFAULT_LIMIT, _MOST = 20, 100
 
 
 class PageQuery(BaseModel):
-    """What ``parse_page`` reads, as the OpenAPI document shows it."""
+    """The query parameters of ``parse_page``, for the OpenAPI document."""
 
     after: str | SkipJsonSchema[None] = Field(
-        None, description="The id of the last entry of the page before."
+        None, description="The id of the last entry of the previous page."
     )
     limit: Annotated[int, Field(ge=1, le=_MOST)] = _DEFAULT_LIMIT
     order: Literal["asc", "desc"] = "asc"
@@ -27,7 +27,7 @@ class PageQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is wanted: ``limit`` entries after the one with the id ``after``."""
+    """A requested part of a list: ``limit`` entries after the entry with the id ``after``."""
 
     after: str | None
     limit: int
@@ -35,7 +35,7 @@ class Page:
 
 
 def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
-    """Return the page that a query asks for. Raise InvalidRequestError naming the parameter."""
+    """Return the page that the query requests. Raise InvalidRequestError with the parameter."""
     limit = query.get("limit", str(_DEFAULT_LIMIT))
     if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MOST:
         raise InvalidRequestError(
@@ -52,7 +52,7 @@ def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
 
 
 def parse_metadata(query: QueryDict) -> dict[str, str]:
-    """Return the pairs of ``metadata[key]=value``."""
+    """Return the pairs of the parameters ``metadata[key]=value``."""
     return {
         name[len("metadata[") : -1]: str(query[name])
         for name in query
@@ -63,7 +63,7 @@ def parse_metadata(query: QueryDict) -> dict[str, str]:
 def list_object(
     entries: Sequence[dict[str, Any]], page: Page, id_of: Callable[[dict[str, Any]], str]
 ) -> dict[str, Any]:
-    """Return the list object. ``entries`` has one more than the limit when there are more."""
+    """Return the list object. One entry more than the limit means that another page exists."""
     shown = list(entries[: page.limit])
     return {
         "object": "list",

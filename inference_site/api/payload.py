@@ -1,7 +1,7 @@
-"""From a decoded body to a wire model: validation errors in OpenAI's words, and unknown fields.
+"""Parses decoded bodies into wire models, with OpenAI's validation errors.
 
-Errors follow the table of the API: ``missing_required_parameter``, ``invalid_type``,
-``invalid_value``, ``integer_below_min_value`` …, each with the path of the field as ``param``.
+Error codes are those of OpenAI's API: ``missing_required_parameter``, ``invalid_type``,
+``invalid_value``, ``integer_below_min_value`` …; ``param`` is the path of the field.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pydantic_core import ErrorDetails
 from inference_site.errors.api_errors import InvalidRequestError
 
 _MOST_NAMES = 32
-"""How many ignored fields are named: they go into a header and into the row."""
+"""The most ignored fields that a header and a row name."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _LONGEST_ECHO = 100
 """Characters of a bad value that its error repeats."""
 
 
 class WireRequest(BaseModel):
-    """Base of request bodies. Fields it does not declare are kept aside and named to the caller."""
+    """Base of request bodies. Undeclared fields are kept, to be named in the answer."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     @property
     def ignored_params(self) -> list[str]:
-        """The fields that were sent and are not honoured, in the order they came, each once.
+        """The names of fields that were sent and are ignored, in order, each once.
 
-        Those of nested objects are named by their path without positions: ``messages[].name``.
-        A name that does not fit a response header is no field of any API and is left out.
+        A field of a nested object is named by its path without positions: ``messages[].name``.
+        Names that do not fit a response header are left out; no API has such a field.
         """
         names = (name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name))
         return list(itertools.islice(names, _MOST_NAMES))
@@ -51,7 +51,7 @@ class WireRequest(BaseModel):
 
 
 class WireObject(BaseModel):
-    """Base of what the server sends: a misspelt field fails at construction."""
+    """Base of objects that the server sends: a misspelt field fails at construction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,7 +60,7 @@ RequestT = TypeVar("RequestT", bound=WireRequest)
 
 
 def parse(model: type[RequestT], body: Any) -> RequestT:
-    """Return the body as a wire model. Raise InvalidRequestError naming the first bad field."""
+    """Return the body as a wire model. Raise InvalidRequestError for the first invalid field."""
     if not isinstance(body, dict):
         raise InvalidRequestError("The JSON body of your request must be an object.")
     try:
@@ -79,7 +79,7 @@ QueryT = TypeVar("QueryT", bound=BaseModel)
 
 
 def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
-    """Return a query as its model. Raise InvalidRequestError naming the first bad parameter."""
+    """Return the query as its model. Raise InvalidRequestError for an invalid parameter."""
     try:
         return model.model_validate(values)
     except ValidationError as exc:
@@ -87,7 +87,7 @@ def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
 
 
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
-    # Of the branches of a union, the one that got furthest into the body is what was meant.
+    # Of the branches of a union, report the one that matched the body most deeply.
     error = max(errors, key=lambda e: len(_path(e, body)))
     param = _format(_path(error, body))
     code, message = _describe(error, param)
@@ -95,7 +95,7 @@ def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
 
 
 def _path(error: ErrorDetails, body: Any) -> list[int | str]:
-    """Return the location without the names of union branches, which are not in the body."""
+    """Return the path in the body: pydantic's location without the names of union branches."""
     path: list[int | str] = []
     value, loc, missing = body, error["loc"], error["type"] == "missing"
     for i, part in enumerate(loc):
@@ -111,7 +111,7 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
 
 
 def _discriminator(error: ErrorDetails) -> list[str]:
-    """Return the field that tells the branches of a union apart, when it is what is wrong."""
+    """Return the discriminator field of a union, if that field is invalid."""
     name = str(error.get("ctx", {}).get("discriminator", ""))
     return [name.strip("'")] if name.startswith("'") else []
 

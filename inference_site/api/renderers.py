@@ -1,7 +1,8 @@
-"""Response bodies: always JSON, whatever the Accept header says.
+"""Rendering of response bodies: always JSON, without regard to the Accept header.
 
-The SDKs send ``Accept: application/json`` for streams as well, and other clients send
-``text/event-stream``; the body's ``stream`` decides, so nothing is negotiated and nothing is a 406.
+The field ``stream`` of the body decides whether an answer streams: SDKs send
+``Accept: application/json`` for streams too, and other clients ``text/event-stream``. So there is
+no content negotiation and no status 406.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class JsonRenderer(BaseRenderer):
 
 
 class AlwaysJson(BaseContentNegotiation):
-    """Takes the first parser that reads the content type, and the only renderer."""
+    """Selects the first parser for the content type, and the only renderer."""
 
     def select_parser(self, request: Request, parsers: Iterable[Any]) -> Any:
         content_type = (request.content_type or "").partition(";")[0].strip().lower()

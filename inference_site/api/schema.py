@@ -1,7 +1,7 @@
-"""What the methods of views take and answer, declared beside them in wire models.
+"""Declarations of the request and response types of view methods, for the OpenAPI document.
 
-A declaration costs a request nothing: it is an attribute of the method, and ``openapi.py`` reads it
-when the document is asked for. A method without one is not in the document.
+A declaration is an attribute of the method. ``openapi.py`` reads it when it builds the document, so
+requests pay nothing for it. Methods without a declaration are not in the document.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from inference_site.api.payload import WireObject
 from inference_site.errors.api_errors import ApiError
 
 declared: list[documented] = []
-"""Every declaration there is; views are declared when their modules are imported."""
+"""All declarations; each is added when the module of its view is imported."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 EntryT = TypeVar("EntryT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class documented:  # Reads as the decorator that it is.
-    """Declares one method of a view; its docstring's first line is the summary.
+class documented:  # Lower case, because it is used as a decorator.
+    """Decorator that declares one view method; the first line of its docstring is the summary.
 
-    ``answer`` is the body of a 200, ``event`` that of each SSE event of a stream, ``body`` the
-    request's: types of any sort that pydantic knows. Each field of ``query`` is a parameter of the
-    query. ``queued`` says that a worker answers: there is a model to be found, and a queue to wait
-    in. ``errors`` are those that come neither with these nor with the view's path and key. ``also``
-    gives statuses that are answered with something else than the envelope.
+    ``answer`` is the body of a 200, ``event`` the data of an SSE event, ``body`` the request body;
+    pydantic must know these types. Each field of ``query`` is a query parameter. ``queued`` means
+    that a worker answers, which adds the errors of models and the queue. ``errors`` are further
+    errors, beyond those that follow from the path and the key. ``also`` maps statuses to bodies
+    that are not the error envelope.
     """
 
     answer: Any
@@ -48,7 +48,7 @@ class documented:  # Reads as the decorator that it is.
 
 
 class ErrorDetail(WireObject):
-    """``error``: what is wrong, and in which field of the request."""
+    """The object ``error``: a message, a code and the request field that caused it."""
 
     message: str
     type: str
@@ -63,7 +63,7 @@ class ErrorEnvelope(WireObject):
 
 
 class ListObject(WireObject, Generic[EntryT]):
-    """A page of a list. ``has_more`` tells whether there are entries after ``last_id``."""
+    """A page of a list. ``has_more`` is true if there are entries after ``last_id``."""
 
     object: Literal["list"] = "list"
     data: list[EntryT]

@@ -24,9 +24,8 @@ class StaffSession(BaseAuthentication):
 
     def authenticate(self, request: Request) -> tuple[AbstractBaseUser, None]:
         """Return the user. Raise AuthenticationError without a session of the staff."""
-        http = request._request
-        _sessions.process_request(http)
-        user = get_user(http)
+        _sessions.process_request(request)
+        user = get_user(request)
         if not (user.is_active and getattr(user, "is_staff", False)):
             raise AuthenticationError("Log in to the admin.")
         try:

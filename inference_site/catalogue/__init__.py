@@ -1,0 +1,1 @@
+"""The models file, model discovery and GGUF headers; the fleet and all above it import it."""

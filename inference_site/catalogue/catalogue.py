@@ -15,7 +15,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.discovery import discover
-from inference_site.catalogue.models_file import default_threads, read_models_file, site_sampling
+from inference_site.catalogue.entry import default_threads
+from inference_site.catalogue.models_file import read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.gguf_header import metadata
-from inference_site.catalogue.models_file import default_threads, site_sampling
+from inference_site.catalogue.models_file import site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)

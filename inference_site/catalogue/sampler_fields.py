@@ -6,10 +6,11 @@ The names are those of ``domain.sampling.Sampling``, which holds what has been r
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from inference_site.catalogue.operator_settings import OperatorSettings
 from inference_site.domain.sampling import Sampling
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -56,15 +57,11 @@ class SamplerFields(BaseModel):
 _SAME = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
 
 
-class SamplerDefaults(SamplerFields):
-    """A mapping of defaults."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class SamplerDefaults(SamplerFields, OperatorSettings):
+    """What requests leave out, as an operator wrote it."""
 
     logit_bias: dict[_TokenId, Bias] | None = None
 
-
-def read_defaults(values: dict[Any, Any]) -> Sampling:
-    """Return the defaults of a mapping. Raise pydantic's ValidationError."""
-    defaults = SamplerDefaults.model_validate(values)
-    return defaults.to_sampling(defaults.logit_bias or {})
+    def to_defaults(self) -> Sampling:
+        """Return the domain's value."""
+        return self.to_sampling(self.logit_bias or {})

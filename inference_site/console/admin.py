@@ -1,4 +1,4 @@
-"""Admin of who may use the admin, and of what they did there."""
+"""Admin of users, groups and the audit log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ admin.site.unregister(Group)
 
 @admin.register(User)
 class StaffAdmin(UserAdmin[User], ModelAdmin):  # type: ignore[misc]  # The theme types its own.
-    """Who may log in."""
+    """Users that may log in to the console."""
 
     form = UserChangeForm
     add_form = UserCreationForm
@@ -28,18 +28,18 @@ class StaffAdmin(UserAdmin[User], ModelAdmin):  # type: ignore[misc]  # The them
 
 @admin.register(Group)
 class RoleAdmin(GroupAdmin, ModelAdmin):  # type: ignore[misc]  # As above.
-    """Permissions that several users have."""
+    """Groups: sets of permissions that several users share."""
 
 
 @admin.register(LogEntry)
 class AuditAdmin(KeysetAdmin):
-    """What was done in the admin, by whom; nobody changes it."""
+    """The audit log, read-only: every action in the admin, with its user."""
 
-    list_display = ("time", "user", "action", "content_type", "what", "change")
+    list_display = ("time", "user", "action", "content_type", "target", "change")
     list_filter = ("action_flag", "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
-    search_help_text = "The number of the object"
+    search_help_text = "Search by the primary key of the changed object"
 
     @admin.display(description="time (UTC)")
     def time(self, entry: LogEntry) -> str:
@@ -49,8 +49,8 @@ class AuditAdmin(KeysetAdmin):
     def action(self, entry: LogEntry) -> str:
         return entry.get_action_flag_display()
 
-    @admin.display(description="what")
-    def what(self, entry: LogEntry) -> SafeString | str:
+    @admin.display(description="object")
+    def target(self, entry: LogEntry) -> SafeString | str:
         address = None if entry.is_deletion() else entry.get_admin_url()
         return (
             format_html('<a href="{}">{}</a>', address, entry.object_repr)

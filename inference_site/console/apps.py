@@ -1,4 +1,4 @@
-"""The console as Django applications: its own, and the admin with the console's site."""
+"""Two Django applications: the console, and the admin with the console's site."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from django.contrib.admin.apps import AdminConfig
 
 
 class ConsoleConfig(AppConfig):
-    """Pages, templates and files of the console."""
+    """Pages, templates and static files of the console."""
 
     name = "inference_site.console"
 
 
 class SiteAdminConfig(AdminConfig):
-    """Django's admin; every app's models are registered with the console's site."""
+    """Django's admin, whose models are registered with the console's site."""
 
     default_site = "inference_site.console.site.ConsoleSite"

@@ -1,4 +1,4 @@
-"""Noting in the audit log what the admin's own forms do not."""
+"""Audit log entries for actions that are no form of Django's admin."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from django.db.models import Model
 from django.http import HttpRequest
 
 
-def note(request: HttpRequest, what: Model | str, done: str) -> None:
-    """Note that this user has done something to an object, or to a worker or model by its id."""
-    target = what if isinstance(what, Model) else None
+def log_action(request: HttpRequest, target: Model | str, message: str) -> None:
+    """Write an audit log entry; ``target`` is an object, or the id of a worker or served model."""
+    record = target if isinstance(target, Model) else None
     LogEntry.objects.create(
         user_id=int(request.user.pk or 0),
-        content_type=None if target is None else ContentType.objects.get_for_model(target),
-        object_id=None if target is None else str(target.pk),
-        object_repr=str(what)[:200],
+        content_type=None if record is None else ContentType.objects.get_for_model(record),
+        object_id=None if record is None else str(record.pk),
+        object_repr=str(target)[:200],
         action_flag=CHANGE,
-        change_message=done,
+        change_message=message,
     )

@@ -1,4 +1,4 @@
-"""Charts as SVG that the server draws: a picture, its title and description, and a table."""
+"""Charts that the server draws as SVG, each with a title, a description and a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One value for each bucket of time; None where nothing was measured."""
+    """One value for each time bucket; None where nothing was measured."""
 
     name: str
     values: Sequence[float | None]
@@ -28,7 +28,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle of a stack."""
+    """One rectangle of a stacked bar."""
 
     series: int
     x: float
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series as the path of a line, with a gap where a value is missing."""
+    """The SVG path of one series, with a gap where a value is missing."""
 
     series: int
     path: str
@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label at an axis."""
+    """A label on an axis."""
 
     place: float
     text: str
@@ -55,9 +55,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """All that the template draws, within ``WIDTH`` and ``HEIGHT``.
+    """Everything the template draws, in a view box of ``WIDTH`` by ``HEIGHT``.
 
-    ``rows`` are the label of a bucket and its values as text.
+    Each entry of ``rows`` is the label of a bucket and its values as text.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Chart:
 
     @property
     def areas(self) -> list[Line]:
-        """The bars of each series as one path: a week of hours has hundreds of them."""
+        """The bars of each series as one path; a week of hours has hundreds of bars."""
         paths: dict[int, list[str]] = {}
         for bar in self.bars:
             drawn = f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
@@ -82,7 +82,7 @@ class Chart:
 
     @property
     def table_rows(self) -> SafeString:
-        """The rows as markup; a template would take as long for them as for the rest of a page."""
+        """The rows as HTML, built in Python: a template needs as long for them as for the page."""
         return format_html_join(
             "\n",
             '<tr><th scope="row">{}</th>{}</tr>',
@@ -101,13 +101,13 @@ def chart(
     shape: Literal["bars", "lines"],
     text: Format,
 ) -> Chart:
-    """Return a chart: the series as stacked bars, or as lines. ``text`` writes a value."""
+    """Return a chart of the series as stacked bars or as lines; ``text`` formats a value."""
     values = [value for one in series for value in one.values if value is not None]
     top = _top(_sums(series) if shape == "bars" else values)
     return Chart(
         id=id_,
         title=title,
-        description=_described(series, labels, text),
+        description=_description(series, labels, text),
         names=[one.name for one in series],
         bars=_stacked(series, len(labels), top) if shape == "bars" else (),
         lines=_lines(series, len(labels), top) if shape == "lines" else (),
@@ -126,7 +126,7 @@ def _sums(series: Sequence[Series]) -> list[float]:
 
 
 def _top(values: Sequence[float]) -> float:
-    """Return a round number that is no less than any of the values."""
+    """Return the smallest round number that is at least the largest value."""
     most = max(values, default=0)
     if most <= 0:
         return 1
@@ -163,7 +163,7 @@ def _lines(series: Sequence[Series], buckets: int, top: float) -> list[Line]:
 
 
 def _path(series: Series, step: float, top: float) -> str:
-    """Return the path; a value between two gaps is drawn as a short dash."""
+    """Return the SVG path; a value between two gaps becomes a short dash."""
     parts, draws = [], False
     for place, value in enumerate(series.values):
         if value is None:
@@ -184,12 +184,12 @@ def _x_ticks(labels: Sequence[str]) -> list[Tick]:
     ]
 
 
-def _described(series: Sequence[Series], labels: Sequence[str], text: Format) -> str:
-    """Say in words what a look at the chart would tell."""
-    said = []
+def _description(series: Sequence[Series], labels: Sequence[str], text: Format) -> str:
+    """Return the text alternative of the chart: the highest value of each series, and its time."""
+    sentences = []
     for one in series:
         found = [(value, label) for value, label in zip(one.values, labels, strict=True) if value]
         if found:
-            most, when = max(found)
-            said.append(f"{one.name}: at most {text(most)}, at {when}")
-    return "; ".join(said) or "Nothing in this time."
+            highest, label = max(found)
+            sentences.append(f"{one.name}: at most {text(highest)}, at {label}")
+    return "; ".join(sentences) or "No data in this time range."

@@ -1,4 +1,4 @@
-"""Models and workers as operators see them, and what they tell them."""
+"""The page of models and workers, and its actions: load, unload, drain, resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.audit import note
+from inference_site.console.audit import log_action
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
@@ -26,7 +26,7 @@ VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model of the catalogue on the whole site."""
+    """One model of the catalogue, with sums over all workers."""
 
     id: str
     engine: str
@@ -35,12 +35,12 @@ class ModelRow:
     busy: int
     slots: int
     waiting: int
-    may_load: bool
+    is_loadable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A live worker. Memory is in gibibytes."""
+    """One live worker; ``memory`` has one line of text for each device, in GiB."""
 
     worker: LiveWorker
     started_at: dt.datetime
@@ -48,7 +48,10 @@ class WorkerRow:
 
 
 def fleet_context(request: HttpRequest) -> dict[str, Any]:
-    """Return what the page shows. Raise PermissionDenied."""
+    """Return the template context of the page.
+
+    Raise PermissionDenied if the user may not view it.
+    """
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
     context: dict[str, Any] = {"may_change": request.user.has_perm(CHANGE)}
@@ -83,7 +86,7 @@ def _model(
         busy=sum(model.busy for model in having),
         slots=sum(model.slots for model in having),
         waiting=waiting,
-        may_load=any(
+        is_loadable=any(
             spec.id in worker.loadable and not worker.is_draining and worker.model(spec.id) is None
             for worker in live
         ),
@@ -98,13 +101,13 @@ def _worker(worker: LiveWorker) -> WorkerRow:
     return WorkerRow(worker, dt.datetime.fromtimestamp(worker.started_at, dt.UTC), memory)
 
 
-def tell(request: HttpRequest) -> HttpResponse:
-    """Do what the form says, note it, and go back to the page."""
+def request_action(request: HttpRequest) -> HttpResponse:
+    """Send the posted action to the worker or model, log it, and redirect to the page."""
     if not request.user.has_perm(CHANGE):
         raise PermissionDenied
-    act, what = request.POST.get("act", ""), request.POST.get("what", "")
+    action, target = request.POST.get("action", ""), request.POST.get("target", "")
     try:
-        _ACTS[act](what)
+        _ACTIONS[action](target)
     except KeyError:
         messages.error(request, "There is no such action.")
     except fleet.FleetError as exc:
@@ -112,12 +115,12 @@ def tell(request: HttpRequest) -> HttpResponse:
     except redis.exceptions.RedisError:
         messages.error(request, "Redis is not reachable.")
     else:
-        note(request, what, f"{act.capitalize()}.")
-        messages.success(request, f"Told: {act} {what}.")
+        log_action(request, target, f"{action.capitalize()} requested.")
+        messages.success(request, f"{action.capitalize()} of {target} requested.")
     return HttpResponseRedirect(reverse("admin:fleet"))
 
 
-_ACTS: dict[str, Callable[[str], object]] = {
+_ACTIONS: dict[str, Callable[[str], object]] = {
     "load": lambda model: fleet.load(None, model),
     "unload": lambda model: fleet.unload(None, model),
     "drain": fleet.drain,

@@ -1,4 +1,4 @@
-"""The home page: usage from the roll-ups, and what waits and runs now."""
+"""The home page: usage from the roll-ups, and the queue and workers as they are now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_GROUPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A choice of time: how far back, in buckets of which period, and how they are labelled."""
+    """A time range to choose: its length, the period of its buckets and their label format."""
 
     id: str
     label: str
@@ -62,7 +62,7 @@ GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the page is asked to show."""
+    """The time range, grouping and filters that the page shows."""
 
     range: Range
     group: str
@@ -71,7 +71,7 @@ class Choice:
     model: str | None
 
     def span(self, now: dt.datetime) -> Span:
-        """Return the buckets to read: the running one is the last."""
+        """Return the buckets to read; the last one contains ``now``."""
         period = self.range.period
         end = floor(now, period) + LENGTH[period]
         return Span(
@@ -85,7 +85,7 @@ class Choice:
 
 
 def chosen(query: QueryDict) -> Choice:
-    """Return the choice that a query makes; what it leaves out, or gets wrong, is the default."""
+    """Return the choice in a query string; missing and invalid values become the defaults."""
     group = str(query.get("by", ""))
     return Choice(
         range=next((one for one in RANGES if one.id == query.get("range")), RANGES[1]),
@@ -102,7 +102,7 @@ def _number(query: QueryDict, name: str) -> int | None:
 
 
 def home_context(request: HttpRequest) -> dict[str, Any]:
-    """Return what the home page shows."""
+    """Return the template context of the home page."""
     if not request.user.has_perm(PERMISSION):
         return {"may_see_usage": False}
     choice = chosen(request.GET)
@@ -131,7 +131,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def usage_csv(request: HttpRequest) -> HttpResponse:
-    """Answer with what the home page shows, by bucket, project, key and model."""
+    """Answer with the usage of the home page as CSV, by bucket, project, key and model."""
     if not request.user.has_perm(PERMISSION):
         raise PermissionDenied
     choice = chosen(request.GET)
@@ -147,7 +147,7 @@ def usage_csv(request: HttpRequest) -> HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number with its name, and a smaller line below."""
+    """A number with its name and a note below it."""
 
     name: str
     value: str
@@ -156,7 +156,7 @@ class Tile:
 
 
 def short(value: float) -> str:
-    """Return a number in a few characters."""
+    """Format a number in a few characters, such as ``12.3 k``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if value >= size:
             divided = value / (1e3 if unit == "k" else size)
@@ -203,7 +203,7 @@ def _pair(
 
 
 def _now() -> list[Tile]:
-    """Return what waits and what is there now; the queue is bounded, so it may be counted."""
+    """Return tiles of the queue and the workers; counting is cheap, the queue is bounded."""
     waiting = Generation.objects.filter(status=Status.QUEUED).count()
     queue = Tile("Waiting now", short(waiting))
     try:
@@ -262,14 +262,14 @@ def _percentiles(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: a model, a project or a key, and what it used."""
+    """A line of the table: the usage of one model, project or key."""
 
     name: str
     usage: Usage
 
 
 def _table(span: Span, group: str) -> list[Row]:
-    """Return the groups that used the most tokens."""
+    """Return the groups with the most tokens, largest first."""
     totals = total_by(span, group)
     names = _names(group, [key for (key,) in totals])
     rows = [Row(names.get(key, str(key)), usage) for (key,), usage in totals.items()]

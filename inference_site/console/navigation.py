@@ -1,4 +1,4 @@
-"""The links beside every page of the admin, those that a user may follow."""
+"""The admin's sidebar: links to the pages that the user may open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def favicon(_: HttpRequest) -> str:
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the groups of links; a group without links is left out by the theme."""
+    """Return the groups of links; the theme hides groups without links."""
     sees_queue = request.user.has_perm("generations.view_generation")
     operation = [
         _link("Usage", "monitoring", reverse("admin:index"), shown=True),
@@ -63,5 +63,5 @@ def _to_list(request: HttpRequest, title: str, icon: str, name: str) -> dict[str
 
 
 def stylesheet(_: HttpRequest) -> str:
-    """Return the address of what the console adds to the theme."""
+    """Return the address of the console's own stylesheet."""
     return static("console/admin.css")

@@ -1,9 +1,9 @@
-"""The playground: members of the staff try the models.
+"""The playground: a page on which staff try the models.
 
-Its page asks the views of the API itself, under the admin's session: no key ever reaches the
-browser, CSRF protects what it sends, and who logs out is out. A request is accounted to a project
-of the playground, to the user's own key, which no secret opens and which an operator can revoke and
-limit like any other. A user builds on, and stops, what was asked with that key, and nothing else.
+The page calls the API's own views with the admin's session. No key reaches the browser, and CSRF
+tokens protect its requests. Requests are accounted to the playground's project and to the user's
+own key in it. That key has no secret; operators can revoke and limit it. A user can continue and
+stop only responses made with that key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from responses_api.wire.request import ResponseRequest
 
 _NAME = "playground"
 
-# Name, label, the step of its field, and the most and least it may be.
+# Name, label, step, least and greatest value of each field.
 SAMPLERS = (
     ("temperature", "Temperature", "0.1", "0", "2"),
     ("top_p", "Top p", "0.05", "0", "1"),
@@ -51,7 +51,7 @@ SAMPLERS = (
 
 
 def _page(request: HttpRequest) -> HttpResponse:
-    """Show the page."""
+    """Render the page."""
     caller = playground_caller(request.user)
     context: dict[str, Any] = {
         "caller": caller,
@@ -66,7 +66,7 @@ def _page(request: HttpRequest) -> HttpResponse:
 
 
 def _models(caller: Caller) -> list[dict[str, str]]:
-    """Return the models that this caller can chat with, those first that are loaded."""
+    """Return the models that this caller can chat with, loaded ones first."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
@@ -78,44 +78,47 @@ playground = staff_member_required(_page, login_url="admin:login")
 
 
 class PlaygroundSession(StaffSession):
-    """A member of the staff calls with a key of their own in the project of the playground."""
+    """Authenticates a staff user as their own key in the playground's project."""
 
     def authenticate(self, request: Request) -> tuple[Any, None]:
-        """Return the caller. Raise AuthenticationError, or ForbiddenError without such a key."""
+        """Return the caller.
+
+        Raise AuthenticationError without a session, ForbiddenError if the key was revoked.
+        """
         user, _ = super().authenticate(request)
         caller = playground_caller(user)
         if caller is None:
-            raise ForbiddenError("Your key of the playground was revoked.", code="key_revoked")
+            raise ForbiddenError("Your playground key was revoked.", code="key_revoked")
         return caller, None
 
 
 def playground_caller(user: Any) -> Caller | None:
-    """Return whom this user calls as; None when an operator has revoked that key."""
+    """Return the caller for this user's playground key, None if an operator revoked it."""
     fields = {"project": _project, "name": user.get_username()[:100]}
     key, _ = ApiKey.objects.get_or_create(user=user, defaults=fields)
     return caller_of_key(key.pk)
 
 
 def _project() -> Project:
-    # Who stops an answer, or leaves the page, wants it to end at once.
+    # No grace: an answer ends at once when its user stops it or leaves the page.
     fields = {"name": _free_name, "disconnect_grace_s": 0}
     return Project.objects.get_or_create(is_playground=True, defaults=fields)[0]
 
 
 def _free_name() -> str:
-    """Return a name that no tenant has."""
+    """Return a project name that is not taken."""
     names = chain([_NAME], (f"{_NAME}-{number}" for number in count(2)))
     return next(name for name in names if not Project.objects.filter(name=name).exists())
 
 
 class PlaygroundResponsesView(ResponsesView):
-    """``POST /console/playground/responses``: as ``POST /v1/responses``."""
+    """``POST /console/playground/responses``: the same as ``POST /v1/responses``."""
 
     authentication_classes = (PlaygroundSession,)
     http_method_names = ["post"]
 
     def post(self, request: Request) -> HttpResponse:
-        """Create a response. Raise InvalidRequestError for what builds on a colleague's."""
+        """Create a response. Raise InvalidRequestError if it uses another user's responses."""
         _require_own(caller_of(request), parse(ResponseRequest, request.data))
         return super().post(request)
 
@@ -126,26 +129,26 @@ class PlaygroundStopView(ApiView):
     authentication_classes = (PlaygroundSession,)
 
     def post(self, request: Request, response_id: str) -> Response:
-        """Have an answer stopped, whether it waits or runs."""
-        own = _asked_by(caller_of(request))
+        """Stop a waiting or running response of this user."""
+        own = _generations_of(caller_of(request))
         return Response({"stopped": stop(get_object_or_404(own, public_id=response_id))})
 
 
-def _asked_by(caller: Caller) -> QuerySet[Generation]:
+def _generations_of(caller: Caller) -> QuerySet[Generation]:
     return Generation.objects.filter(api_key_id=caller.api_key_id)
 
 
 def _require_own(caller: Caller, body: ResponseRequest) -> None:
-    """Raise InvalidRequestError for what reads the project's data past the own answers.
+    """Raise InvalidRequestError if the request reads data of other users of the playground.
 
-    The project is shared by all of the staff, who may not all see what others were answered.
+    All staff share the playground's project, and not all of them may see others' answers.
     """
     if body.conversation_id is not None:
         raise InvalidRequestError("The playground has no conversations.", param="conversation")
     if any(isinstance(item, ItemReference) for item in body.input or ()):
         raise InvalidRequestError("The playground takes no references to items.", param="input")
     previous = body.previous_response_id
-    if previous is not None and not _asked_by(caller).filter(public_id=previous).exists():
+    if previous is not None and not _generations_of(caller).filter(public_id=previous).exists():
         raise InvalidRequestError(
             f"Previous response with id '{previous[:100]}' not found.",
             param="previous_response_id",

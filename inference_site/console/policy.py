@@ -1,4 +1,4 @@
-"""What a page may load and run, where the settings' content security policy is too tight."""
+"""Exceptions to the content security policy of the settings, by path."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 _LOOSER: dict[str, dict[str, list[str]]] = {
-    # Alpine, which the theme is built on, evaluates expressions of attributes; htmx and the theme
-    # write styles into the page. Scripts in the page stay forbidden.
+    # The theme uses Alpine, which evaluates expressions in attributes; htmx and the theme write
+    # inline styles. Inline scripts stay forbidden.
     "/admin/": {"script-src": [UNSAFE_EVAL], "style-src": [UNSAFE_INLINE]},
     "/docs": {"style-src": [UNSAFE_INLINE]},
 }
 
 
 class ContentPolicy(CSPMiddleware):
-    """Sends the policy; some parts of the site need a looser one."""
+    """Sends the policy of the settings, loosened where a part of the site needs it."""
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
     ) -> PolicyParts:
-        """Return what the header is made of."""
+        """Return the parts of the policy header."""
         parts = super().get_policy_parts(request, response, report_only)
         parts.update = {**(parts.update or {}), **_added(request.path)}
         return parts

@@ -1,4 +1,4 @@
-"""The queue as operators see it: who waits for which model, who runs, and what may be done."""
+"""The queue page: waiting and running generations, and the actions "move up" and "stop"."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.console.audit import note
+from inference_site.console.audit import log_action
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.operator_actions import move_up, stop
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
-_MOST = 100
+_MAX_ROWS = 100
 
 
 def queue_context(request: HttpRequest) -> dict[str, Any]:
-    """Return what the page shows, of one ``model`` or of all. Raise PermissionDenied."""
+    """Return the template context of the page, for the ``model`` of the query or for all.
+
+    Raise PermissionDenied if the user may not view it.
+    """
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
     rows, model = Generation.objects.select_related("project", "api_key"), _model(request)
@@ -35,9 +38,8 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
     return {
         "model": model,
         "groups": _groups(),
-        "waiting": _line(rows)[:_MOST],
-        "running": running[:_MOST],
-        "most": _MOST,
+        "waiting": _in_claim_order(rows)[:_MAX_ROWS],
+        "running": running[:_MAX_ROWS],
         "may_change": request.user.has_perm(CHANGE),
         "urgent": ServiceClass.URGENT,
     }
@@ -47,8 +49,8 @@ def _model(request: HttpRequest) -> str:
     return request.GET.get("model", "").replace("\0", "")
 
 
-def _line(rows: QuerySet[Generation]) -> QuerySet[Generation]:
-    """Return those that wait, by model in the order in which they are claimed (``_CLAIM``)."""
+def _in_claim_order(rows: QuerySet[Generation]) -> QuerySet[Generation]:
+    """Return waiting generations by model, in the order in which workers claim them."""
     running = Generation.objects.filter(status=Status.RUNNING)
     runs = running.values_list("model", "project").annotate(Count("pk")).order_by()
     share = Case(
@@ -61,7 +63,7 @@ def _line(rows: QuerySet[Generation]) -> QuerySet[Generation]:
 
 
 def _groups() -> list[dict[str, Any]]:
-    """Return how many wait, and for how long, by model, project and class."""
+    """Return the number waiting and the longest wait, by model, project and class."""
     found = (
         Generation.objects.filter(status=Status.QUEUED)
         .values("model", "project__name", "service_class")
@@ -82,49 +84,54 @@ def _groups() -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Act:
-    """What may be done to a generation, and how it is told: to the log, then to who did it."""
+class _Action:
+    """An action on a generation and its texts; ``run`` returns False when it is too late."""
 
-    do: Callable[[Generation], bool]
-    noted: str
-    told: str
+    run: Callable[[Generation], bool]
+    log_entry: str
+    success: str
     too_late: str
 
 
-_ACTS = {
-    "stop": _Act(stop, "Stopped.", "It is being stopped.", "It had ended already."),
-    "up": _Act(
+_ACTIONS = {
+    "stop": _Action(
+        stop,
+        "Stopped.",
+        "The generation is being stopped.",
+        "The generation had already ended.",
+    ),
+    "up": _Action(
         move_up,
         "Moved up.",
-        "It goes before all of its model that were not moved up.",
-        "It waits no more, or was moved up already.",
+        "The generation was moved ahead of all others of its model.",
+        "The generation no longer waits, or was already moved up.",
     ),
 }
 
 
-def act(request: HttpRequest, pk: int) -> HttpResponse:
-    """Do what the form says to one generation, note it, and go back to the page."""
+def run_action(request: HttpRequest, pk: int) -> HttpResponse:
+    """Run the posted action on one generation, log it, and redirect to the page."""
     if not request.user.has_perm(CHANGE):
         raise PermissionDenied
     generation = get_object_or_404(Generation, pk=pk)
-    chosen = _ACTS.get(request.POST.get("act", ""))
-    if chosen is None:
+    action = _ACTIONS.get(request.POST.get("action", ""))
+    if action is None:
         messages.error(request, "There is no such action.")
-        return _back(request)
+        return _redirect_to_queue(request)
     try:
-        is_done = chosen.do(generation)
+        is_done = action.run(generation)
     except redis.exceptions.RedisError:
-        messages.error(request, "It could not be done: Redis is not reachable.")
-        return _back(request)
+        messages.error(request, "The action failed: Redis is not reachable.")
+        return _redirect_to_queue(request)
     if is_done:
-        note(request, generation, chosen.noted)
-        messages.success(request, chosen.told)
+        log_action(request, generation, action.log_entry)
+        messages.success(request, action.success)
     else:
-        messages.info(request, chosen.too_late)
-    return _back(request)
+        messages.info(request, action.too_late)
+    return _redirect_to_queue(request)
 
 
-def _back(request: HttpRequest) -> HttpResponse:
+def _redirect_to_queue(request: HttpRequest) -> HttpResponse:
     model = _model(request)
     query = f"?{urlencode({'model': model})}" if model else ""
     return HttpResponseRedirect(reverse("admin:queue") + query)

@@ -1,4 +1,4 @@
-"""The admin site: the theme's, with the console's own pages beside those of the models."""
+"""The admin site: unfold's, with the console's own pages added."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet import fleet_context, tell
+from inference_site.console.fleet import fleet_context, request_action
 from inference_site.console.home import home_context, usage_csv
-from inference_site.console.queue import act, queue_context
+from inference_site.console.queue import queue_context, run_action
 
 
 class ConsoleSite(UnfoldAdminSite):
-    """Where operators look."""
+    """The admin site of the console; its index shows usage."""
 
     index_title = "Usage"
     index_template = "console/home.html"
 
     def extra_urls(self) -> list[URLPattern]:
-        """Return the pages that belong to no model."""
+        """Return the routes of pages that belong to no Django model."""
         own = self.admin_view
         return [
             path("usage.csv", own(usage_csv), name="usage-csv"),
             path("queue/", own(self._page("Queue", queue_context, "queue")), name="queue"),
-            path("queue/<int:pk>/", own(require_POST(act)), name="queue-act"),
+            path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
             path(
                 "fleet/",
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
             ),
-            path("fleet/tell/", own(require_POST(tell)), name="fleet-tell"),
+            path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
         ]
 
     def index(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
-        """Show usage, and what waits and runs now."""
+        """Show usage, the queue and the workers."""
         context = {**home_context(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
@@ -48,7 +48,7 @@ class ConsoleSite(UnfoldAdminSite):
     def _page(
         self, title: str, context: Callable[[HttpRequest], dict[str, Any]], name: str
     ) -> Callable[[HttpRequest], HttpResponse]:
-        """Return the view of one page."""
+        """Return the view that renders one page."""
 
         def view(request: HttpRequest) -> HttpResponse:
             request.current_app = self.name

@@ -1,4 +1,4 @@
-"""How the admin looks: the settings of its theme, django-unfold."""
+"""Settings of the admin's theme, django-unfold."""
 
 _TEAL = {
     "50": "oklch(98.4% .014 180.72)",
@@ -13,7 +13,7 @@ _TEAL = {
     "900": "oklch(32.8% .052 189.1)",
     "950": "oklch(27.7% .046 192.524)",
 }
-"""Shades of the links and buttons; 600 is dark enough for white text on it."""
+"""Colours of links and buttons; white text on shade 600 has enough contrast."""
 
 UNFOLD = {
     "SITE_TITLE": "Inference site",

@@ -1,4 +1,4 @@
-"""Routes of the console's own pages, and under /console of what they ask for."""
+"""Routes of the playground page, and of the requests under /console that pages send."""
 
 from django.urls import include, path
 

@@ -1,4 +1,4 @@
-"""What a check of the doctor comes back with."""
+"""The result of one check of `manage.py doctor`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """How severe a finding is."""
 
     OK = "ok"
-    WARN = "warn"  # It works, and will not for ever or not for all.
+    WARN = "warn"  # It works now, but not for long or not for everybody.
     FAIL = "fail"  # Requests fail, or will at the next restart.
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at and found; ``fix`` says what to do about it, unless it is well."""
+    """What was checked and found; ``fix`` says what to do, and is empty when all is well."""
 
     level: Level
     what: str
@@ -35,7 +35,7 @@ def judged(what: str, found: str, fix: str, *, warn: bool = False, fail: bool = 
 
 
 def guarded(what: str, check: Check, fix: str) -> list[Finding]:
-    """Return what a check finds; that it breaks off is a finding, too."""
+    """Return what a check finds; an exception is a finding, too."""
     try:
         return list(check())
     except Exception as exc:  # noqa: BLE001  # The doctor looks at what is broken.

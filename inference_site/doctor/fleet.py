@@ -1,4 +1,4 @@
-"""The models, the workers that serve them, and upkeep."""
+"""The models, the workers that serve them, and maintenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.maintenance import last_tended
 
-_UPKEEP_S = 10.0
+_MAINTENANCE_S = 10.0
 
 
 def check_models() -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _of_model(spec: ModelSpec) -> Finding:
 
 
 def check_workers() -> Iterator[Finding]:
-    """Look for the workers that live, what they serve, and whether they are of this release."""
+    """Look for live workers, what they serve, and whether they run this release."""
     workers = live_workers()
     yield judged(
         "workers",
@@ -69,13 +69,13 @@ def check_workers() -> Iterator[Finding]:
             )
 
 
-def check_upkeep() -> Iterator[Finding]:
-    """Look when upkeep was last done."""
+def check_maintenance() -> Iterator[Finding]:
+    """Look when maintenance last ran."""
     at = last_tended()
     ago_s = None if at is None else time.time() - at
     yield judged(
-        "upkeep",
-        "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
-        "Start `manage.py beat`; without it nobody notices dead workers and lost bells.",
-        fail=ago_s is None or ago_s > _UPKEEP_S,
+        "maintenance",
+        "has not run for a minute" if ago_s is None else f"ran {ago_s:.1f} s ago",
+        "Start `manage.py beat`; without it dead workers and lost wake-ups stay unnoticed.",
+        fail=ago_s is None or ago_s > _MAINTENANCE_S,
     )

@@ -20,18 +20,18 @@ _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBR
 
 
 def check_versions() -> Iterator[Finding]:
-    """Tell what runs here."""
+    """Report the versions that are installed."""
     yield judged(
         "Python",
         f"{platform.python_version()}, site {settings.VERSION}",
-        "Install Python 3.11 or newer and make .venv anew.",
+        "Install Python 3.11 or newer and make .venv again.",
         fail=sys.version_info < (3, 11),
     )
     yield Finding(Level.OK, "packages", ", ".join(f"{p} {_version(p)}" for p in _PACKAGES))
 
 
 def check_settings() -> Iterator[Finding]:
-    """Look at settings that are easily forgotten."""
+    """Check settings that are easily forgotten."""
     yield judged(
         "SECRET_KEY",
         f"{len(settings.SECRET_KEY)} characters",
@@ -42,13 +42,13 @@ def check_settings() -> Iterator[Finding]:
     yield judged(
         "DEBUG",
         "on" if settings.DEBUG else "off",
-        "Set DEBUG=false: its pages of errors show settings and data to anybody.",
+        "Set DEBUG=false: error pages show settings and data to everybody.",
         warn=settings.DEBUG,
     )
 
 
 def check_disk() -> Iterator[Finding]:
-    """Look at the space where data and models lie."""
+    """Check the free space of the folders for data and models."""
     for name in ("DATA_DIR", "MODELS_DIR"):
         path = Path(getattr(settings, name))
         there = next(folder for folder in (path, *path.parents) if folder.exists())

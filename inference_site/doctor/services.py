@@ -24,7 +24,7 @@ _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
 
 
 def check_postgres() -> Iterator[Finding]:
-    """Ask for its version and for the settings that the site relies on."""
+    """Check its version and the settings that the site relies on."""
     started = time.monotonic()
     with own_connection() as own:
         took_ms = (time.monotonic() - started) * 1000
@@ -35,9 +35,9 @@ def check_postgres() -> Iterator[Finding]:
             "Upgrade it to version 14 or newer.",
             fail=number < _OLDEST_POSTGRES,
         )
-        told = dict(own.execute("SELECT name, setting FROM pg_settings").fetchall())
+        config = dict(own.execute("SELECT name, setting FROM pg_settings").fetchall())
         (used,) = own.execute("SELECT count(*) FROM pg_stat_activity").fetchone() or (0,)
-    most, pool = int(told["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
+    most, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
     yield judged(
         "connections",
         f"{used} of {most} are used; a process takes {pool['max_size']} at most",
@@ -46,16 +46,16 @@ def check_postgres() -> Iterator[Finding]:
     )
     yield judged(
         "durability",
-        f"fsync {told['fsync']}, synchronous_commit {told['synchronous_commit']}",
-        "Turn both on: what a client was told must not be lost with the power.",
-        fail=told["fsync"] != "on",
-        warn=told["synchronous_commit"] == "off",
+        f"fsync {config['fsync']}, synchronous_commit {config['synchronous_commit']}",
+        "Turn both on: an answer that a client has received must survive a power cut.",
+        fail=config["fsync"] != "on",
+        warn=config["synchronous_commit"] == "off",
     )
     yield judged(
         "encoding",
-        told["server_encoding"],
-        "Make the database anew with ENCODING 'UTF8'.",
-        fail=told["server_encoding"] != "UTF8",
+        config["server_encoding"],
+        "Create the database again with ENCODING 'UTF8'.",
+        fail=config["server_encoding"] != "UTF8",
     )
 
 
@@ -73,7 +73,7 @@ def check_migrations() -> Iterator[Finding]:
 
 
 def check_redis() -> Iterator[Finding]:
-    """Ask each Redis for its version and what it does when memory or power runs out."""
+    """Check the version of each Redis, and what it does when memory or power fails."""
     for url, roles in _roles().items():
         with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
             yield from _of_redis(f"Redis ({', '.join(roles)})", client)
@@ -101,8 +101,8 @@ def _of_redis(name: str, client: Any) -> Iterator[Finding]:
     yield judged(
         name,
         "keeps an append-only file" if persists else "keeps no append-only file",
-        "Set `appendonly yes`: a restart loses running streams, requests that wait and "
-        "the counts of limits.",
+        "Set `appendonly yes`: otherwise a restart loses running streams, waiting "
+        "requests and the counts of limits.",
         warn=not persists,
     )
 
@@ -151,7 +151,7 @@ def _clock(name: str, ask: Any) -> Finding:
     return judged(
         f"clock of {name}",
         f"{abs(ahead_s) * 1000:,.0f} ms {'ahead of' if ahead_s > 0 else 'behind'} this host",
-        "Have all hosts set their clocks by NTP (chrony, systemd-timesyncd).",
+        "Synchronise the clocks of all hosts by NTP (chrony, systemd-timesyncd).",
         warn=abs(ahead_s) > _CLOCK_WARN_S,
         fail=abs(ahead_s) > _CLOCK_FAIL_S,
     )

@@ -1,4 +1,4 @@
-"""How an exception is logged and answered."""
+"""Logs exceptions of views and turns them into responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
-    """Log what is the server's fault; the traceback only of what nobody foresaw."""
+    """Log a server error (5xx), with a traceback if the exception was not foreseen."""
     if error.status < 500 or isinstance(exc, ApiError):
         return
     request_id = getattr(request, "request_id", "-")
@@ -24,7 +24,7 @@ def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
 
 
 def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
-    """Answer an exception that a DRF view raised."""
+    """Return the response for an exception that a DRF view raised."""
     error = api_error(exc)
     log_error(context["request"]._request, exc, error)
     headers = dict(error.headers)

@@ -1,9 +1,9 @@
-"""Errors as clients see them: a status and OpenAI's envelope, never HTML, never a traceback.
+"""Errors that clients see: a status and OpenAI's error envelope, never HTML or a traceback.
 
     ApiError
-    ├── InvalidRequestError     400  the request is wrong; ``param`` says where
+    ├── InvalidRequestError     400  the request is invalid; ``param`` names the field
     ├── AuthenticationError     401
-    ├── ForbiddenError          403  the key is good, but not for this
+    ├── ForbiddenError          403  the key is valid, but lacks the permission
     ├── NotFoundError           404
     ├── MethodNotAllowedError   405
     ├── ConflictError           409
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """The body: ``{"error": {message, type, param, code}}``, all four keys."""
+        """The response body: ``{"error": {message, type, param, code}}``, always all four keys."""
         return {
             "error": {
                 "message": self.message,
@@ -63,9 +63,9 @@ class ApiError(Exception):
 
     @property
     def retry_after_s(self) -> int | None:
-        """When to try again, if the answer says so."""
-        told = self.headers.get("Retry-After")
-        return None if told is None else int(told)
+        """The value of ``Retry-After``, if it is set."""
+        value = self.headers.get("Retry-After")
+        return None if value is None else int(value)
 
     @property
     def body(self) -> bytes:

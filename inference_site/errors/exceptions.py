@@ -1,4 +1,4 @@
-"""The one table from exceptions to what the client is told of them."""
+"""The one table that maps exceptions to API errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
     ),
     (
-        # Not of a kind that clients try again.
+        # A 400, because clients retry a 5xx.
         (domain.StoppedByOperator,),
         lambda e: InvalidRequestError(str(e.__doc__), code="stopped_by_operator"),
     ),
@@ -86,11 +86,11 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
     ((Http404,), lambda _: NotFoundError()),
 )
-"""What the client is told of each exception; the first row that fits counts."""
+"""The API error of each exception; the first matching row applies."""
 
 
 def api_error(exc: Exception) -> ApiError:
-    """Return what the client is told of this exception. What is not in the table is a 500."""
+    """Return the API error for this exception: a 500 if the table has no matching row."""
     if isinstance(exc, ApiError):
         return exc
     make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
@@ -98,4 +98,4 @@ def api_error(exc: Exception) -> ApiError:
 
 
 LOAD_RETRY_S = 10
-"""When a client is told to try again while a model is loading."""
+"""``Retry-After`` while a model is loading."""

@@ -1,0 +1,1 @@
+"""Leases of live workers and commands to them; generations and all above import it."""

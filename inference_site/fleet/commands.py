@@ -1,8 +1,8 @@
-"""What an operator tells a worker: a list in Redis for each, and the thread that reads it.
+"""Commands to workers: one list in Redis for each worker, and the thread that reads it.
 
-A command is no task: it must be heard by a worker all of whose slots are busy. One that is loading
-hears it when it has loaded. It is heard at most once; the state that the worker announces says what
-came of it.
+A command is not a Celery task, because a worker must receive it while all its slots are busy. A
+worker that is loading a model runs the command after the load. A command is delivered at most once;
+its result is visible in the state that the worker announces in its lease.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from inference_site.storage.redis_clients import site_client
 logger = logging.getLogger(__name__)
 
 _LIVES_S = 3600
-"""A command that nobody has heard for so long is dropped: longer than any worker loads. No worker
-hears that of another, whose id it would need."""
+"""Commands expire after this time, which is longer than any load takes."""
 _WAIT_S = 1.0
 _RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Load or unload a model; take no new work, or take it again.
+    """A command: load or unload a model, drain the worker, or resume it.
 
-    ``failed`` is what a child worker tells its parent: that a model could not be loaded, and why.
+    A child worker that cannot load its model sends ``failed`` to its parent, with a ``reason``.
     """
 
     do: Literal["load", "unload", "failed", "drain", "resume"]
@@ -45,7 +44,7 @@ def _key(worker: str) -> str:
 
 
 def send(worker: str, command: Command) -> None:
-    """Tell a worker. Raise redis' errors when Redis is down."""
+    """Send a command to a worker. Raise redis' errors when Redis is down."""
     pipeline = site_client().pipeline(transaction=False)
     pipeline.lpush(_key(worker), orjson.dumps(asdict(command)))
     pipeline.expire(_key(worker), _LIVES_S)
@@ -53,10 +52,10 @@ def send(worker: str, command: Command) -> None:
 
 
 class Listener:
-    """Hears the commands of one worker on a thread of its own, and has them obeyed in order."""
+    """Receives the commands of one worker on its own thread, and runs them in order."""
 
-    def __init__(self, worker: str, obey: Callable[[Command], None]) -> None:
-        self._key, self._obey = _key(worker), obey
+    def __init__(self, worker: str, run: Callable[[Command], None]) -> None:
+        self._key, self._run = _key(worker), run
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name="commands", daemon=True)
 
@@ -65,12 +64,12 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; the command that is being obeyed is the last."""
+        """Stop listening after the command that is running now."""
         self._ended.set()
         if not self._thread.is_alive():
             return
         with contextlib.suppress(redis.exceptions.RedisError):
-            site_client().lpush(self._key, b"")  # Wakes it.
+            site_client().lpush(self._key, b"")  # Ends the blocking read.
         self._thread.join(_WAIT_S)
         with contextlib.suppress(redis.exceptions.RedisError):
             site_client().delete(self._key)
@@ -78,18 +77,18 @@ class Listener:
     def _main(self) -> None:
         while not self._ended.is_set():
             try:
-                heard: Any = site_client().brpop([self._key], timeout=_WAIT_S)
+                received: Any = site_client().brpop([self._key], timeout=_WAIT_S)
             except redis.exceptions.RedisError as exc:
                 logger.warning("commands: %s", exc)
                 self._ended.wait(_RETRY_S)
                 continue
-            if heard is not None and not self._ended.is_set():
-                self._take(heard[1])
+            if received is not None and not self._ended.is_set():
+                self._handle(received[1])
 
-    def _take(self, message: bytes) -> None:
+    def _handle(self, message: bytes) -> None:
         try:
             command = Command(**orjson.loads(message))
-            logger.info("told to %s %s", command.do, command.model)
-            self._obey(command)
+            logger.info("command received: %s %s", command.do, command.model)
+            self._run(command)
         except Exception:
-            logger.exception("commands: %r was not obeyed", message)
+            logger.exception("commands: %r failed", message)

@@ -1,12 +1,12 @@
-"""The fleet: every live worker of the site, and what an operator can tell them.
+"""The fleet: all live workers of the site, and the actions load, unload, drain and resume.
 
-What is told goes through Redis to the worker that is meant; the answer is the state that it then
-announces in its lease, a moment later. Who calls these functions has made sure that the caller may:
-models belong to the whole site, so for the API that is the scope ``models:write``.
+An action is a command that is sent to a worker through Redis. Its result is the state that the
+worker announces in its lease a moment later. The caller of these functions checks permissions: the
+API requires the scope ``models:write``, because models belong to the whole site.
 
     FleetError
     ├── UnknownModel     the catalogue has no such model
-    ├── UnknownWorker    no worker of this id lives
+    ├── UnknownWorker    no live worker has this id
     ├── NotLoadable      no live worker can load the model
     └── NotLoaded        the worker does not have the model
 """
@@ -24,14 +24,14 @@ from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
 from inference_site.storage.redis_clients import site_client
 
-_ASKED_S = 30
-"""For how long a load that was asked for counts, until a worker announces it."""
-_TOLD_S = 3
-"""For how long an unload may take to show in a lease."""
+_LOAD_REQUEST_S = 30
+"""A requested load counts as pending for this time, unless a worker announces it earlier."""
+_UNLOAD_REQUEST_S = 3
+"""A requested unload counts as pending for this time, until leases show it."""
 
 
 class FleetError(Exception):
-    """What the operator wants cannot be done."""
+    """The action is not possible."""
 
 
 class UnknownModel(FleetError):
@@ -39,7 +39,7 @@ class UnknownModel(FleetError):
 
 
 class UnknownWorker(FleetError):
-    """No worker of this id lives."""
+    """No live worker has this id."""
 
 
 class NotLoadable(FleetError):
@@ -47,48 +47,43 @@ class NotLoadable(FleetError):
 
 
 class NotLoaded(FleetError):
-    """No such worker has this model."""
+    """The worker does not have this model."""
 
 
 class ModelStatus(StrEnum):
-    """A model on the whole site, by the best that any worker has of it."""
+    """The state of a model on the whole site: the best state in any worker."""
 
     LOADED = "loaded"  # At least one worker takes work for it.
-    LOADING = "loading"  # None does yet, and at least one is loading it, or was told to.
-    FAILED = "failed"  # None does, and the last that tried could not load it.
-    UNLOADED = "unloaded"  # No worker has it; one that is draining it counts as none.
+    LOADING = "loading"  # At least one worker is loading it, or a load was requested.
+    FAILED = "failed"  # No worker has loaded it, and the last attempt failed.
+    UNLOADED = "unloaded"  # No worker has it, or only workers that are draining it.
 
 
 def workers() -> list[LiveWorker]:
-    """Return the live workers with their models, as they are now.
-
-    Each has ``id``, ``host``, ``started_at``, ``is_draining``, ``devices`` (memory), ``models``
-    (state, progress, reason, slots, busy, free, engine, library), ``loadable`` and ``parent``.
-    Raise redis' errors when Redis is down.
-    """
+    """Return the live workers as they are now. Raise redis' errors when Redis is down."""
     return live_workers()
 
 
 def status_of(model: str) -> ModelStatus:
-    """Return how this model of the catalogue is served, as of at most a second ago."""
+    """Return the status of a model of the catalogue, at most a second old."""
     return status_among(live_view.workers(), model)
 
 
 def status_among(live: Iterable[LiveWorker], model: str) -> ModelStatus:
-    """Return how this model is served by these workers."""
+    """Return the status of this model in these workers."""
     return statuses_among(list(live), [model])[model]
 
 
 def statuses_among(live: Sequence[LiveWorker], models: Sequence[str]) -> dict[str, ModelStatus]:
-    """Return how each of these models is served by these workers; one reading of Redis for all."""
+    """Return the status of each of these models in these workers, with one read of Redis."""
     found = {model: _announced(live, model) for model in models}
-    out = (ModelStatus.FAILED, ModelStatus.UNLOADED)
-    idle = [model for model in models if found[model] in out]
+    not_served = (ModelStatus.FAILED, ModelStatus.UNLOADED)
+    idle = [model for model in models if found[model] in not_served]
     if idle:
-        asked: Any = site_client().mget([_asked_key(model) for model in idle])
+        requested: Any = site_client().mget([_load_key(model) for model in idle])
         found |= {
             model: ModelStatus.LOADING
-            for model, worker in zip(idle, asked, strict=True)
+            for model, worker in zip(idle, requested, strict=True)
             if worker is not None
         }
     return found
@@ -105,43 +100,44 @@ def _announced(live: Sequence[LiveWorker], model: str) -> ModelStatus:
 
 
 def load(worker: str | None, model: str) -> str:
-    """Have a worker load a model beside those that it has; return the id of the worker.
+    """Have a worker load an additional model; return the id of the worker.
 
-    ``model`` is a name of the catalogue. Without ``worker`` it is the one with the most free
-    memory that has it not yet; a load that was asked for already is not asked for again.
-    Raise UnknownModel, UnknownWorker, or NotLoadable.
+    ``model`` is a name of the catalogue. Without ``worker``, choose the worker with the most free
+    memory among those that can load the model; if a load is already pending, send no other.
+    Raise UnknownModel, UnknownWorker or NotLoadable.
     """
     spec = _known(model)
-    if worker is None and (asked := asked_worker(spec.id)) is not None:
-        return asked
+    if worker is None and (pending := loading_worker(spec.id)) is not None:
+        return pending
     chosen = _loader(spec.id, _found(worker))
-    if site_client().set(_asked_key(spec.id), chosen.id, ex=_ASKED_S, nx=worker is None) is None:
-        return asked_worker(spec.id) or chosen.id  # Somebody else was faster.
+    key = _load_key(spec.id)
+    if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
+        return loading_worker(spec.id) or chosen.id  # Another request came first.
     send(chosen.id, Command("load", spec.id))
     return chosen.id
 
 
 def unload(worker: str | None, model: str) -> list[str]:
-    """Have a worker drop a model, without ``worker`` all of them; return the ids of the workers.
+    """Have a worker unload a model, without ``worker`` all workers; return their ids.
 
-    It takes no new work for the model; what runs gets ``DRAIN_TIMEOUT_S`` to end.
-    Raise UnknownModel, UnknownWorker, or NotLoaded.
+    A worker takes no new work for the model; running generations get ``DRAIN_TIMEOUT_S`` to end.
+    Raise UnknownModel, UnknownWorker or NotLoaded.
     """
     spec = _known(model)
     having = [found.id for found in _found(worker) if found.model(spec.id) is not None]
     if not having:
         raise NotLoaded(f"No worker has the model '{spec.id}'.")
-    answered(spec.id)
-    site_client().set(_told_key(spec.id), 1, ex=_TOLD_S)
+    clear_pending_load(spec.id)
+    site_client().set(_unload_key(spec.id), 1, ex=_UNLOAD_REQUEST_S)
     for id_ in having:
         send(id_, Command("unload", spec.id))
     return having
 
 
 def drain(worker: str) -> None:
-    """Have a worker take no new work, until ``resume``; what runs ends by itself.
+    """Have a worker take no new work until ``resume``; running generations continue to their end.
 
-    So that its machine can be stopped without an answer being cut. Raise UnknownWorker.
+    The host can then be stopped without cutting off an answer. Raise UnknownWorker.
     """
     for found in _with_child_workers(worker):
         send(found.id, Command("drain"))
@@ -153,30 +149,30 @@ def resume(worker: str) -> None:
         send(found.id, Command("resume"))
 
 
-def asked_worker(model: str) -> str | None:
-    """Return which worker was told to load this model and has not announced it yet."""
-    asked = site_client().get(_asked_key(model))
-    return asked.decode() if isinstance(asked, bytes) else None
+def loading_worker(model: str) -> str | None:
+    """Return the worker with a pending load of this model: requested, but not yet announced."""
+    worker = site_client().get(_load_key(model))
+    return worker.decode() if isinstance(worker, bytes) else None
 
 
-def is_settling(model: str) -> bool:
-    """Whether workers may not have obeyed yet what they were told of this model."""
-    return bool(site_client().exists(_asked_key(model), _told_key(model)))
+def has_pending_command(model: str) -> bool:
+    """Return whether a load or unload of this model was requested and is not announced yet."""
+    return bool(site_client().exists(_load_key(model), _unload_key(model)))
 
 
-def answered(model: str) -> None:
-    """Note that a worker announces what it was told to load."""
-    site_client().delete(_asked_key(model))
+def clear_pending_load(model: str) -> None:
+    """Note that a worker has announced the requested load."""
+    site_client().delete(_load_key(model))
 
 
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for, by the worker that serves it.
+    """Return what requests to this model may ask for, as its workers announce it.
 
-    Without one, by what this host knows: it may lack the files that say so.
+    Without a worker, use what this host knows, which may lack the model's files.
     """
     announced = (served.capabilities for served in live_view.having(spec.id))
-    told = next((names for names in announced if names), None)
-    return model_capabilities(spec) if told is None else frozenset(told)
+    first = next((names for names in announced if names), None)
+    return model_capabilities(spec) if first is None else frozenset(first)
 
 
 def _known(model: str) -> ModelSpec:
@@ -212,29 +208,30 @@ def _loader(model: str, candidates: Iterable[LiveWorker]) -> LiveWorker:
     return max(able, key=lambda found: max((d.memory_free for d in found.devices), default=0))
 
 
-def _asked_key(model: str) -> str:
+def _load_key(model: str) -> str:
     return f"load:{model}"
 
 
-def _told_key(model: str) -> str:
+def _unload_key(model: str) -> str:
     return f"unload:{model}"
 
 
 __all__ = [
     "FleetError",
     "LiveWorker",
+    "ModelReport",
     "ModelState",
     "ModelStatus",
     "NotLoadable",
     "NotLoaded",
-    "ModelReport",
     "UnknownModel",
     "UnknownWorker",
-    "asked_worker",
     "capabilities_of",
+    "clear_pending_load",
     "drain",
-    "is_settling",
+    "has_pending_command",
     "load",
+    "loading_worker",
     "resume",
     "status_among",
     "status_of",

@@ -1,8 +1,8 @@
-"""Leases: which workers live and what they serve.
+"""Leases: which workers are alive and which models they serve.
 
-A worker renews a key with a short time to live; a worker whose key is gone is dead or cut off, and
-what it was running is given up by ``generations.maintenance``. It is announced before its models
-are loaded, so that a model that is loading can be told from one that nobody serves.
+A worker renews a key with a short time to live. A worker whose key is gone is dead or cut off, and
+``generations.maintenance`` ends or requeues its generations. A worker announces itself before it
+loads its models, so that others can tell a loading model from one that no worker serves.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def _key(worker: str) -> str:
 class ModelState(StrEnum):
     """A model in one worker: loading → ready → draining, or loading → failed."""
 
-    LOADING = "loading"  # Its file is read, or its engine is built.
-    READY = "ready"  # It takes work.
-    DRAINING = "draining"  # It takes no new work; what runs may end.
-    FAILED = "failed"  # It could not be loaded; ``reason`` says why.
+    LOADING = "loading"  # The file is being read, or the engine built.
+    READY = "ready"  # The worker takes work for it.
+    DRAINING = "draining"  # No new work; running generations continue.
+    FAILED = "failed"  # The load failed; ``reason`` says why.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model as one worker has it; ``busy`` of its ``slots`` are running.
+    """One model in one worker; ``busy`` of its ``slots`` are running.
 
-    ``progress`` is how far a load is, from 0 to 1, None when that is not known. ``since`` is when
-    it came into its state, or, for one that failed, when its load began; in Unix seconds.
-    ``library`` names what runs it, with its version. ``capabilities`` are what requests may ask of
-    it: a web host may not have the files that say so.
+    ``progress`` of a load is from 0 to 1, None when it is unknown. ``since`` is the Unix time at
+    which the model entered its state, or at which a failed load began. ``library`` is the name and
+    version of the inference library. ``capabilities`` are what requests may ask for; they are
+    announced because a web host may not have the model's files.
     """
 
     id: str
@@ -64,13 +64,13 @@ class ModelReport:
 
     @property
     def free(self) -> int:
-        """How many of its slots are free; none unless it is ready."""
+        """The number of free slots; 0 unless the model is ready."""
         return max(0, self.slots - self.busy) if self.state == ModelState.READY else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What holds weights: a GPU, or the host's own memory. Sizes are bytes."""
+    """A device that holds weights: a GPU, or the host's memory. Sizes are in bytes."""
 
     name: str
     memory_total: int
@@ -81,9 +81,9 @@ class Device:
 class LiveWorker:
     """A worker that holds its lease.
 
-    ``host`` is its machine, ``started_at`` Unix seconds. ``loadable`` are the ids of models that
-    it can be told to load. ``parent`` is the worker that started it for such a model, if any did.
-    ``release`` is the version of this program that it runs.
+    ``host`` is a host name, ``started_at`` a Unix time. ``loadable`` has the ids of the models that
+    it can load on command. ``parent`` is the id of the worker that started a child worker, else
+    empty. ``release`` is the version of this program in the worker.
     """
 
     id: str
@@ -97,23 +97,23 @@ class LiveWorker:
     release: str = ""
 
     def model(self, id_: str) -> ModelReport | None:
-        """Return what it has of this model."""
+        """Return this worker's report of the model, None if it does not have it."""
         return next((served for served in self.models if served.id == id_), None)
 
     def serves(self, model: str) -> bool:
-        """Whether it takes work for this model."""
+        """Return whether this worker takes work for the model."""
         served = self.model(model)
         return served is not None and served.state == ModelState.READY and not self.is_draining
 
 
 _document = TypeAdapter(LiveWorker)
-"""A worker of another release may announce more than this one knows, or less."""
+"""Unknown fields are ignored and missing ones get defaults: workers may run another release."""
 
 
 class Lease:
-    """Renews this process's lease on a thread of its own, whatever the engines do.
+    """Renews the lease of this process on its own thread, independently of the engines.
 
-    ``describe`` returns what is announced.
+    ``describe`` returns the value to announce.
     """
 
     def __init__(self, worker: str, describe: Callable[[], LiveWorker]) -> None:
@@ -124,12 +124,12 @@ class Lease:
         self._thread = threading.Thread(target=self._main, name="lease", daemon=True)
 
     def start(self) -> None:
-        """Announce the worker, then go on announcing it."""
+        """Write the lease, then start the thread that renews it."""
         self.renew()
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the lease back, so that nobody waits for it to end."""
+        """Delete the lease, so that nobody has to wait for it to expire."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(timeout=PERIOD_S)
@@ -137,10 +137,10 @@ class Lease:
             site_client().delete(_key(self._worker))
             site_client().srem(_INDEX, self._worker)
         except redis.exceptions.RedisError as exc:
-            logger.warning("lease: could not give back: %s", exc)
+            logger.warning("lease: could not delete: %s", exc)
 
     def renew(self, ttl_s: int | None = None) -> None:
-        """Write the lease once. From now on it lives for ``ttl_s``, if that is given."""
+        """Write the lease once; ``ttl_s``, if given, becomes its time to live from now on."""
         with self._lock:
             self._ttl_s = ttl_s or self._ttl_s
             try:
@@ -159,12 +159,12 @@ class Lease:
             try:
                 self.renew()
             except Exception:
-                # A lease that is not renewed ends every run of this worker.
+                # The thread must survive: without a lease, all runs of this worker are ended.
                 logger.exception("lease: could not renew")
 
 
 def live_workers() -> list[LiveWorker]:
-    """Return the workers that hold a lease now. Raise redis' errors when Redis is down."""
+    """Return the workers that hold a lease. Raise redis' errors when Redis is down."""
     client = site_client()
     names = sorted(name.decode() for name in _members(client))
     if not names:
@@ -174,14 +174,14 @@ def live_workers() -> list[LiveWorker]:
 
 
 def is_alive(worker: str) -> bool:
-    """Whether this worker holds its lease now."""
+    """Return whether this worker holds its lease."""
     return bool(site_client().exists(_key(worker)))
 
 
 def prune() -> list[str]:
-    """Drop the workers without a lease from the index, and return them.
+    """Remove workers without a lease from the index, and return their ids.
 
-    One that lives comes back with its next renewal.
+    A worker that is alive after all adds itself again with its next renewal.
     """
     client = site_client()
     names = [name.decode() for name in _members(client)]
@@ -197,7 +197,7 @@ def _members(client: Any) -> set[bytes]:
 
 
 class LiveView:
-    """The live workers, remembered for a second: asked for on every request."""
+    """The live workers, cached for a second, because every request asks for them."""
 
     def __init__(self, ttl_s: float = 1.0) -> None:
         self._ttl_s = ttl_s
@@ -209,7 +209,7 @@ class LiveView:
     def workers(self) -> list[LiveWorker]:
         """Return the workers as they were at most ``ttl_s`` ago.
 
-        A failure is remembered too: with Redis away only one thread at a time waits for it.
+        A failure is cached too, so that only one thread at a time waits for an unreachable Redis.
         """
         with self._lock:
             if time.monotonic() - self._read_at > self._ttl_s:
@@ -230,7 +230,7 @@ class LiveView:
         return [worker for worker in self.workers() if worker.serves(model)]
 
     def having(self, model: str) -> list[ModelReport]:
-        """Return what each worker has of this model, in whatever state."""
+        """Return every worker's report of this model, in any state."""
         found = (worker.model(model) for worker in self.workers())
         return [served for served in found if served is not None]
 

@@ -1,0 +1,1 @@
+"""The ASGI side: relay, hub, followers, draining; the API base and all above import it."""

@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from daphne.http_protocol import WebRequest
-from daphne.server import Server
 from django.conf import settings
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
+from inference_site.gateway.daphne_request_bounds import BoundedServer
 from inference_site.gateway.hub import hub
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _LOOK_S = 0.1
 _reactor: Any = reactor  # Its class is chosen at run time.
 
 
-class DrainingServer(Server):  # type: ignore[misc]  # Daphne has no types.
+class DrainingServer(BoundedServer):
     """Daphne's server with a drain before its end."""
 
     connections: dict[Any, dict[str, Any]]

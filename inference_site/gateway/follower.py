@@ -7,6 +7,9 @@ import time
 
 from inference_site.streams.event_log import Batch, trim
 
+ENDING_ONLY = 2**62
+"""Follows what comes after this frame, which no stream has: its ending."""
+
 
 class Follower:
     """One reader's place in one stream.

@@ -17,10 +17,10 @@ from typing import Any
 
 from django.core import signals
 from django.core.handlers.asgi import ASGIRequest
-from django.core.handlers.base import BaseHandler
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import set_script_prefix, set_urlconf
+from django.template.response import SimpleTemplateResponse
+from django.urls import resolve, set_script_prefix, set_urlconf
 
 from inference_site.accounts.keys import Caller
 from inference_site.errors.answers import log_error
@@ -34,14 +34,8 @@ from inference_site.observability.tracing import current
 _WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class ApiHandler(BaseHandler):
+class ApiHandler:
     """Resolves the view and calls it; whatever goes wrong becomes the error envelope."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._view_middleware: list[Any] = []
-        self._template_response_middleware: list[Any] = []
-        self._exception_middleware: list[Any] = []
 
     def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
         """Answer one request. Never raises."""
@@ -71,18 +65,26 @@ class ApiHandler(BaseHandler):
             access.facts["request_id"] = request_id
         return _with_common_headers(error_response(error), request_id, started)
 
-    def _answer(self, request: HttpRequest) -> HttpResponseBase:
+    @staticmethod
+    def _answer(request: HttpRequest) -> HttpResponseBase:
         set_script_prefix("/")
         set_urlconf(None)
         try:
-            response: HttpResponseBase = self._get_response(request)  # type: ignore[attr-defined]  # Not in the stubs.
+            return _view_response(request)
         except Http404:
             return error_response(NotFoundError(f"Invalid URL ({request.method} {request.path})"))
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
             return error_response(error)
-        return response
+
+
+def _view_response(request: HttpRequest) -> HttpResponseBase:
+    """Call the view of a request. Raise Http404 when there is none, and what the view raises."""
+    match = request.resolver_match = resolve(request.path_info)
+    response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
+    # Those of DRF are templates, which whoever calls the view renders.
+    return response.render() if isinstance(response, SimpleTemplateResponse) else response
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The hand-off: how a short view leaves a long answer to the relay.
+"""The hand-off: how a short view leaves a long answer, or a wait, to the relay.
 
 A view that has enqueued a generation answers at once, within milliseconds, with the name of the
 stream that will carry the answer. Django finishes; no thread and no request context stay behind.
@@ -21,10 +21,10 @@ SCOPE_KEY = "inference_site.handoff"
 class HandOff:
     """Which stream to relay, and whether its client wants SSE or one JSON body.
 
-    ``opening`` are frames before those that are followed; they tell nothing yet, and are held back
-    for what may fail at once. ``known`` is what was read of the log already. ``cancels``: whoever
-    follows is the one it is made for, and when that client leaves the generation is stopped, unless
-    the follower has a grace.
+    ``opening`` are the frames before those that are followed. They are sent with the first frame
+    that follows, so that a generation that fails before it can still be answered with a status.
+    ``known`` is what was read of the log already. ``cancels``: the generation is made for the
+    client that follows, and is cancelled when that client leaves, unless the follower has a grace.
     """
 
     follower: Follower
@@ -39,19 +39,27 @@ class HandOff:
         return self.follower.generation_id
 
 
-class Place:
-    """Where a view leaves its hand-off, or its feed, for the relay; lies in the ASGI scope.
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A generation has to end before a view can answer; the relay calls the view again then.
 
-    ``retry_for_s`` is set by a view that must wait for something that takes less than a client's
-    patience but more than a view's: the relay asks it again for as long, and then takes its answer.
+    Requests that wait in the same ``line`` are called one after the other, first come, first
+    served. ``generation_id`` is empty when the view may be called again at once. Nobody waits
+    longer than ``at_most_s``, counted from the beginning of the request.
     """
 
-    __slots__ = ("feed", "handoff", "retry_for_s")
+    generation_id: str
+    line: str
+    at_most_s: float
 
-    def __init__(self) -> None:
-        self.handoff: HandOff | None = None
-        self.feed: AsyncIterator[bytes] | None = None
-        self.retry_for_s = 0.0
+
+@dataclass(slots=True)
+class Outcome:
+    """What a view leaves to the relay beside its response. It lies in the ASGI scope."""
+
+    handoff: HandOff | None = None
+    feed: AsyncIterator[bytes] | None = None
+    wait: Wait | None = None
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
@@ -59,21 +67,27 @@ def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
 
     Raise RuntimeError when the request did not come through the relay.
     """
-    place_of(request).handoff = handoff
+    outcome_of(request).handoff = handoff
     return HttpResponse(status=200)
 
 
-def ask_again(request: HttpRequest, within_s: float) -> None:
-    """Have the relay call the view again until the request is this old, unless it hands off.
+def hand_feed(request: HttpRequest, feed: AsyncIterator[bytes]) -> HttpResponse:
+    """Leave an SSE stream that follows no generation, like ``hand_off``."""
+    outcome_of(request).feed = feed
+    return HttpResponse(status=200)
+
+
+def call_again(request: HttpRequest, wait: Wait) -> None:
+    """Have the view called once more after this wait; its answer of now stands if that fails.
 
     The view must not have changed anything that calling it again would change once more.
     """
-    place_of(request).retry_for_s = within_s
+    outcome_of(request).wait = wait
 
 
-def place_of(request: HttpRequest) -> Place:
-    """Return the place of a request. Raise RuntimeError when it did not come through the relay."""
-    place = getattr(request, "scope", {}).get(SCOPE_KEY)
-    if not isinstance(place, Place):
+def outcome_of(request: HttpRequest) -> Outcome:
+    """Return what a view leaves. Raise RuntimeError when the relay did not call it."""
+    outcome = getattr(request, "scope", {}).get(SCOPE_KEY)
+    if not isinstance(outcome, Outcome):
         raise RuntimeError("Streams need the ASGI application of inference_site.asgi.")
-    return place
+    return outcome

@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 import redis.exceptions
@@ -22,12 +21,11 @@ from channels.layers import get_channel_layer
 from django.db import DatabaseError
 from prometheus_client import Counter
 
-from inference_site.errors.api_errors import UnavailableError
-from inference_site.gateway.follower import Follower
-from inference_site.generations.disconnect_grace import tell_attended
-from inference_site.generations.ending_without_worker import cancel_waiting
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.models import TERMINAL, Generation
+from inference_site.gateway.follower import ENDING_ONLY, Follower
+from inference_site.gateway.grace import keep_from_cancelling
+from inference_site.gateway.lost_streams import end_lost, kinds_of
+from inference_site.generations.cancel import cancel_waiting, flag_writes
+from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.event_log import AsyncEventLog, Batch
@@ -43,7 +41,6 @@ _LOG_READS = Counter(
 )
 for _reason in ("gap", "silence"):
     _LOG_READS.labels(_reason)  # Nought is told, too.
-_ATTEND_S = 0.5
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 
@@ -62,7 +59,6 @@ class Hub:
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
         self._unqueue_wanted = asyncio.Event()
-        self._attended: dict[str, int] = {}
 
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
@@ -89,6 +85,17 @@ class Hub:
         """Return how many readers there are here. For any thread."""
         return len(self._all_readers())
 
+    async def wait_for_ending(self, generation_id: str, timeout_s: float) -> None:
+        """Return when the stream of a generation has ended, or after the timeout."""
+        follower = self.follow(generation_id, after=ENDING_ONLY)
+        try:
+            with contextlib.suppress(redis.exceptions.RedisError):  # Then silence is noticed.
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
+            await self._catch_up([follower])  # It may have ended before this process followed.
+            await follower.wait(timeout_s)
+        finally:
+            self.leave(follower)
+
     def _all_readers(self) -> list[Follower]:
         with self._lock:
             return [f for followers in self._followers.values() for f in followers]
@@ -98,11 +105,10 @@ class Hub:
         if not self._tasks:
             clients = new_async_clients()
             self._logs = [AsyncEventLog(client) for client in clients]
-            self._site_client = clients[0]
             self._tasks = [
                 asyncio.create_task(self._listen()),
                 asyncio.create_task(self._watch()),
-                asyncio.create_task(self._attend()),
+                asyncio.create_task(keep_from_cancelling(self._all_readers, clients[0])),
                 asyncio.create_task(self._cancel_all()),
                 asyncio.create_task(self._unqueue_all()),
             ]
@@ -126,22 +132,12 @@ class Hub:
             self._cancel_wanted.clear()
             ids, stored = self._to_cancel, self._stored
             self._to_cancel, self._stored = set(), None
-            await self._ask_workers(ids)
+            # Side by side: a server that is away must not hold up the stops of the others.
+            await asyncio.gather(*map(_persist, flag_writes(self._logs, ids)))
             if stored is not None:
                 stored.set_result(None)
             self._to_unqueue |= ids
             self._unqueue_wanted.set()
-
-    async def _ask_workers(self, ids: set[str]) -> None:
-        shards: dict[int, list[str]] = {}
-        for generation_id in ids:
-            shards.setdefault(shard_of(generation_id), []).append(generation_id)
-        # Side by side: a server that is away must not hold up the stops of the others.
-        asks = [
-            _persist(partial(self._logs[shard].request_cancel, members))
-            for shard, members in shards.items()
-        ]
-        await asyncio.gather(*asks)
 
     async def _unqueue_all(self) -> None:
         """Take out of the queue what still waits; apart, so that a slow database delays no stop."""
@@ -198,22 +194,6 @@ class Hub:
             except Exception:
                 logger.exception("hub: cannot catch up")
 
-    async def _attend(self) -> None:
-        """Say which of the generations with a grace are read here, and which are not any more."""
-        while True:
-            await asyncio.sleep(_ATTEND_S)
-            read = {f.generation_id: f.grace_s for f in self._all_readers() if f.grace_s}
-            left = {id_: grace for id_, grace in self._attended.items() if id_ not in read}
-            self._attended |= read
-            if not self._attended:
-                continue
-            try:
-                await tell_attended(self._site_client, read, left)
-            except redis.exceptions.RedisError as exc:
-                logger.warning("hub: cannot tell who is read: %s", exc)
-            else:
-                self._attended = read
-
     async def _catch_up(self, followers: Sequence[Follower]) -> None:
         """Read the log for these followers, in one round trip for each server."""
         now = time.monotonic()
@@ -232,14 +212,14 @@ class Hub:
         found = await self._logs[shard].read_many(wanted)
         followed = zip(readers, found, strict=True)
         torn = [reader for reader, batches in followed if not all(map(reader.offer, batches))]
-        _end_lost(torn, await _kinds_of(torn))
+        end_lost(torn, await kinds_of(torn))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
-        kinds = await _kinds_of(followers, status__in=TERMINAL)
+        kinds = await kinds_of(followers, status__in=TERMINAL)
         over = [follower for follower in followers if follower.generation_id in kinds]
         await self._catch_up(over)  # The end may have come between the two looks.
-        _end_lost(over, kinds)
+        end_lost(over, kinds)
 
 
 async def _persist(act: Callable[[], Awaitable[None]]) -> None:
@@ -260,31 +240,6 @@ async def _persist(act: Callable[[], Awaitable[None]]) -> None:
 def _cancel_queued(ids: set[str]) -> None:
     with lent_connection():
         cancel_waiting(ids)
-
-
-async def _kinds_of(followers: Sequence[Follower], **states: object) -> dict[str, str]:
-    """Return the kinds of the generations that are followed, of those in these states."""
-    ids = {follower.generation_id for follower in followers}
-    if not ids:
-        return {}
-    return await sync_to_async(_kinds, thread_sensitive=False)(ids, states)
-
-
-def _kinds(ids: set[str], states: dict[str, object]) -> dict[str, str]:
-    with lent_connection():
-        found = Generation.objects.filter(public_id__in=ids, **states)
-        return dict(found.values_list("public_id", "kind"))
-
-
-def _end_lost(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:
-    """End the readers of streams whose frames are lost, in the words of their kind."""
-    for follower in followers:
-        error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
-        kind, first = kinds.get(follower.generation_id), follower.next_number
-        if kind is None:
-            continue
-        ending = kind_of(kind).failure(error, first=first)
-        follower.offer(Batch(first, ending.frames, replace(ending, frames=(), is_early=False)))
 
 
 hub = Hub()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
@@ -43,29 +43,6 @@ def end_in_place(
         answer = close_log(generation.public_id, ending, first)
     _tell(generation.public_id, answer)
     return True
-
-
-def cancel_waiting(generation_ids: Collection[str]) -> None:
-    """Cancel those of these generations that nobody has claimed."""
-    waiting = Generation.objects.filter(public_id__in=generation_ids, status=Status.QUEUED)
-    outliving = [g for g in waiting if kind_of(g.kind).recover is not None]
-    for generation in outliving:
-        cancel_one_waiting(generation)
-    rest = set(generation_ids) - {generation.public_id for generation in outliving}
-    known = {generation.public_id: generation for generation in waiting}
-    for generation_id in Generation.objects.cancel_queued(rest):
-        if cancelled := known.get(generation_id):
-            count_ended(cancelled.model, cancelled.kind, Status.CANCELLED)
-        drop_document(generation_id)
-
-
-def cancel_one_waiting(generation: Generation) -> bool:
-    """Cancel a generation if nobody has claimed it; return whether that was so."""
-
-    def cancel() -> bool:
-        return Generation.objects.cancel_waiting(generation.public_id)
-
-    return end_in_place(generation, Status.CANCELLED, cancel, None)
 
 
 def _ended(

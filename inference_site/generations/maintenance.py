@@ -29,8 +29,9 @@ from redis.exceptions import RedisError
 
 from inference_site.domain.errors import ModelLoading, QueueTimeout, WorkerLost
 from inference_site.fleet.leases import is_alive, live_view, prune
+from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import forget, unattended
-from inference_site.generations.ending_without_worker import cancel_waiting, end_in_place
+from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
@@ -49,7 +50,6 @@ from inference_site.generations.queue import (
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import request_cancel
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +187,7 @@ def stop_unattended() -> None:
 
 def _stop_unattended(public_id: str, is_going_on: bool) -> None:
     if is_going_on:
-        request_cancel(public_id)
-        cancel_waiting([public_id])
+        cancel([public_id])
     forget([public_id])
 
 

@@ -123,11 +123,6 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return ours.filter(status=status).exists()
 
-    def cancel_waiting(self, public_id: str) -> bool:
-        """Cancel one that nobody has claimed; False if a worker has it, or it has ended."""
-        waiting = self.filter(public_id=public_id, status=Status.QUEUED)
-        return bool(waiting.update(status=Status.CANCELLED, finished_at=timezone.now()))
-
     def cancel_queued(self, public_ids: Collection[str]) -> list[str]:
         """Cancel those that nobody has claimed; return their ids."""
         with transaction.atomic():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from inference_site.domain.errors import StoppedByOperator
-from inference_site.generations.ending_without_worker import end_in_place
-from inference_site.generations.kinds import kind_of
+from inference_site.generations.cancel import cancel
 from inference_site.generations.models import TERMINAL, Generation, ServiceClass, Status
-from inference_site.streams.event_log import request_cancel
 
 
 def stop(generation: Generation) -> bool:
@@ -17,9 +15,7 @@ def stop(generation: Generation) -> bool:
     """
     if generation.status in TERMINAL:
         return False
-    if generation.status == Status.QUEUED and _stop_waiting(generation):
-        return True
-    request_cancel(generation.public_id)  # A worker has it, or takes it this moment.
+    cancel([generation.public_id], StoppedByOperator())
     return True
 
 
@@ -31,14 +27,3 @@ def move_up(generation: Generation) -> bool:
     waiting = Generation.objects.filter(pk=generation.pk, status=Status.QUEUED)
     lower = waiting.exclude(service_class=ServiceClass.URGENT)
     return bool(lower.update(service_class=ServiceClass.URGENT))
-
-
-def _stop_waiting(generation: Generation) -> bool:
-    """Cancel it if nobody has claimed it; who listens is told why."""
-
-    def cancel() -> bool:
-        return Generation.objects.cancel_waiting(generation.public_id)
-
-    tells_itself = kind_of(generation.kind).recover is not None
-    error = None if tells_itself else StoppedByOperator()
-    return end_in_place(generation, Status.CANCELLED, cancel, error)

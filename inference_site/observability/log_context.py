@@ -1,7 +1,7 @@
-"""What every line of the log says of the request or run that it belongs to.
+"""Log context: the fields that every log line of one request or run carries.
 
-Whoever begins one opens a set of facts; what is found out later is noted in it; every line that is
-logged meanwhile, on that thread or in that task, carries all of them.
+The start of a request or run opens a set of fields with ``logged_with``; ``note`` adds fields that
+become known later. Every line logged by the same thread or asyncio task carries all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _current: ContextVar[Facts | None] = ContextVar("log_facts", default=None)
 
 @contextmanager
 def logged_with(facts: Facts) -> Iterator[None]:
-    """Have the lines that are logged inside carry these facts, and what is noted meanwhile."""
+    """Add these fields, and those added by ``note``, to every line logged in this block."""
     token = _current.set(facts)
     try:
         yield
@@ -28,21 +28,21 @@ def logged_with(facts: Facts) -> Iterator[None]:
 
 
 def note(**facts: Any) -> None:
-    """Add to the facts of the request or run that goes on here; outside of any, do nothing."""
+    """Add fields to the log context of this request or run; without a context, do nothing."""
     current = _current.get()
     if current is not None:
         current.update(facts)
 
 
 class AddFacts(logging.Filter):
-    """Puts the facts into the records; for the handlers of ``settings.LOGGING``.
+    """Adds the fields to log records; used by the handlers of ``settings.LOGGING``.
 
-    Takes out the request that Django gives to its own lines: as a text it has the whole address,
-    with the words of a search.
+    Removes the request object that Django attaches to its own records, because its text form
+    contains the full URL with the words of a search.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add them to the record; what the line itself says goes before."""
+        """Add the fields to the record; fields of the record itself take precedence."""
         record.__dict__.pop("request", None)
         for name, value in (_current.get() or {}).items():
             record.__dict__.setdefault(name, value)
@@ -50,10 +50,10 @@ class AddFacts(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """One line for people to read: the message, then the ids and whatever else was given."""
+    """Formats a record as one readable line: the message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Append what is no part of every record, as ``name=value``, before a traceback."""
+        """Append the extra fields as ``name=value``, before a traceback."""
         given = [f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD]
         if not given:
             return super().format(record)

@@ -1,7 +1,7 @@
-"""What a process counts and times of generations, for Prometheus; docs/operations.md lists it.
+"""Prometheus metrics of generations in one process; docs/operations.md lists them all.
 
-Prometheus adds up the processes: a generation is counted where it ends, which is its worker, or, in
-place of one, the web process or the maintenance worker that ended it.
+Prometheus sums over processes. Each generation is counted once, by the process that ended it: its
+worker, a web process or the maintenance worker.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from inference_site.domain.deltas import Usage
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each counter, which nothing here reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # Nothing reads the extra series.
 
-BUILD = Gauge("inference_build_info", "1, with what runs here.", ["version", "role", "worker"])
+BUILD = Gauge(
+    "inference_build_info", "Always 1; the labels name the process.", ["version", "role", "worker"]
+)
 _ENDED = Counter(
     "inference_generations",
     "Generations that have ended.",
@@ -39,7 +41,7 @@ _QUEUE_WAIT = Histogram(
 )
 _FIRST_TOKEN = Histogram(
     "inference_time_to_first_token_seconds",
-    "From acceptance to the first delta; of first attempts.",
+    "From acceptance to the first delta; first attempts only.",
     ["model"],
     buckets=_WAITS,
 )
@@ -53,24 +55,24 @@ EVENT_LOG_LAG = Histogram(
 )
 LEASE_RENEWED = Gauge(
     "inference_worker_lease_renewed_timestamp_seconds",
-    "When this worker last renewed its lease, in Unix time; 0 before.",
+    "When this worker last renewed its lease, in Unix time; 0 before the first time.",
 )
-UPKEEP_DONE = Gauge(
-    "inference_upkeep_done_timestamp_seconds",
-    "When upkeep last came to its end here, in Unix time; 0 before.",
+MAINTENANCE_DONE = Gauge(
+    "inference_maintenance_done_timestamp_seconds",
+    "When this process last finished a maintenance pass, in Unix time; 0 before the first.",
 )
 
 
 def count_ended(model: str, kind: str, status: str, error_code: str = "") -> None:
-    """Count a generation that has reached a terminal state by our own move."""
+    """Count a generation that this process moved to a terminal state."""
     _ENDED.labels(model, kind, status, error_code).inc()
 
 
 class _Gaps(Collector):
-    """The times between two deltas of a run.
+    """Histogram of the times between two deltas of a run.
 
-    A histogram of prometheus_client takes a lock and a chain of calls for each value, which is more
-    than a token may cost. Here each run counts for itself and is added when it ends.
+    A histogram of prometheus_client takes a lock and several calls for each value, which is too
+    slow for every token. So each run counts its own gaps and adds them here when it ends.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class _Gaps(Collector):
 
 
 def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return Prometheus' buckets: each with its upper bound, and all that is not above it."""
+    """Return Prometheus' cumulative buckets: each upper bound with the count up to it."""
     bounds = [*(str(float(bound)) for bound in _GAPS), "+Inf"]
     return [(bound, sum(counts[: place + 1])) for place, bound in enumerate(bounds)]
 
@@ -105,7 +107,7 @@ REGISTRY.register(_gaps)
 
 
 class Meter:
-    """Times one attempt of a generation, from its claim on."""
+    """Measures one attempt of a generation, starting at its claim."""
 
     __slots__ = ("_attempt", "_began", "_counts", "_first", "_last", "_model", "_waited_s")
 
@@ -118,7 +120,7 @@ class Meter:
             _QUEUE_WAIT.labels(model).observe(waited_s)
 
     def tick(self) -> None:
-        """A delta has come. Called for each of them: benchmarks/metrics.py tells what it costs."""
+        """Record a delta. Called for every delta; benchmarks/metrics.py measures its cost."""
         now = time.perf_counter()
         if self._last:
             self._counts[bisect_left(_GAPS, now - self._last)] += 1
@@ -127,7 +129,7 @@ class Meter:
         self._last = now
 
     def end(self, kind: str, status: str, error_code: str, usage: Usage) -> None:
-        """The attempt has ended in this terminal state."""
+        """Record that the attempt has ended in this terminal state."""
         model = self._model
         count_ended(model, kind, status, error_code)
         _RUN.labels(model).observe(time.perf_counter() - self._began)

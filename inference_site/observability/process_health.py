@@ -7,7 +7,7 @@ import time
 from django.conf import settings
 from prometheus_client import Gauge
 
-from inference_site.observability.metrics import BUILD, UPKEEP_DONE
+from inference_site.observability.metrics import BUILD, MAINTENANCE_DONE
 from inference_site.observability.telemetry import Health, serve_telemetry
 
 _UNWELL_S = 15.0
@@ -17,7 +17,7 @@ _UNWELL_S = 15.0
 def watch_upkeep() -> None:
     """Have the metrics and health of the maintenance worker told there."""
     BUILD.labels(settings.VERSION, "beat", "").set(1)
-    serve_telemetry(_beating(UPKEEP_DONE, "upkeep has not come to an end"))
+    serve_telemetry(_beating(MAINTENANCE_DONE, "upkeep has not come to an end"))
 
 
 def _beating(sign: Gauge, fault: str) -> Health:

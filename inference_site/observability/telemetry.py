@@ -1,4 +1,4 @@
-"""The port on which a process without HTTP of its own tells its metrics and its health."""
+"""A small HTTP server for metrics and health, in processes that serve no other HTTP."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
 Health = Callable[[], str]
-"""Returns what is wrong with the process; nothing while it is well."""
-Others = Callable[[], Mapping[str, int]]
+"""Returns a description of the fault, or an empty text while the process is healthy."""
+ChildPorts = Callable[[], Mapping[str, int]]
+"""Returns the metrics port of each child worker, by model."""
 
 
 def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
-    """Whether metrics are told to this peer.
+    """Return whether this peer may read metrics.
 
-    They are to who sends ``METRICS_TOKEN``, and to peers in ``METRICS_ALLOWED_NETWORKS``; not by
-    its address to a proxy, which stands for anybody.
+    It may if it sends ``METRICS_TOKEN`` or its address is in ``METRICS_ALLOWED_NETWORKS``. The
+    address of a forwarded request does not count: it is that of a proxy.
     """
     token = settings.METRICS_TOKEN
     if token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
@@ -36,26 +37,26 @@ def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
 def _is_allowed(address: str) -> bool:
     try:
         peer = ipaddress.ip_address(address)
-    except ValueError:  # A unix socket has none.
+    except ValueError:  # A unix socket has no address.
         return False
     peer = getattr(peer, "ipv4_mapped", None) or peer
     return any(peer in network for network in settings.METRICS_ALLOWED_NETWORKS)
 
 
-def rendered(accept: str, others: Mapping[str, int] | None = None) -> tuple[bytes, str]:
-    """Return this process's metrics, and those of its child workers, with their content type."""
+def rendered(accept: str, child_ports: Mapping[str, int] | None = None) -> tuple[bytes, str]:
+    """Return the metrics of this process and its child workers, and their content type."""
     encode, content_type = choose_encoder(accept)
-    return encode(_Family(others) if others else REGISTRY), content_type
+    return encode(_WithChildren(child_ports) if child_ports else REGISTRY), content_type
 
 
-class _Family:
-    """A registry of this process and its child workers, whose samples have the label ``child_worker``."""
+class _WithChildren:
+    """A registry that adds the samples of child workers, with the label ``child_worker``."""
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports
 
     def collect(self) -> Iterable[Metric]:
-        """Return what all of them tell; one that does not answer is left out."""
+        """Return all metrics; leave out a child worker that does not answer."""
         families = {family.name: family for family in REGISTRY.collect()}
         for model, port in self._ports.items():
             for family in _fetched(port):
@@ -73,23 +74,21 @@ def _fetched(port: int) -> list[Metric]:
     try:
         page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=2)
         page.raise_for_status()
-    except httpx.HTTPError:  # It starts, or ends.
+    except httpx.HTTPError:  # It is starting or ending.
         return []
     return list(text_string_to_metric_families(page.text))
 
 
-def serve_telemetry(health: Health, others: Others = dict) -> None:
+def serve_telemetry(health: Health, child_ports: ChildPorts = dict) -> None:
     """Serve ``/metrics`` and ``/health`` on ``METRICS_PORT`` from a thread, if it is set.
 
-    ``others`` returns the ports on which child workers serve theirs.
-    Raise ImproperlyConfigured when the port cannot be had.
+    Raise ImproperlyConfigured when the port is not available.
     """
     if not settings.METRICS_PORT:
         return
     where = (settings.METRICS_HOST, settings.METRICS_PORT)
-    handler = type(
-        "Telemetry", (_Handler,), {"health": staticmethod(health), "others": staticmethod(others)}
-    )
+    methods = {"health": staticmethod(health), "child_ports": staticmethod(child_ports)}
+    handler = type("Telemetry", (_Handler,), methods)
     try:
         server = ThreadingHTTPServer(where, handler)
     except OSError as exc:
@@ -100,22 +99,22 @@ def serve_telemetry(health: Health, others: Others = dict) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 10  # A client that says nothing does not hold its thread for ever.
+    timeout = 10  # Seconds; frees the thread of a client that sends nothing.
     health: Health
-    others: Others
+    child_ports: ChildPorts
 
-    def do_GET(self) -> None:  # The name that http.server wants.
-        """Answer."""
+    def do_GET(self) -> None:  # http.server requires this name.
+        """Answer a request."""
         match self.path.partition("?")[0]:
             case "/metrics" if self._may_scrape():
-                self._answer(200, *rendered(self.headers.get("Accept", ""), self.others()))
+                self._answer(200, *rendered(self.headers.get("Accept", ""), self.child_ports()))
             case "/metrics":
-                self._answer(401, b"Metrics are for holders of METRICS_TOKEN.\n")
+                self._answer(401, b"Send METRICS_TOKEN in 'Authorization: Bearer'.\n")
             case "/health":
                 fault = self.health()
                 self._answer(503 if fault else 200, f"{fault or 'ok'}\n".encode())
             case _:
-                self._answer(404, b"There are /metrics and /health.\n")
+                self._answer(404, b"Not found. Paths: /metrics, /health.\n")
 
     def _may_scrape(self) -> bool:
         authorization = self.headers.get("Authorization", "")
@@ -130,4 +129,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: Prometheus asks every few seconds."""
+        """Log nothing: Prometheus sends a request every few seconds."""

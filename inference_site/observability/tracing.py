@@ -1,8 +1,8 @@
-"""Traces by OpenTelemetry, across web and worker processes, when they are asked for.
+"""OpenTelemetry traces across web and worker processes.
 
-Off unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set; then nothing of OpenTelemetry is imported. A bell
-names no generation, so no header of a Celery message can carry a trace: the ``traceparent`` (W3C)
-travels in the request document.
+Traces are off, and OpenTelemetry is not imported, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. A
+wake-up names no generation, so no header of a Celery message can carry the trace. The
+``traceparent`` (W3C) is stored in the request document instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _tracer: Any = None
 
 current: ContextVar[str] = ContextVar("traceparent", default="")
-"""The ``traceparent`` of the request that goes on here; empty without traces."""
+"""The ``traceparent`` of the current request; empty without traces."""
 
 
 def start_tracing(role: str) -> None:
@@ -35,8 +35,8 @@ def start_tracing(role: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         logger.warning(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set but OpenTelemetry is not installed; no traces. "
-            "Install the extra 'otel' of pyproject.toml."
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: no traces "
+            "are sent. Install the extra 'otel' of pyproject.toml."
         )
         return
     name = settings.OTEL_SERVICE_NAME or f"inference-{role}"
@@ -48,7 +48,7 @@ def start_tracing(role: str) -> None:
 
 
 class Span:
-    """A span that goes on; without traces it does nothing. Times are Unix seconds."""
+    """An open span, which does nothing when traces are off. Times are Unix seconds."""
 
     __slots__ = ("_span", "traceparent")
 
@@ -57,13 +57,13 @@ class Span:
         self.traceparent = "" if span is None else _injected(span)
 
     def set(self, **attributes: Any) -> None:
-        """Set attributes; a double underscore stands for a dot."""
+        """Set attributes; a double underscore in a name becomes a dot."""
         if self._span is not None:
             for name, value in attributes.items():
                 self._span.set_attribute(name.replace("__", "."), value)
 
     def end(self, error: str = "", at_s: float | None = None) -> None:
-        """End it, as failed if there is an error."""
+        """End the span, as failed if ``error`` is not empty."""
         if self._span is None:
             return
         if error:
@@ -82,7 +82,7 @@ def begin(
 ) -> Span:
     """Begin a span. ``sort`` is ``internal``, ``server``, ``producer`` or ``consumer``.
 
-    ``parent`` is a ``traceparent``; empty or malformed, it begins a trace.
+    ``parent`` is a ``traceparent``; if it is empty or malformed, the span begins a new trace.
     """
     if _tracer is None:
         return _NO_SPAN
@@ -103,7 +103,7 @@ def begin(
 
 
 def trace_id(traceparent: str) -> str:
-    """Return the id of the trace, as tools show it; empty without one."""
+    """Return the trace id of a ``traceparent``, or an empty text without one."""
     return traceparent.split("-")[1] if traceparent else ""
 
 

@@ -1,4 +1,4 @@
-"""``/health`` and ``/health/ready``: alive, and able to serve. Open to everybody; no secrets."""
+"""``/health`` (alive) and ``/health/ready`` (able to serve), public and without secrets."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ class Health(WireObject):
 
 
 class Readiness(WireObject):
-    """The answer of ``GET /health/ready``. ``checks`` has "ok" or what is wrong for each part."""
+    """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault."""
 
     status: Literal["ready", "unavailable"]
     checks: dict[str, str]
 
 
 class HealthView(OpenView):
-    """``GET /health``: this process answers."""
+    """``GET /health``: the web process answers."""
 
     @documented(answer=Health)
     def get(self, request: Request) -> Response:
-        """Tell that this process answers."""
+        """Check that the web process answers."""
         return Response(Health().model_dump())
 
 
 class ReadyView(OpenView):
     """``GET /health/ready``: PostgreSQL, Redis, and a live worker for each model.
 
-    503 when anything fails; ``checks`` names each part with ``ok`` or what is wrong.
+    The status is 503 when a check fails; ``checks`` has ``ok`` or the fault of each part.
     """
 
     @documented(answer=Readiness, also={503: Readiness | ErrorEnvelope})
     def get(self, request: Request) -> Response:
-        """Tell whether PostgreSQL, Redis, and a worker for each model answer."""
+        """Check that PostgreSQL, Redis and a worker for each model answer."""
         checks = _run({"postgres": _check_postgres, "redis": _check_redis})
         if checks["redis"] == "ok":
             checks |= _run({"workers": _check_workers})
@@ -68,7 +68,7 @@ class ReadyView(OpenView):
 
 
 def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
-    """Run the checks side by side; one that hangs is reported, not waited for."""
+    """Run the checks in parallel, and report a check that exceeds ``_TIMEOUT_S`` as a fault."""
     futures = {name: _pool.submit(check) for name, check in checks.items()}
     wait(futures.values(), timeout=_TIMEOUT_S)
     return {
@@ -78,7 +78,7 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
 
 
 def own_connection() -> psycopg.Connection[Any]:
-    """Connect to PostgreSQL apart from the pool, whose connections may hang with the server."""
+    """Connect to PostgreSQL without the pool, whose connections may hang when the server does."""
     parameters = connection.get_connection_params()
     parameters.pop("pool", None)
     parameters.pop("context", None)
@@ -110,12 +110,12 @@ def _check_redis() -> str:
 
 def _check_workers() -> str:
     workers = live_workers()
-    missing = [told for model in catalogue().models if (told := _missing(model, workers))]
+    missing = [fault for model in catalogue().models if (fault := _missing(model, workers))]
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
 
 
 def _missing(model: str, workers: list[LiveWorker]) -> str:
-    """Return the model and how it is; nothing when it is served, or need not be at all times."""
+    """Return the model with its state, or an empty text if it is served or not expected to be."""
     status = fleet.status_among(workers, model)
     if status == ModelStatus.LOADED or not is_expected(model, status):
         return ""
@@ -127,7 +127,7 @@ def _missing(model: str, workers: list[LiveWorker]) -> str:
 
 
 def is_expected(model: str, status: ModelStatus) -> bool:
-    """Tell whether workers load this model when they start, and not only when somebody wants it."""
+    """Return whether workers should have this model at all times, and not only on demand."""
     if settings.START_MODELS:
         return model in {spec.id for spec in start_specs(settings.START_MODELS)}
     return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

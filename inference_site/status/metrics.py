@@ -1,4 +1,4 @@
-"""``GET /metrics``: what this web process has counted, and how the site is, for Prometheus."""
+"""``GET /metrics``: the metrics of this web process and the gauges of the whole site."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from inference_site.status.site_metrics import SiteMetrics
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer who holds ``METRICS_TOKEN``, and peers in ``METRICS_ALLOWED_NETWORKS``."""
+    """Answer peers that send ``METRICS_TOKEN`` or are in ``METRICS_ALLOWED_NETWORKS``."""
     meta = request.META
     is_forwarded = "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta
     if not may_scrape(
         meta.get("REMOTE_ADDR", ""), meta.get("HTTP_AUTHORIZATION", ""), is_forwarded
     ):
-        raise AuthenticationError("Metrics are for holders of METRICS_TOKEN.")
+        raise AuthenticationError("Send METRICS_TOKEN in 'Authorization: Bearer'.")
     body, content_type = rendered(meta.get("HTTP_ACCEPT", ""))
     return HttpResponse(body, content_type=content_type)
 
 
 def register() -> None:
-    """Have the metrics of this process tell how the site is."""
+    """Add the build information and the site's gauges to the metrics of this process."""
     BUILD.labels(settings.VERSION, "web", f"{socket.gethostname()}:{os.getpid()}").set(1)
     REGISTRY.register(SiteMetrics())

@@ -1,7 +1,7 @@
-"""Gauges of the whole site: who waits, what runs, who lives.
+"""Gauges of the whole site: waiting and running generations, live workers, wake-ups.
 
-Read when ``/metrics`` is asked for, from partial indexes of what has not ended and from the leases;
-the big table is never counted. Each web process tells the same, so that any of them may be asked:
+They are read at each scrape, from partial indexes of unfinished generations and from the leases;
+finished generations are never counted. Every web process reports the same values, so dashboards
 take their maximum, not their sum.
 """
 
@@ -35,34 +35,34 @@ FROM generations_generation WHERE status IN ('queued', 'running') GROUP BY model
 
 
 class SiteMetrics(Collector):
-    """Gauges that are the same in each web process, but for ``inference_open_streams``."""
+    """Collects the gauges; all but ``inference_open_streams`` are equal in all web processes."""
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing beforehand: what there is depends on who answers."""
+        """Announce no metrics in advance: the list depends on which sources answer."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Ask PostgreSQL and Redis side by side; what does not answer in time is left out."""
+        """Query PostgreSQL and Redis in parallel; leave out a source that does not answer."""
         yield GaugeMetricFamily(
             "inference_open_streams", "Streams that this process follows.", value=hub.followed()
         )
-        told = GaugeMetricFamily(
-            "inference_scrape_ok", "1 if the source answered for this page.", labels=["source"]
+        scrape_ok = GaugeMetricFamily(
+            "inference_scrape_ok", "1 if the source answered this scrape.", labels=["source"]
         )
         asked = {source: _pool.submit(ask) for source, ask in _SOURCES.items()}
         wait(asked.values(), timeout=_TIMEOUT_S)
         for source, answer in asked.items():
             found = _found(source, answer)
-            told.add_metric([source], found is not None)
+            scrape_ok.add_metric([source], found is not None)
             yield from found or ()
-        yield told
+        yield scrape_ok
 
 
 def _found(source: str, answer: Future[list[Metric]]) -> list[Metric] | None:
     try:
         return answer.result(timeout=0)
     except (psycopg.Error, redis.exceptions.RedisError, TimeoutError) as exc:
-        logger.warning("metrics: no answer of %s: %s", source, type(exc).__name__)
+        logger.warning("metrics: no answer from %s: %s", source, type(exc).__name__)
         return None
 
 
@@ -93,7 +93,7 @@ def _of_workers() -> list[Metric]:
     for model in catalogue().models:
         serving = [worker for worker in workers if worker.serves(model)]
         served = [found for worker in serving if (found := worker.model(model)) is not None]
-        # No sample for one that may well be nowhere: 0 is an alert.
+        # No sample for a model that need not be loaded: a value of 0 raises an alert.
         if served or is_expected(model, fleet.status_among(workers, model)):
             live.add_metric([model], len(served))
         slots.add_metric([model], sum(found.slots for found in served))
@@ -101,11 +101,11 @@ def _of_workers() -> list[Metric]:
     return [live, slots, busy]
 
 
-def _of_bells() -> list[Metric]:
-    unheard = _by_model("inference_bells_unheard", "Bells that no worker has heard yet.")
+def _of_wake_ups() -> list[Metric]:
+    pending = _by_model("inference_wake_ups_pending", "Wake-ups that no worker has received yet.")
     for model in catalogue().models:
-        unheard.add_metric([model], bells(model))
-    return [unheard]
+        pending.add_metric([model], bells(model))
+    return [pending]
 
 
 def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
@@ -115,5 +115,5 @@ def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
 _SOURCES: dict[str, Callable[[], list[Metric]]] = {
     "postgres": _of_generations,
     "leases": _of_workers,
-    "broker": _of_bells,
+    "broker": _of_wake_ups,
 }

@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL and Redis; everything but the domain may import them."""

@@ -1,4 +1,4 @@
-"""Database connections, borrowed from the pool for one moment."""
+"""Database connections that are borrowed from the pool for a short time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.db import connection
 
 @contextmanager
 def lent_connection() -> Iterator[None]:
-    """Give the connection back to the pool at the end, unless a transaction goes on around it.
+    """Return the connection to the pool after the block, unless a transaction is open around it.
 
-    A worker's threads run for as long as a generation does; holding a connection meanwhile would
-    take as many as there are slots.
+    A worker thread lives as long as a generation. If each held its connection, a worker would need
+    one connection for every slot.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Content of requests and answers, as PostgreSQL can keep it."""
+"""A JSON field for the content of requests and answers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from django.db import models
 
 
 class ContentField(models.JSONField):
-    """JSON with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
+    """A JSON field that replaces NUL, which PostgreSQL cannot store in JSON, by U+FFFD."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Return the value as the database takes it."""
+        """Return the value with NUL replaced, prepared for the database."""
         return super().get_db_prep_value(storable(value), connection, prepared)
 
     def deconstruct(self) -> Any:
-        """Return what migrations write; to them it is any JSON field."""
+        """Return the definition for migrations: a plain ``JSONField``."""
         name, _, arguments, named = super().deconstruct()
         return name, "django.db.models.JSONField", arguments, named
 
 
 def storable(content: Any) -> Any:
-    """Return the content with U+FFFD for NUL, which PostgreSQL's JSON cannot hold."""
+    """Return the content with every NUL replaced by U+FFFD."""
     match content:
         case str():
             return content.replace("\0", "\ufffd")

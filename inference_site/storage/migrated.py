@@ -1,4 +1,4 @@
-"""Waiting for a database that is being migrated."""
+"""The option ``--wait-for-migrations`` of the commands that start a process."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ _PERIOD_S = 0.1
 
 
 def add_wait(parser: CommandParser) -> None:
-    """Let a command be told to wait."""
+    """Add the option to a command."""
     parser.add_argument(
         "--wait-for-migrations",
         action="store_true",
-        help="begin when the database has every migration of this release",
+        help="start only after the database has all migrations of this release",
     )
 
 
 def wait_if_asked(options: Mapping[str, Any]) -> None:
-    """Wait, if the command was told to."""
+    """Wait for the migrations if the option was given."""
     if options["wait_for_migrations"]:
         wait_for_migrations()
 
 
 def wait_for_migrations() -> None:
-    """Return when the database has every migration of this release.
+    """Return when the database has all migrations of this release.
 
-    One that cannot be reached is not waited for: a process answers without it, and says so.
+    Return at once if the database is not reachable: a process can start and answer without it.
     """
     wanted = set(MigrationLoader(None).disk_migrations or ())
-    told = False
+    is_logged = False
     try:
         while wanted - MigrationRecorder(connection).applied_migrations().keys():
-            if not told:
+            if not is_logged:
                 logger.info("waiting until the database is migrated")
-            told = True
+            is_logged = True
             connection.close()
             time.sleep(_PERIOD_S)
     except OperationalError as exc:
-        logger.warning("not waiting for migrations: %s", exc)
+        logger.warning("not waiting for migrations: the database is not reachable: %s", exc)
     finally:
         connection.close()

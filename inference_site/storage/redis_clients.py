@@ -1,7 +1,7 @@
-"""Connections to the Redis that holds request documents, event logs and leases.
+"""Clients of the Redis servers that hold request documents, event logs, leases and wake-ups.
 
-``EVENT_LOG_URLS`` may name several servers: everything of one generation lies on one of them,
-chosen by its id. Leases and other facts of the whole site lie on the first.
+``EVENT_LOG_URLS`` may name several servers. The id of a generation selects the one server that
+holds all its keys. Leases and other keys of the whole site are on the first server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# Fail soon rather than hang: the caller answers 503, or retries on its own terms.
+# Fail early: the caller answers 503, or decides itself whether to retry.
 _OPTIONS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 
 
 def shard_of(generation_id: str) -> int:
-    """Return which of the event log servers holds this generation."""
+    """Return the index of the event log server that holds this generation."""
     return zlib.crc32(generation_id.encode()) % len(settings.EVENT_LOG_URLS)
 
 
@@ -37,17 +37,17 @@ def client_for(generation_id: str) -> redis.Redis:
 
 
 def site_client() -> redis.Redis:
-    """Return this process's thread-safe client for facts of the whole site."""
+    """Return this process's thread-safe client for keys of the whole site."""
     return _client(settings.EVENT_LOG_URLS[0])
 
 
 def broker_client() -> redis.Redis:
-    """Return this process's thread-safe client of the server that holds the bells."""
+    """Return this process's thread-safe client of the server that holds the wake-ups."""
     return _client(settings.BROKER_URL)
 
 
 def new_async_clients() -> list[redis.asyncio.Redis]:
-    """Return one asyncio client for each event log server, for the running loop."""
+    """Return one asyncio client for each event log server, for the running event loop."""
     retry = AsyncRetry(NoBackoff(), 0)
     return [
         redis.asyncio.Redis.from_url(url, retry=retry, **_OPTIONS)

@@ -1,0 +1,1 @@
+"""Event logs, request documents and endings of streams; web and worker import it."""

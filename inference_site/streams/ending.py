@@ -1,4 +1,4 @@
-"""How a stream ends."""
+"""The value that ends a stream."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a stream ends.
+    """The end of a stream: its last frames, and the response to a client that does not stream.
 
-    ``frames`` close an event stream. ``status`` and ``body`` are the answer to a client that does
-    not stream, or, when ``is_early``, to one whose stream has nothing in it but the failure.
-    ``error_code`` is empty unless it failed, ``finish_reason`` unless it completed.
-    ``retry_after_s`` is what a client is told with a 429, 503 or 504.
+    With ``is_early``, ``status`` and ``body`` also answer a streaming client, because the stream
+    contains only a failure. ``error_code`` is empty unless the generation failed, ``finish_reason``
+    unless it completed. ``retry_after_s`` is the ``Retry-After`` of a 429, 503 or 504.
     """
 
     frames: Sequence[bytes]

@@ -1,11 +1,11 @@
-"""The event log: every frame of every stream, in a Redis Stream that outlives its readers.
+"""The event log: all frames of a stream, in a Redis Stream that outlives its readers.
 
 One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
-finds any frame by its number, and an append that is repeated after a lost reply is refused instead
-of written twice. The entry that ends a stream has the greatest id there is: whoever writes it
-closes the log, and a worker that was taken for dead cannot add to it any more.
+finds any frame by its number, and Redis refuses an append that is repeated after a lost reply. The
+entry that ends a stream has the greatest possible id. It closes the log: a worker that was given up
+as dead cannot append to it any more.
 
-The log is the truth; what travels over the channel layer is a hint that arrives sooner.
+The log is the source of truth; messages over the channel layer are hints that arrive sooner.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ FIELD = b"b"
 
 
 class LogState(IntEnum):
-    """What the log says to a writer."""
+    """The state of a log, as an append returns it to the writer."""
 
     OPEN = 0
-    CLOSED = 1  # Somebody ended the stream; stop writing.
-    CANCELLED = 2  # Somebody wants the generation stopped.
+    CLOSED = 1  # Another process ended the stream; stop writing.
+    CANCELLED = 2  # The cancel flag is set; stop the generation.
 
 
 # KEYS: log, cancel flag, followers, request document of each stream.
-# ARGV: time to live of a finished and of an unfinished log (ms); then for each stream the id of the
-# entry ("" for none, the greatest for the last) and its payload.
+# ARGV: time to live of a finished and of an unfinished log (ms); then, for each stream, the id of
+# the entry ("" to append nothing, the greatest id to end the stream) and its payload.
 _APPEND = """
 local replies = {}
 for i = 1, #KEYS / 4 do
@@ -68,7 +68,7 @@ return replies
 
 
 # KEYS: log, cancel flag, followers, request document of one stream.
-# ARGV: time to live of a finished log (ms); the last id that the caller knows; the last payload.
+# ARGV: time to live of a finished log (ms); the last id the caller knows; payload of the ending.
 _CLOSE = """
 local last = "18446744073709551615-0"
 local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
@@ -86,7 +86,7 @@ return followers
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive frames of one stream; ``first`` is the number of the first one.
+    """Consecutive frames of one stream; ``first`` is the number of the first frame.
 
     ``ending`` is set on the batch that ends the stream, after its frames.
     """
@@ -101,7 +101,7 @@ class Batch:
         return self.first + len(self.frames)
 
     def pack(self) -> bytes:
-        """Encode for the log and for the channel layer."""
+        """Encode the batch for the log and the channel layer."""
         end = self.ending
         tail = None
         if end is not None:
@@ -111,11 +111,11 @@ class Batch:
 
     @classmethod
     def unpack(cls, payload: bytes) -> Batch:
-        """Decode what ``pack`` made."""
+        """Decode the result of ``pack``."""
         first, frames, tail = msgpack.unpackb(payload)
         if tail is None:
             return cls(first, frames)
-        # Another release of this program may know fields that this one does not.
+        # Another release may send fields that this one does not know.
         known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
         return cls(first, frames, Ending(frames=(), **known))
 
@@ -127,7 +127,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The log's answer to one append: its state, and the channels of the processes that follow."""
+    """The result of an append: the log's state, and the channels of its followers."""
 
     state: LogState
     followers: list[str]
@@ -150,7 +150,7 @@ def document_key(generation_id: str) -> str:
 
 
 def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
-    """Return how many keys there are, and the keys and arguments of the append script."""
+    """Return the number of keys, then the keys and arguments, of the append script."""
     keys: list[Any] = []
     arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
     for generation_id, entry_id, payload in writes:
@@ -165,7 +165,7 @@ def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, l
 
 
 def parse_appended(reply: list[Any]) -> list[Appended]:
-    """Decode the script's reply, one answer for each write, in order."""
+    """Decode the script's reply: one result for each write, in order."""
     return [
         Appended(LogState(state), [channel.decode() for channel in followers])
         for state, followers in reply
@@ -173,27 +173,34 @@ def parse_appended(reply: list[Any]) -> list[Appended]:
 
 
 class AsyncEventLog:
-    """The event log of one server, for asyncio code."""
+    """The event logs of one Redis server, for asyncio code."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
         self._append = client.register_script(_APPEND)
 
     async def append(self, writes: Sequence[tuple[str, bytes, bytes]]) -> list[Appended]:
-        """Write one entry for each (generation id, entry id, payload); an empty id only asks."""
+        """Append each (generation id, entry id, payload); an empty id only reads the state."""
         count, arguments = append_arguments(writes)
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
 
     async def read_many(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
-        """Return, for each (generation id, frame number), the batches from that frame on."""
+        """Return the batches from the frame number on, for each (generation id, frame number)."""
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
             pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
         return [batches_of(entries) for entries in await pipeline.execute()]
 
+    async def follow(self, generation_id: str, channel: str) -> None:
+        """Have the writer send this stream's frames to the channel as well."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.sadd(followers_key(generation_id), channel)
+        pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+        await pipeline.execute()
+
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
-        """Ask the workers to stop; they see the flags at their next append or poll."""
+        """Set the cancel flags; workers see them at their next append or poll."""
         pipeline = self._client.pipeline(transaction=False)
         for generation_id in generation_ids:
             pipeline.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
@@ -201,7 +208,7 @@ class AsyncEventLog:
 
 
 def follow(generation_id: str, channel: str) -> None:
-    """Have the writer send this stream's frames to the channel as well."""
+    """Register a channel to which the writer sends this stream's frames."""
     pipeline = client_for(generation_id).pipeline(transaction=False)
     pipeline.sadd(followers_key(generation_id), channel)
     pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
@@ -209,21 +216,26 @@ def follow(generation_id: str, channel: str) -> None:
 
 
 def request_cancel(generation_id: str) -> None:
-    """Ask the worker to stop; it sees the flag at its next append or poll."""
+    """Set the cancel flag; the worker sees it at its next append or poll."""
     client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
 
 
+def drop_cancel_flag(generation_id: str) -> None:
+    """Take back a request to stop a generation that has ended."""
+    client_for(generation_id).delete(cancel_key(generation_id))
+
+
 def read_log(generation_id: str) -> list[Batch]:
-    """Return all that was sent so far."""
+    """Return all batches of the log."""
     entries: Any = client_for(generation_id).xrange(log_key(generation_id))
     return batches_of(entries)
 
 
 def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
-    """End a stream in place of its worker; return who must be told. Ended ones stay as they are.
+    """End a stream in place of its worker; return the followers. An ended stream is not changed.
 
-    ``first`` is the number of the first of its frames, for endings that depend on what was sent
-    before. None is returned when more was sent meanwhile: then nothing is done.
+    If the ending depends on the frames sent before, ``first`` is the number of its first frame. If
+    other frames were appended meanwhile, do nothing and return None.
     """
     client = client_for(generation_id)
     batch = Batch(0 if first is None else first, ending.frames, ending)
@@ -252,7 +264,7 @@ def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
-    """Drop the frames below this number; keep an ending even when no frame is left with it."""
+    """Drop the frames below this number; keep an ending even if no frame is left in its batch."""
     kept = []
     for batch in batches:
         frames = list(itertools.islice(batch.frames, max(0, number - batch.first), None))
@@ -262,4 +274,4 @@ def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
 
 
 MESSAGE_TYPE = "stream.frames"
-"""Type of the channel-layer message; its ``streams`` are pairs of generation id and payload."""
+"""Type of the channel layer message; ``streams`` has pairs of generation id and payload."""

@@ -1,0 +1,1 @@
+"""The way from a valid request to a queued generation; the API apps import it."""

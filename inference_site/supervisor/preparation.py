@@ -1,5 +1,4 @@
-"""What a site needs before it can serve: its tables, and on the first run a project, a key and an
-admin."""
+"""Migrates a site's database and, on the first run, creates a project, a key and an admin."""
 
 from __future__ import annotations
 
@@ -21,22 +20,22 @@ _FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG, Scope.MODELS]
 
 @dataclass(frozen=True, slots=True)
 class FirstSecrets:
-    """The secrets that were made now, if any; they are shown once."""
+    """The secrets that this run created, if any; they are shown once."""
 
     admin_password: str | None
     api_key: str | None
 
 
 def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
-    """Migrate the database at this address, and make what the first run needs.
+    """Migrate the database at this address, and create what the first run needs.
 
-    Safe to repeat: what exists is left alone.
+    Safe to repeat: existing objects are not changed.
     """
     # The settings were read before the database had an address; nothing has connected yet.
     default = connections.settings["default"]
     found = environment.database(database_url)
     default.update(found, OPTIONS={**default["OPTIONS"], **found.get("OPTIONS", {})})
-    default["OPTIONS"].pop("pool")  # One connection, for once.
+    default["OPTIONS"].pop("pool")  # A single connection is enough here.
     try:
         call_command("migrate", verbosity=0, interactive=False)
         return FirstSecrets(_first_admin(), _first_key(data_dir))
@@ -45,7 +44,7 @@ def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
 
 
 def _first_admin() -> str | None:
-    """Make the user ``admin`` if there are no users; return the password."""
+    """Create the user ``admin`` if there are no users; return its password."""
     users = get_user_model()
     if users.objects.exists():
         return None
@@ -55,7 +54,7 @@ def _first_admin() -> str | None:
 
 
 def _first_key(data_dir: Path) -> str | None:
-    """Make a key if there are none; keep it in ``DATA_DIR/api_key`` and return it."""
+    """Create a key if there are none; write it to ``DATA_DIR/api_key`` and return it."""
     if ApiKey.objects.exists():
         return None
     project, _created = Project.objects.get_or_create(name="default")

@@ -1,4 +1,4 @@
-"""Child processes that are kept running: restarted with back-off when they die."""
+"""Child processes that are restarted with back-off when they die."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
 _STABLE_S = 30.0
-"""A child that has run for so long is restarted without a longer delay."""
+"""After a child has run for this time, its next restart has the shortest delay again."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, under which name, and where its output goes."""
+    """A program to run: its name, its command line and the file for its output."""
 
     name: str
     command: list[str]
@@ -28,7 +28,7 @@ class Program:
 
 
 class Child:
-    """One program and its current process."""
+    """A program and its current process."""
 
     def __init__(
         self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
@@ -42,11 +42,11 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The process id; None while the program does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the program, its output appended to its log."""
+        """Start the program, and append its output to its log."""
         self._restart_at = None
         self._started_at = time.monotonic()
         with self.program.log.open("ab") as log:
@@ -56,12 +56,12 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone.
+                start_new_session=True,  # Ctrl-C reaches only the supervisor.
                 preexec_fn=_before_exec,  # noqa: PLW1509  # One system call.
             )
 
-    def tend(self, now: float) -> None:
-        """Notice a death, and restart when its delay is over."""
+    def restart_if_dead(self, now: float) -> None:
+        """Report a dead process, and restart it when its delay is over."""
         if self._restart_at is not None:
             if now >= self._restart_at:
                 self.start()
@@ -79,19 +79,19 @@ class Child:
         self._delay_s = min(self._delay_s * 2, _LONGEST_DELAY_S)
 
     def terminate(self) -> None:
-        """Ask the process to end."""
+        """Send SIGTERM to the process."""
         if self.pid is not None:
             assert self._process is not None
             self._process.terminate()
 
     def wait(self, deadline: float) -> None:
-        """Wait for the end; past the deadline, force it on the process and its children."""
+        """Wait for the process to end; at the deadline, kill it and its children."""
         if self._process is None:
             return
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._say(f"{self.program.name} does not stop; killing it")
+            self._say(f"{self.program.name} did not stop in time; killing it")
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -103,6 +103,6 @@ def _describe(status: int) -> str:
 
 
 def _before_exec() -> None:
-    """Have the kernel stop this process when the supervisor is killed outright (Linux only)."""
+    """Have the kernel stop this process if the supervisor is killed (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

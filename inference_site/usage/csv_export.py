@@ -1,4 +1,4 @@
-"""Usage as a table, for spreadsheets: one line for each bucket, project, key and model."""
+"""Usage as CSV rows for spreadsheets: one row for each bucket, project, key and model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[list[Any]]:
-    """Yield the header and the lines; groups are of ``project_id``, ``api_key_id``, ``model``."""
+    """Yield the header, then the rows; groups are ``project_id``, ``api_key_id``, ``model``."""
     projects = dict(Project.objects.values_list("pk", "name"))
     keys = dict(ApiKey.objects.values_list("pk", "name"))
     yield ["start", "project", "key", "model", *(field.name for field in fields(Usage))]
@@ -24,7 +24,7 @@ def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[
 
 
 def _safe(name: Any) -> str:
-    """Return a name that no spreadsheet takes for a formula."""
+    """Return the name, quoted if a spreadsheet would read it as a formula."""
     text = str(name)
     return f"'{text}" if text.startswith(_FORMULA) else text
 

@@ -1,7 +1,7 @@
-"""Histograms of latencies and speeds: they add up over time, keys and models; percentiles do not.
+"""Histograms of latencies and speeds, which can be added up, as percentiles cannot.
 
-Bucket ``b`` holds the values from ``√2^b`` up to ``√2^(b+1)``: a percentile read from it is off by
-less than a fifth either way.
+Bucket ``b`` holds the values from ``√2^b`` up to ``√2^(b+1)``, so a percentile read from it is
+less than 20 % too high or too low.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 
 LEAST = 0.01
-"""Values below count as this: a hundredth of a millisecond, or of a token per second."""
+"""Smaller values count as this one (milliseconds, or tokens per second)."""
 
 
 def bucket_sql(value: str) -> str:
-    """Return the SQL of the bucket of a value, given as an SQL expression."""
+    """Return the SQL expression of the bucket for the SQL expression of a value."""
     return f"floor(2 * ln(greatest({value}, {LEAST})::float) / ln(2::float))::smallint"
 
 
@@ -24,9 +24,9 @@ def bucket_of(value: float) -> int:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return the value below which this share (0…1) of the counted ones lie; None for none.
+    """Return the value below which this share (0…1) of the values lies; None without values.
 
-    Inside a bucket the values are taken to be spread evenly on a logarithmic scale.
+    Values are assumed to be spread evenly on a logarithmic scale within a bucket.
     """
     total = sum(counts.values())
     if not total:

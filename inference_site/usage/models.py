@@ -1,4 +1,4 @@
-"""Roll-ups: the usage log added up by minute, hour and day, for whoever shows or reads usage."""
+"""Roll-ups: sums of the usage log by minute, hour and day; all reports read these tables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from inference_site.accounts.models.tenants import ApiKey, Project
 
 
 class Period(models.TextChoices):
-    """How long one row of a roll-up lasts; periods begin with UTC's."""
+    """The length of time that one row of a roll-up covers; periods begin at UTC boundaries."""
 
     MINUTE = "minute", "minute"  # Kept for two days.
     HOUR = "hour", "hour"  # Kept for thirteen months.
-    DAY = "day", "day"  # Kept.
+    DAY = "day", "day"  # Kept for ever.
 
 
 class Rollup(models.Model):
-    """What was used in one period by one key of one model.
+    """The usage of one model by one key in one period.
 
     A generation counts in the period in which it ended.
     """
@@ -36,7 +36,7 @@ class Rollup(models.Model):
 
 
 class UsageRollup(Rollup):
-    """Requests by their end, tokens, milliseconds and cost; all of them sums."""
+    """Sums of requests by final status, of tokens, of milliseconds and of cost."""
 
     requests = models.PositiveBigIntegerField(default=0)
     completed = models.PositiveBigIntegerField(default=0)
@@ -66,7 +66,7 @@ class UsageRollup(Rollup):
 
 
 class LatencyRollup(Rollup):
-    """How many generations had a measure in one bucket of it: a histogram, so that they add up."""
+    """One bucket of a histogram: how many generations had a measure in this range."""
 
     class Measure(models.TextChoices):
         QUEUE = "queue", "queue wait (ms)"
@@ -74,7 +74,7 @@ class LatencyRollup(Rollup):
         SPEED = "speed", "tokens per second"
 
     measure = models.CharField(max_length=8, choices=Measure.choices)
-    # Its bounds are those of inference_site.usage.histograms.
+    # inference_site.usage.histograms defines the bounds of buckets.
     bucket = models.SmallIntegerField()
     count = models.PositiveBigIntegerField(default=0)
 

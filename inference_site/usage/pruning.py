@@ -1,7 +1,7 @@
-"""Retention: roll-ups, and the usage log, are kept for so long and no longer.
+"""Retention: deletes roll-ups and generations that are past their retention time.
 
-Rows go in batches, oldest first, each batch in a transaction of its own: a table that others write
-to is never locked for longer than a batch takes.
+Rows are deleted in batches, oldest first, one transaction for each batch, so that writers of the
+same table wait for one batch at most.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
     LatencyRollup: {Period.MINUTE: 2, Period.HOUR: 35},
 }
-"""How long the roll-ups of each period are kept; those of days are kept for ever."""
+"""Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 
 
 def prune(until: float = math.inf) -> int:
-    """Delete what is older than it is kept for; return how many rows that were.
+    """Delete rows past their retention time; return the number of deleted rows.
 
-    Stops at the end of a batch when the monotonic clock has passed ``until``.
+    Stop after the batch during which the monotonic clock passes ``until``.
     """
     now = timezone.now()
     deleted = 0
@@ -44,10 +44,10 @@ def prune(until: float = math.inf) -> int:
 
 
 def _prune_log(limit: dt.datetime, until: float) -> int:
-    """Delete the generations that are older, ended and accounted."""
+    """Delete accounted generations that were created before ``limit``."""
     deleted, after = 0, 0
     while time.monotonic() < until:
-        # By id, which grows with time: what is old lies before the first that is not.
+        # Ids grow with time: all old rows come before the first younger one.
         oldest = list(Generation.objects.filter(pk__gt=after).order_by("pk")[:_BATCH])
         gone = [row.pk for row in oldest if row.is_accounted and row.created_at < limit]
         deleted += Generation.objects.filter(pk__in=gone).delete()[0]

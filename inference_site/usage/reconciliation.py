@@ -1,7 +1,7 @@
-"""Reconciliation: proves that roll-ups and budgets add up to the usage log, or makes them.
+"""Reconciliation: checks that roll-ups and budgets equal the usage log, or rebuilds them.
 
-The log is the truth. The two sides are compared in one snapshot, in which they agree or do not;
-what is written is written under the locks of those who count.
+The usage log is the source of truth. A check compares both sides in one snapshot; a rebuild holds
+the accounting lock and the locks of budget counters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.generations.models import Generation
 from inference_site.usage.accounting import (
+    AFFECTS,
     BUCKET,
-    DRAWS_ON,
-    HELD,
-    HOLDS,
+    HAS_RESERVATION,
     MEASURES,
+    RESERVED,
     ROLLUP_KEY,
     SPEND_START,
     START,
@@ -45,7 +45,7 @@ SELECT period, {START} AS start, project_id, api_key_id, model,
     {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
 FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
 GROUP BY period, {START}, project_id, api_key_id, model
-"""  # noqa: S608  # Put together from constants, as all of them here.
+"""  # noqa: S608  # All statements here are built from constants.
 _LATENCY = f"""
 SELECT period, {START} AS start, project_id, api_key_id, model, measure, {BUCKET} AS bucket,
     count(*) AS count
@@ -55,8 +55,8 @@ GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
-    coalesce(sum({HELD}) FILTER (WHERE NOT is_accounted AND {HOLDS}), 0) AS reserved
-FROM generations_generation generation JOIN accounts_budget budget ON {DRAWS_ON}
+    coalesce(sum({RESERVED}) FILTER (WHERE NOT is_accounted AND {HAS_RESERVATION}), 0) AS reserved
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
 WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
 GROUP BY 1, 2
 """  # noqa: S608
@@ -64,7 +64,7 @@ GROUP BY 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a counter is not what the log says. ``where`` names the row."""
+    """A counter that differs from the usage log; ``where`` identifies its row."""
 
     counter: str
     where: dict[str, Any]
@@ -73,11 +73,11 @@ class Difference:
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={value}" for name, value in self.where.items())
-        return f"{self.counter} {where}: kept {self.kept}, the log says {self.true}"
+        return f"{self.counter} {where}: stored {self.kept}, usage log {self.true}"
 
 
 def differences() -> list[Difference]:
-    """Return every counter that does not add up to the log; none is what there should be."""
+    """Return every counter that differs from the usage log; normally there are none."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         found: list[Difference] = []
@@ -88,7 +88,7 @@ def differences() -> list[Difference]:
 
 
 def rebuild() -> None:
-    """Write the roll-ups and the budgets' counters anew from the log, as far back as it goes."""
+    """Rebuild roll-ups and budget counters from the usage log, as far back as it reaches."""
     with _locked() as cursor:
         for period in Period.values:
             _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
@@ -97,7 +97,7 @@ def rebuild() -> None:
 
 
 def count_spends(budget_id: int) -> None:
-    """Count what was used of one budget before it was made, in the period that runs."""
+    """Rebuild the counters of one budget for its current period from the usage log."""
     with _locked() as cursor:
         _recount(cursor, [budget_id])
 
@@ -110,7 +110,7 @@ def _locked() -> Iterator[Any]:
 
 
 def _since(kind: type[UsageRollup | LatencyRollup], period: str) -> dt.datetime:
-    """Return from when on both sides are whole: rows before may have been pruned."""
+    """Return the time from which both sides are complete; earlier rows may have been pruned."""
     now, since = timezone.now(), _log_since()
     if (days := KEPT_DAYS[kind].get(period)) is not None:
         since = max(since, now - dt.timedelta(days=days))
@@ -122,7 +122,7 @@ def _log_since() -> dt.datetime:
     oldest = Generation.objects.order_by("pk").values_list("created_at", flat=True).first()
     if not settings.USAGE_LOG_DAYS or oldest is None:
         return _BEGINNING
-    # What was made before the oldest and ended after it was pruned: a day is longer than a run.
+    # Pruned generations may have ended after the oldest kept one began; no run lasts a day.
     return oldest + dt.timedelta(days=1)
 
 
@@ -149,7 +149,7 @@ def _compare(
 
 
 def _differs(counter: str) -> str:
-    # Milliseconds are sums of floats, which depend on the order they were added in.
+    # Sums of floats depend on the order of addition, so milliseconds may differ a little.
     apart = f"abs(coalesce(kept.{counter}, 0) - coalesce(log.{counter}, 0))"
     return f"{apart} > {1 if counter.endswith('_ms') else 0}"
 
@@ -162,7 +162,7 @@ def _rewrite(cursor: Any, kind: Any, period: str, truth: str, columns: str) -> N
 
 
 def _spends(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
-    """Return what the log says of the periods that run: spent and reserved."""
+    """Return spent and reserved in the current periods, computed from the usage log."""
     month = timezone.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
     return {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
@@ -196,7 +196,7 @@ def _compare_spends(cursor: Any) -> list[Difference]:
 
 def _recount(cursor: Any, budgets: list[int]) -> None:
     of_month = {"budgets": budgets, "month": _month()}
-    # The rows of the periods that run must be there to be locked: whoever reserves waits then.
+    # The rows of the current periods must exist so that they can be locked against reservations.
     cursor.execute(
         """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
         SELECT id, date_trunc(every, now(), 'UTC')::date, 0, 0

@@ -1,4 +1,7 @@
-"""Settling: accounting, and the windows of token limits that follow from it."""
+"""Settlement: replaces the estimates of ended generations by their actual usage.
+
+It runs an accounting step (roll-ups, budgets), then corrects the windows of token limits.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from inference_site.usage.accounting import account
 logger = logging.getLogger(__name__)
 
 _REQUEST_ROWS, _REQUEST_WAIT_MS = 500, 500
-"""How much a request settles that a budget would refuse, and how long it waits for its turn."""
+"""Bounds of the step that a request runs before a budget refuses it."""
 
 
 def settle() -> list[Accounted]:
-    """Account what has ended, a step of it; return that. Nothing while another does."""
+    """Run one accounting step; return the generations, none while another step runs."""
     return _corrected(account())
 
 
 def settle_for_request() -> None:
-    """Account what has ended, as much as a request has time for."""
+    """Run an accounting step that is small enough for a waiting request."""
     _corrected(account(_REQUEST_ROWS, _REQUEST_WAIT_MS))
 
 
@@ -30,5 +33,5 @@ def _corrected(accounted: list[Accounted]) -> list[Accounted]:
     try:
         correct(accounted, time.time())
     except RedisError as exc:
-        logger.warning("rate limits: not corrected: %s", exc)
+        logger.warning("rate limits: token counts not corrected: %s", exc)
     return accounted

@@ -1,4 +1,4 @@
-"""Routes of usage."""
+"""Routes of the usage API."""
 
 from django.urls import path
 

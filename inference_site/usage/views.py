@@ -1,4 +1,4 @@
-"""``GET /v1/usage`` and ``GET /v1/organization/usage/completions``: what was used, by bucket."""
+"""``GET /v1/usage`` and ``GET /v1/organization/usage/completions``: usage by time bucket."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from inference_site.usage.wire import (
 
 _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
 _PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
-"""Buckets a page without a limit, and the highest limit."""
+"""The default and the greatest number of buckets per page, by bucket width."""
 _LISTS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
 _COLUMNS = ("project_id", "api_key_id", "model")
-"""What roll-ups can be grouped by; the others are null for all."""
+"""The fields that roll-ups can be grouped by; all other fields are always null."""
 _PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
 
 
 class ProjectUsageView(ApiView):
-    """``GET /v1/usage``: of the caller's project."""
+    """``GET /v1/usage``: the usage of the caller's project."""
 
     scope = Scope.USAGE
 
     @documented(query=UsageQuery, answer=UsagePage)
     def get(self, request: Request) -> Response:
-        """Get what the project used."""
+        """Get the usage of the project."""
         query = parse_query(UsageQuery, _values(request._request.GET))
         return Response(_page(query, [caller_of(request).project_id]).model_dump())
 
 
 class OrganizationUsageView(ApiView):
-    """``GET /v1/organization/usage/completions``: of all projects."""
+    """``GET /v1/organization/usage/completions``: the usage of all projects."""
 
     scope = Scope.ADMIN
 
     @documented(query=OrganizationUsageQuery, answer=UsagePage)
     def get(self, request: Request) -> Response:
-        """Get what all projects used."""
+        """Get the usage of all projects."""
         query = parse_query(OrganizationUsageQuery, _values(request._request.GET))
         projects = None
         if query.user_ids or query.batch:
@@ -67,7 +67,7 @@ class OrganizationUsageView(ApiView):
 
 
 def _values(given: QueryDict) -> dict[str, Any]:
-    """Return the query with its lists, whose names may end in ``[]``."""
+    """Return the query parameters; list parameters may end in ``[]``."""
     values: dict[str, Any] = {}
     for name in given:
         plain = name.removesuffix("[]")
@@ -98,7 +98,7 @@ def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
 
 
 def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool]:
-    """Return what one page shows, and whether there are buckets after it."""
+    """Return the range of one page, and whether there are buckets after it."""
     period = _PERIODS[query.bucket_width]
     now = timezone.now()
     start = now - dt.timedelta(days=6) if query.start_time is None else _moment(query.start_time)
@@ -147,7 +147,7 @@ def _moment(seconds: int) -> dt.datetime:
 
 
 def _primary_keys(ids: Sequence[str], name: str) -> list[int]:
-    """Return the primary keys of public ids; what is no id finds nothing."""
+    """Return the primary keys of public ids; malformed ids are skipped."""
     numbers = (id_.removeprefix(_PREFIXES[name]) for id_ in ids)
     return [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
 

@@ -1,4 +1,4 @@
-"""Usage on the wire. Source: API reference, "Usage", "Completions"."""
+"""Wire models of the usage API. Source: API reference, "Usage", "Completions"."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Time = Annotated[int, Field(ge=0, lt=10**10)]
 
 
 class CompletionsUsage(WireObject):
-    """What one group used in one bucket; ``cost`` and what follows it are extensions.
+    """The usage of one group in one bucket; ``cost`` and the fields after it are extensions.
 
-    Of the ids those are given that the usage is grouped by.
+    An id is null unless the request groups by it.
     """
 
     object: Literal["organization.usage.completions.result"] = (
@@ -43,7 +43,7 @@ class CompletionsUsage(WireObject):
 
 
 class UsageBucket(WireObject):
-    """A minute, an hour or a day of UTC; Unix seconds, the end is not in it."""
+    """A minute, hour or day of UTC, in Unix seconds; ``end_time`` is exclusive."""
 
     object: Literal["bucket"] = "bucket"
     start_time: int
@@ -52,7 +52,7 @@ class UsageBucket(WireObject):
 
 
 class UsagePage(WireObject):
-    """Buckets in order of time; ``next_page`` is the ``page`` of the next request."""
+    """Buckets in order of time; send ``next_page`` as ``page`` to get the next page."""
 
     object: Literal["page"] = "page"
     data: list[UsageBucket]
@@ -61,30 +61,38 @@ class UsagePage(WireObject):
 
 
 class UsageQuery(BaseModel):
-    """The query of a project's own usage. Names of lists may end in ``[]``."""
+    """Query parameters of a project's usage. Names of list parameters may end in ``[]``."""
 
     start_time: _Time | SkipJsonSchema[None] = Field(
-        None, description="Unix seconds; left out: six days ago, so that today is the seventh."
+        None, description="Unix seconds. Default: six days ago, so that today is the seventh day."
     )
-    end_time: _Time | SkipJsonSchema[None] = Field(None, description="Unix seconds; now.")
+    end_time: _Time | SkipJsonSchema[None] = Field(
+        None, description="Unix seconds, exclusive. Default: now."
+    )
     bucket_width: BucketWidth = "1d"
     api_key_ids: list[str] | SkipJsonSchema[None] = None
     models: list[str] | SkipJsonSchema[None] = None
     group_by: list[GroupBy] | SkipJsonSchema[None] = None
     limit: Annotated[int, Field(ge=1)] | SkipJsonSchema[None] = Field(
-        None, description="Buckets a page: of days 7, at most 31; hours 24, 168; minutes 60, 1440."
+        None,
+        description=(
+            "Buckets per page: 7 days (at most 31), 24 hours (at most 168) or 60 minutes "
+            "(at most 1440)."
+        ),
     )
-    page: str | SkipJsonSchema[None] = Field(None, description="``next_page`` of the last answer.")
+    page: str | SkipJsonSchema[None] = Field(
+        None, description="``next_page`` of the previous answer."
+    )
 
 
 class OrganizationUsageQuery(UsageQuery):
-    """The query of everybody's usage."""
+    """Query parameters of the usage of all projects."""
 
     start_time: _Time
     project_ids: list[str] | SkipJsonSchema[None] = None
     user_ids: list[str] | SkipJsonSchema[None] = Field(
-        None, description="Nobody is found: keys belong to projects, not to users."
+        None, description="Matches nothing: keys belong to projects, not to users."
     )
     batch: bool | SkipJsonSchema[None] = Field(
-        None, description="true: nothing is found, since there are no batches."
+        None, description="true matches nothing: there are no batches."
     )

@@ -13,8 +13,9 @@ from django.http import StreamingHttpResponse
 from inference_site.admin_pages.keyset import look_down
 from inference_site.storage.connections import lent_connection
 from responses_api.models import Item, StoredResponse
-from responses_api.recovery import shown_many
+from responses_api.reading import current_responses
 from responses_api.search import search_time
+from responses_api.wire.response import ResponseObject
 
 _AT_ONCE = 100
 
@@ -45,11 +46,11 @@ def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, in
     with lent_connection():
         with search_time():
             found = look_down(rows, before, _AT_ONCE)
-        objects = shown_many(found.rows)
-    lines = [_line(row, shown) for row, shown in zip(found.rows, objects, strict=True)]
+        responses = current_responses(found.rows)
+    lines = [_line(row, response) for row, response in zip(found.rows, responses, strict=True)]
     return b"".join(lines), found.reached
 
 
-def _line(row: Any, shown: dict[str, Any]) -> bytes:
+def _line(row: Any, response: ResponseObject) -> bytes:
     given = [{"id": item.public_id, **item.data} for item in row.given]
-    return orjson.dumps({**shown, "input": given}, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps({**response.model_dump(), "input": given}, option=orjson.OPT_APPEND_NEWLINE)

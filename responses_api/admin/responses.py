@@ -103,7 +103,7 @@ class StoredResponseAdmin(KeysetAdmin):
         if is_pair and name and " " not in name:
             return queryset.filter(metadata__contains={name: value}), False
         if not may_see_content(request):
-            messages.warning(request, "Your user may not search the words of prompts and answers.")
+            messages.warning(request, "You do not have permission to search prompts and answers.")
             return queryset.none(), False
         project = request.GET.get("project__id__exact", "")
         return queryset.mentioning(term, int(project) if project.isdecimal() else None), False
@@ -171,13 +171,13 @@ class StoredResponseAdmin(KeysetAdmin):
         try:
             stopped = stop(generation)
         except redis.exceptions.RedisError:
-            messages.error(request, "It could not be stopped: Redis is not reachable.")
+            messages.error(request, "The response was not stopped: Redis is not reachable.")
         else:
             if stopped:
                 self.log_change(request, stored, "Stopped.")
-                messages.success(request, "It is being stopped.")
+                messages.success(request, "The response is being stopped.")
             else:
-                messages.info(request, "It had ended already.")
+                messages.info(request, "The response had already ended.")
         return self._back(pk)
 
     def again_view(self, request: HttpRequest, pk: int) -> HttpResponse:

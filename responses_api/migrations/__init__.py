@@ -1,0 +1,1 @@
+"""Migrations of responses, items and conversations; only Django imports them."""

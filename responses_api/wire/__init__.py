@@ -1,0 +1,1 @@
+"""Wire models of responses; ``responses_api`` and the playground import them."""

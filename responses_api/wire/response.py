@@ -1,8 +1,4 @@
-"""The response object and its items as the server sends them. Source: API reference, "Responses".
-
-These describe what ``objects.py`` and ``output.py`` make as plain dictionaries, which is what goes
-through the log and the database.
-"""
+"""The response object as the server sends it. Source: API reference, "Responses"."""
 
 from __future__ import annotations
 
@@ -11,127 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from inference_site.api.payload import WireObject
-from responses_api.wire.items import ItemStatus
-
-
-class LogprobEntry(WireObject):
-    """A token and the natural logarithm of its probability."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[dict[str, Any]]
-
-
-class OutputText(WireObject):
-    """A part of type ``output_text``."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[None]
-    logprobs: list[LogprobEntry]
-
-
-class Refusal(WireObject):
-    """A part of type ``refusal``."""
-
-    type: Literal["refusal"] = "refusal"
-    refusal: str
-
-
-class TextPart(WireObject):
-    """A part of reasoning, or a text of an input."""
-
-    type: Literal["reasoning_text", "summary_text", "input_text"]
-    text: str
-
-
-class InputImage(WireObject):
-    """A part of type ``input_image``."""
-
-    type: Literal["input_image"] = "input_image"
-    detail: str
-    image_url: str | None
-    file_id: str | None = None
-
-
-class InputFile(WireObject):
-    """A part of type ``input_file``."""
-
-    type: Literal["input_file"] = "input_file"
-    filename: str | None = None
-    file_data: str | None = None
-    file_id: str | None = None
-    file_url: str | None = None
-
-
-Part = OutputText | Refusal | TextPart | InputImage | InputFile
-
-
-class Message(WireObject):
-    """An item of type ``message``."""
-
-    id: str
-    type: Literal["message"] = "message"
-    status: ItemStatus
-    role: Literal["assistant", "user", "system", "developer"]
-    content: list[Part]
-    phase: str | None = None
-
-
-class ReasoningItem(WireObject):
-    """An item of type ``reasoning``."""
-
-    id: str
-    type: Literal["reasoning"] = "reasoning"
-    status: ItemStatus | None = None
-    summary: list[TextPart]
-    content: list[TextPart] | None = None
-    encrypted_content: str | None = None
-
-
-class FunctionCall(WireObject):
-    """An item of type ``function_call``; ``arguments`` is JSON text."""
-
-    id: str
-    type: Literal["function_call"] = "function_call"
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-class CustomToolCall(WireObject):
-    """An item of type ``custom_tool_call``; ``input`` is plain text."""
-
-    id: str
-    type: Literal["custom_tool_call"] = "custom_tool_call"
-    status: ItemStatus
-    call_id: str
-    name: str
-    input: str
-
-
-class CallOutput(WireObject):
-    """The result of a call."""
-
-    id: str
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    status: ItemStatus
-    call_id: str
-    output: str | list[Part]
-
-
-class Compaction(WireObject):
-    """What is left of a compacted conversation."""
-
-    id: str
-    type: Literal["compaction"] = "compaction"
-    encrypted_content: str
-
-
-OutputItem = Message | ReasoningItem | FunctionCall | CustomToolCall
-AnyItem = OutputItem | CallOutput | Compaction
+from responses_api.wire.output import AnyItem, Omittable, OutputItem
 
 
 class InputTokensDetails(WireObject):
@@ -177,6 +53,13 @@ class ReasoningEcho(WireObject):
     summary: str | None
 
 
+class TextEcho(WireObject):
+    """``text`` as it was asked for."""
+
+    format: dict[str, Any]
+    verbosity: Omittable[str] = None
+
+
 class ConversationId(WireObject):
     """``conversation``."""
 
@@ -207,7 +90,7 @@ class ResponseObject(WireObject):
     service_tier: Literal["default", "flex"]
     store: bool
     temperature: float
-    text: dict[str, Any]
+    text: TextEcho
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
@@ -217,8 +100,8 @@ class ResponseObject(WireObject):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     metadata: dict[str, str]
-    conversation: ConversationId | None = None
-    user: str | None = None
+    conversation: Omittable[ConversationId] = None
+    user: Omittable[str] = None
 
 
 class DeletedResponse(WireObject):
@@ -244,26 +127,3 @@ class CompactedResponse(WireObject):
     created_at: int
     output: list[AnyItem]
     usage: ResponseUsage
-
-
-class ResponseEvent(WireObject):
-    """An event of a response's stream. Which of the fields it has depends on its type."""
-
-    type: str
-    sequence_number: int
-    response: ResponseObject | None = None
-    output_index: int | None = None
-    item: OutputItem | None = None
-    item_id: str | None = None
-    content_index: int | None = None
-    part: OutputText | TextPart | None = None
-    delta: str | None = None
-    text: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    name: str | None = None
-    logprobs: list[LogprobEntry] | None = None
-    code: str | None = None
-    message: str | None = None
-    param: str | None = None
-    error: dict[str, Any] | None = None

@@ -159,7 +159,7 @@ def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
 ) -> None:
     monkeypatch.setattr(keyset, "_LARGEST_WINDOW", 10)
     monkeypatch.setattr(keyset, "_FIRST_WINDOW", 10)
-    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
     rare = finished(api_key[0], status=Status.FAILED)
     for _ in range(15):
         finished(api_key[0])
@@ -167,7 +167,7 @@ def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
     while not is_listed(rare, text := page(admin.get(address))):
         older, pages = link(text, "next"), pages + 1
         assert older is not None, "the row was not found"
-        assert "Look further back" in text
+        assert "Search further back" in text
         assert pages < 10
         address = f"{GENERATIONS}{older}"
 
@@ -175,11 +175,11 @@ def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
 def test_a_list_that_was_read_to_its_end_has_nothing_further(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
     row = finished(api_key[0])
     for place in ("", f"&before={row.pk + 1}", f"&after={row.pk - 1}"):
         text = page(admin.get(f"{GENERATIONS}?status__exact=failed{place}"))
-        assert "Look further back" not in text
+        assert "Search further back" not in text
         assert "was looked through" not in text
 
 

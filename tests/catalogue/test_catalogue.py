@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
+from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.gguf_file import read_gguf
-from inference_site.catalogue.models_file import default_threads, read_models_file
+from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
 
@@ -86,9 +88,12 @@ def test_sampling_of_a_model_goes_before_that_of_the_site(
 @pytest.mark.parametrize(
     ("sampling", "told"),
     [
-        ([], "SAMPLING must be a mapping"),
-        ({"temprature": 1}, "SAMPLING: unknown key 'temprature'"),
-        ({"temperature": "hot"}, "SAMPLING.temperature: Input should be a valid number, got hot."),
+        ([], "SAMPLING: must be a mapping"),
+        ({"temprature": 1}, "SAMPLING.temprature: unknown key"),
+        (
+            {"temperature": "hot"},
+            "SAMPLING.temperature: Input should be a valid number, got 'hot'.",
+        ),
         ({"temperature": 2.5}, "SAMPLING.temperature: Input should be less than or equal to 2"),
         ({"logit_bias": {"5": 500}}, "SAMPLING.logit_bias.5: Input should be less than or equal"),
     ],
@@ -108,39 +113,42 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "models must map model ids"),
-        ("[]", "models must map model ids"),
-        ("models: []", "models must map model ids"),
-        ("models: {}", "models must map model ids"),
-        ("model: {m: {}}", "models must map model ids"),
+        ("", "models: must map model ids"),
+        ("[]", "models: must map model ids"),
+        ("models: []", "models: must map model ids"),
+        ("models: {}", "models: must map model ids"),
+        ("model: {m: {}}", "models: must map model ids"),
         ("models: {m: [", "cannot be read"),
-        ("models: {m: demo.gguf}", "models.m must be a mapping"),
-        ("models: {m: }", "models.m must be a mapping"),
+        ("models: {m: demo.gguf}", "models.m: must be a mapping"),
+        ("models: {m: }", "models.m: must be a mapping"),
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
-        ("models: {m: {engine: [scripted]}}", "models.m.engine: unknown engine"),
-        ("models: {m: {slots: 0}}", "models.m.slots: expected a whole number from 1, got 0"),
-        ("models: {m: {slots: -1}}", "models.m.slots: expected a whole number from 1, got -1"),
-        ("models: {m: {slots: true}}", "models.m.slots: expected a whole number from 1, got True"),
-        ("models: {m: {slots: '4'}}", "models.m.slots: expected a whole number from 1, got '4'"),
-        ("models: {m: {threads: 1.5}}", "models.m.threads: expected a whole number from 1"),
+        ("models: {m: {engine: [scripted]}}", "models.m.engine: Input should be a valid string"),
+        ("models: {m: {slots: 0}}", "models.m.slots: Input should be greater than 0, got 0"),
+        ("models: {m: {slots: -1}}", "models.m.slots: Input should be greater than 0, got -1"),
+        ("models: {m: {slots: true}}", "models.m.slots: Input should be a valid integer, got True"),
+        ("models: {m: {slots: '4'}}", "models.m.slots: Input should be a valid integer, got '4'"),
+        ("models: {m: {threads: 1.5}}", "models.m.threads: Input should be a valid integer"),
         ("models: {m: {context_length: }}", "models.m.context_length: it is empty"),
-        ("models: {m: {gpu_layers: -2}}", "models.m.gpu_layers: expected a whole number from -1"),
-        ("models: {m: {aliases: tiny}}", "models.m.aliases: must be a list of names"),
-        ("models: {m: {listed: perhaps}}", "models.m.listed: expected true or false"),
-        ("models: {m: {price: {inptu: 1}}}", "models.m.price: must map some of cached, input"),
-        ("models: {m: {price: {input: -1}}}", "models.m.price: must map some of cached, input"),
+        (
+            "models: {m: {gpu_layers: -2}}",
+            "models.m.gpu_layers: Input should be greater than or equal to -1",
+        ),
+        ("models: {m: {aliases: tiny}}", "models.m.aliases: must be a list"),
+        ("models: {m: {listed: perhaps}}", "models.m.listed: Input should be a valid boolean"),
+        ("models: {m: {price: {inptu: 1}}}", "models.m.price.inptu: unknown key"),
+        ("models: {m: {price: {input: -1}}}", "models.m.price.input: Input should be greater"),
         ("models: {m: {}}\nmore: 1", "more: unknown key"),
         ("models: {m: {slots: 1, slots: 2}}", "models.m.slots: it is there twice"),
         ("models: {ok: {}, m: {slot: 4}}", "models.m.slot: unknown key"),
-        ("models: {m: {sampling: 5}}", "models.m.sampling must be a mapping"),
-        ("models: {m: {sampling: {heat: 1}}}", "models.m.sampling: unknown key 'heat'"),
+        ("models: {m: {sampling: 5}}", "models.m.sampling: must be a mapping"),
+        ("models: {m: {sampling: {heat: 1}}}", "models.m.sampling.heat: unknown key"),
         ("models: {m: {sampling: {top_k: 1.5}}}", "models.m.sampling.top_k: "),
         ("models: {m: {sampling: {seed: [1]}}}", "models.m.sampling.seed: "),
         ("models: {m: {sampling: {top_p: 1.1}}}", "models.m.sampling.top_p: Input should be less"),
         ("models: {m: {sampling: {mirostat: 3}}}", "models.m.sampling.mirostat: Input should be"),
         ("models: {m: {sampling: {temperature: .nan}}}", "models.m.sampling.temperature: "),
         ("models: {m: {sampling: {logit_bias: {-1: 5}}}}", "models.m.sampling.logit_bias.-1"),
-        ("models: {m: {projects: web}}", "models.m.projects: must be a list of names"),
+        ("models: {m: {projects: web}}", "models.m.projects: must be a list"),
         ("models: {m: {projects: []}}", "models.m.projects: it is empty; leave it out for all"),
         (
             "models: {m: {tool_format: hermes}}",
@@ -150,7 +158,13 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models: {m: {engine: openai_upstream, mmproj: a.gguf}}",
             "models.m.mmproj: openai_upstream takes no such option; llama_cpp would.",
         ),
-        ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must map names to"),
+        ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must be a mapping"),
+        (
+            "models: {m: {engine: openai_upstream}}",
+            "models.m.base_url: it is missing; expected the address of an OpenAI-compatible API",
+        ),
+        ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls' or"),
+        ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),
         ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
     ],
 )
@@ -160,6 +174,28 @@ def test_an_error_names_the_file_and_the_key(models_file: Path, content: str, to
         read_models_file(models_file)
     assert str(caught.value).startswith(f"{models_file}:")
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option", ["api_key: [sk-secret]", "headers: {X-Key: [sk-secret]}", "api_key_env: [sk-secret]"]
+)
+def test_an_error_does_not_repeat_what_may_be_a_key(models_file: Path, option: str) -> None:
+    upstream = "engine: openai_upstream, base_url: http://h/v1"
+    models_file.write_text(f"models: {{m: {{{upstream}, {option}}}}}")
+    with pytest.raises(ImproperlyConfigured) as caught:
+        read_models_file(models_file)
+    assert f"{models_file}:1: models.m.{option.partition(':')[0]}" in str(caught.value)
+    assert "sk-secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_key_is_not_shown_when_a_model_is_printed(models_file: Path) -> None:
+    upstream = "engine: openai_upstream, base_url: http://h/v1"
+    models_file.write_text(
+        f"models: {{m: {{{upstream}, api_key: sk-secret, headers: {{X-Key: sk-secret}}}}}}"
+    )
+    [spec] = read_models_file(models_file)
+    assert "sk-secret" not in repr(spec)
+    assert spec.options["api_key"].get_secret_value() == "sk-secret"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00models"])
@@ -184,7 +220,10 @@ def test_what_is_not_there_is_not_found(name: str) -> None:
 
 def test_an_error_names_the_line(models_file: Path) -> None:
     models_file.write_text("# Models\nmodels:\n  one: {}\n  two:\n    threads: 2\n    slots: x\n")
-    with pytest.raises(ImproperlyConfigured, match=r"models.yaml:6: models.two.slots: expected"):
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"models.yaml:6: models.two.slots: Input should be a valid integer",
+    ):
         read_models_file(models_file)
 
 

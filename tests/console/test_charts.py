@@ -71,7 +71,7 @@ def test_the_description_tells_the_highest_values() -> None:
 def test_an_empty_chart_says_so() -> None:
     drawn = chart("c", "C", labels(3), [Series("in", [0.0, 0.0, 0.0])], "bars", text)
     assert drawn.is_empty
-    assert drawn.description == "Nothing in this time."
+    assert drawn.description == "No data in this time range."
     assert drawn.bars == []
 
 

@@ -32,14 +32,15 @@ def worker() -> Iterator[str]:
     site_client().srem("workers", WORKER)
 
 
-def told() -> list[str]:
-    """What the worker was told, newest first."""
+def sent_commands() -> list[str]:
+    """Return the commands sent to the worker, newest first."""
     found = site_client().lrange(f"worker:{WORKER}:commands", 0, -1)
     return [orjson.loads(command)["do"] for command in found]
 
 
-def tell(browser: Client, act: str, what: str) -> str:
-    response = browser.post(f"{FLEET}tell/", {"act": act, "what": what}, follow=True)
+def request_action(browser: Client, action: str, target: str) -> str:
+    fields = {"action": action, "target": target}
+    response = browser.post(f"{FLEET}action/", fields, follow=True)
     return response.content.decode()
 
 
@@ -50,30 +51,36 @@ def test_models_and_workers_are_shown(admin: Client, worker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "what"), [("drain", WORKER), ("resume", WORKER), ("unload", "demo")]
+    ("action", "target"), [("drain", WORKER), ("resume", WORKER), ("unload", "demo")]
 )
-def test_a_worker_is_told_and_the_audit_log_knows(
-    admin: Client, worker: str, act: str, what: str
+def test_an_action_is_sent_to_the_worker_and_written_to_the_audit_log(
+    admin: Client, worker: str, action: str, target: str
 ) -> None:
-    assert f"Told: {act} {what}." in tell(admin, act, what)
-    assert told() == [act]
+    text = request_action(admin, action, target)
+    assert f"{action.capitalize()} of {target} requested." in text
+    assert sent_commands() == [action]
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == (what, f"{act.capitalize()}.")
+    assert (entry.object_repr, entry.change_message) == (
+        target,
+        f"{action.capitalize()} requested.",
+    )
 
 
-def test_what_cannot_be_done_is_said(admin: Client, worker: str) -> None:
-    assert "There is no live worker" in tell(admin, "drain", "nobody")
-    assert "There is no model" in tell(admin, "load", "nothing")
-    assert "There is no such action." in tell(admin, "explode", WORKER)
-    assert told() == []
+def test_an_impossible_action_shows_its_error(admin: Client, worker: str) -> None:
+    assert "There is no live worker" in request_action(admin, "drain", "nobody")
+    assert "There is no model" in request_action(admin, "load", "nothing")
+    assert "There is no such action." in request_action(admin, "explode", WORKER)
+    assert sent_commands() == []
     assert not LogEntry.objects.exists()
 
 
-def test_who_may_only_look_tells_nothing(staff: Callable[..., Client], worker: str) -> None:
+def test_a_user_with_view_permission_only_cannot_send_actions(
+    staff: Callable[..., Client], worker: str
+) -> None:
     looker = staff("generations.view_generation")
     text = looker.get(FLEET).content.decode()
     assert worker in text
     assert 'value="drain"' not in text
-    assert looker.post(f"{FLEET}tell/", {"act": "drain", "what": worker}).status_code == 403
-    assert told() == []
+    assert looker.post(f"{FLEET}action/", {"action": "drain", "target": worker}).status_code == 403
+    assert sent_commands() == []
     assert staff().get(FLEET).status_code == 403

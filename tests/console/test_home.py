@@ -138,5 +138,5 @@ def test_the_usage_log_itself_is_only_asked_for_what_waits(admin: Client, api_ke
 
 
 def test_usage_needs_its_permission(staff: Callable[..., Client]) -> None:
-    assert "may not see usage" in page(staff())
+    assert "do not have permission to see usage" in page(staff())
     assert "Requests" in page(staff("usage.view_usagerollup"))

@@ -20,8 +20,8 @@ Key = tuple[ApiKey, str]
 QUEUE = "/admin/queue/"
 
 
-def act(browser: Client, generation: Generation, what: str) -> int:
-    return browser.post(f"{QUEUE}{generation.pk}/", {"act": what}).status_code
+def act(browser: Client, generation: Generation, action: str) -> int:
+    return browser.post(f"{QUEUE}{generation.pk}/", {"action": action}).status_code
 
 
 def test_waiting_is_shown_by_project_and_class(
@@ -69,7 +69,7 @@ def test_the_line_is_in_the_order_in_which_it_is_taken(
 def test_one_model_does_not_hide_the_others(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_MOST", 2)
+    monkeypatch.setattr(queue, "_MAX_ROWS", 2)
     many = [create_generation(api_key[0], model="a") for _ in range(3)]
     other = create_generation(api_key[0], model="b/c&d")
     text = admin.get(QUEUE).content.decode()
@@ -80,12 +80,10 @@ def test_one_model_does_not_hide_the_others(
     assert ids(text) == [other.pk]
     action = f"{QUEUE}{other.pk}/?model=b%2Fc%26d"
     assert f'action="{action}"' in text
-    assert admin.post(action, {"act": "up"})["Location"] == address
+    assert admin.post(action, {"action": "up"})["Location"] == address
 
 
-def test_what_is_moved_up_already_and_what_is_no_action_change_nothing(
-    admin: Client, api_key: Key
-) -> None:
+def test_moving_up_twice_and_unknown_actions_change_nothing(admin: Client, api_key: Key) -> None:
     waiting = create_generation(api_key[0])
     for what in ("up", "up", "sideways", ""):
         assert act(admin, waiting, what) == 302
@@ -94,7 +92,9 @@ def test_what_is_moved_up_already_and_what_is_no_action_change_nothing(
     assert [entry.change_message for entry in LogEntry.objects.all()] == ["Moved up."]
 
 
-def test_one_that_waits_is_stopped_and_its_client_is_told(admin: Client, api_key: Key) -> None:
+def test_a_waiting_generation_is_stopped_and_its_client_gets_an_error(
+    admin: Client, api_key: Key
+) -> None:
     waiting = create_generation(api_key[0])
     save_document(waiting.public_id, chat_document(waiting.public_id, "hi"), None)
     assert act(admin, waiting, "stop") == 302
@@ -106,7 +106,7 @@ def test_one_that_waits_is_stopped_and_its_client_is_told(admin: Client, api_key
     assert b"stopped_by_operator" in ending.body
 
 
-def test_one_that_has_ended_is_left_alone(admin: Client, api_key: Key) -> None:
+def test_an_ended_generation_is_not_changed(admin: Client, api_key: Key) -> None:
     create_generation(api_key[0])
     claim = Generation.objects.claim("m", "w")
     assert claim is not None
@@ -119,7 +119,9 @@ def test_one_that_has_ended_is_left_alone(admin: Client, api_key: Key) -> None:
     assert not LogEntry.objects.exists()
 
 
-def test_who_may_only_look_changes_nothing(staff: Callable[..., Client], api_key: Key) -> None:
+def test_a_user_with_view_permission_only_changes_nothing(
+    staff: Callable[..., Client], api_key: Key
+) -> None:
     waiting = create_generation(api_key[0])
     looker = staff("generations.view_generation")
     text = looker.get(QUEUE).content.decode()
@@ -131,6 +133,6 @@ def test_who_may_only_look_changes_nothing(staff: Callable[..., Client], api_key
 
 
 @pytest.mark.django_db
-def test_strangers_are_sent_to_the_login() -> None:
+def test_anonymous_users_are_redirected_to_the_login() -> None:
     assert Client().get(QUEUE).status_code == 302
-    assert Client().post(f"{QUEUE}1/", {"act": "stop"}).status_code == 302
+    assert Client().post(f"{QUEUE}1/", {"action": "stop"}).status_code == 302

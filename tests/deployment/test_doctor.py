@@ -43,7 +43,7 @@ def test_a_site_that_is_well_has_nothing_that_fails(site: Site) -> None:
     assert level(findings, "model demo") == level(findings, "model scripted") == "ok"
     assert level(findings, "migrations") == level(findings, "channel layer") == "ok"
     assert level(findings, "clock of PostgreSQL") == "ok"
-    assert level(findings, "upkeep") == "ok"
+    assert level(findings, "maintenance") == "ok"
     releases = [found for what, found in findings.items() if what.startswith("worker ")]
     assert all(found[0][1].startswith("release 0.") for found in releases)
 
@@ -58,7 +58,7 @@ def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
     }
     status, findings, told = examined(site, **env)
     assert status == 1
-    for what in ("PostgreSQL", "migrations", "Redis", "channel layer", "workers", "upkeep"):
+    for what in ("PostgreSQL", "migrations", "Redis", "channel layer", "workers", "maintenance"):
         assert level(findings, what) == "fail", what
     assert "correct DATABASE_URL" in told
     assert "correct REDIS_URL" in told

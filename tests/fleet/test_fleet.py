@@ -168,7 +168,7 @@ def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> 
     with pytest.raises(NotLoaded):
         fleet.unload(has_not, model)
     assert fleet.unload(has, model) == [has]
-    assert fleet.is_settling(model)
+    assert fleet.has_pending_command(model)
     assert set(fleet.unload(None, model)) == {has, has_too}
     assert told(has) == [("unload", model)] * 2
     assert (told(has_too), told(has_not)) == ([("unload", model)], [])

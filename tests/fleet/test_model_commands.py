@@ -43,7 +43,7 @@ def test_models_are_listed_with_the_memory_they_need(settings: Settings, tmp_pat
     assert one.split()[:4] == ["one", "llama_cpp", "2", "2,048"]
     assert "missing" in gone
     assert "scripted" in play
-    assert "of memory are free" in out.getvalue()
+    assert "of memory is free" in out.getvalue()
 
 
 def test_file_is_checked_against_the_free_memory() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from inference_site.gateway import relay as relay_module
+from inference_site.gateway import delivery, relay, waiting
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff
@@ -64,7 +64,8 @@ class Exchange:
         self.relay = Relay()
         self.relay._handler = self.handler
         self.client = FakeClient(b"{}")
-        monkeypatch.setattr(relay_module, "hub", self.hub)
+        for module in (delivery, relay, waiting):
+            monkeypatch.setattr(module, "hub", self.hub)
 
     def start(self) -> asyncio.Task[None]:
         coroutine: Coroutine[Any, Any, None] = self.relay(

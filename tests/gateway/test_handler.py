@@ -17,7 +17,7 @@ from inference_site.api import views as http_views
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Place
+from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.hub import hub
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import Enqueue, new_id
@@ -48,7 +48,7 @@ class Api:
 
     def __init__(self, handler: ApiHandler, secret: str) -> None:
         self._handler, self._secret = handler, secret
-        self.slot = Place()
+        self.outcome = Outcome()
 
     def __call__(
         self, method: str, path: str, body: Any = None, **headers: str | None
@@ -60,7 +60,9 @@ class Api:
         }
         sent = {name: value for name, value in given.items() if value is not None}
         content = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
-        return self._handler.respond({**scope(method, path, sent), SCOPE_KEY: self.slot}, content)
+        return self._handler.respond(
+            {**scope(method, path, sent), SCOPE_KEY: self.outcome}, content
+        )
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ def test_a_good_request_is_enqueued_and_handed_off(api: Api, api_key: Key, strea
     response = api("POST", "/v1/chat/completions", body, x_request_id="req-1")
     row = Generation.objects.get()
     [follower] = hub.readers(row.public_id)
-    assert api.slot.handoff == HandOff(follower, stream)
+    assert api.outcome.handoff == HandOff(follower, stream)
     assert response["x-unsupported-params"] == "zeta,alpha"
     assert (row.model, row.streamed, row.request_id) == ("demo", stream, "req-1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)

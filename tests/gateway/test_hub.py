@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.gateway import hub as hub_module
+from inference_site.gateway import lost_streams
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
 from inference_site.generations.models import Generation, Status
@@ -267,7 +268,7 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
-        kinds = hub_module._kinds
+        kinds = lost_streams._kinds
 
         def written_meanwhile(*arguments: Any) -> dict[str, str]:
             client: Any = client_for(row.public_id)
@@ -275,7 +276,7 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
             client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
             return kinds(*arguments)
 
-        monkeypatch.setattr(hub_module, "_kinds", written_meanwhile)
+        monkeypatch.setattr(lost_streams, "_kinds", written_meanwhile)
         batches = await site.next(follower)
         assert frames(batches) == [b"0", b"done"]
         assert batches[-1].ending == END

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.gateway import relay as relay_module
+from inference_site.gateway import http_answers
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 from tests.gateway.asgi import FakeClient, error_of
@@ -56,7 +56,7 @@ async def just_wait(_: Exchange, task: asyncio.Task[None]) -> None:
 @pytest.fixture
 def pinging(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """Ping first after 50 ms, then every 20 ms."""
-    monkeypatch.setattr(relay_module, "_FIRST_PING_S", 0.05)
+    monkeypatch.setattr(http_answers, "_FIRST_PING_S", 0.05)
     settings.KEEP_ALIVE_INTERVAL = 20
 
 

@@ -13,8 +13,8 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from responses_api.context import resolve
 from responses_api.models import StoredResponse
-from responses_api.objects import shell
-from responses_api.recovery import shown
+from responses_api.objects import new_response
+from responses_api.reading import current_response
 from responses_api.storage import accept, settle
 from responses_api.wire.request import ResponseRequest
 from tests.generations.rows import create_generation
@@ -35,7 +35,7 @@ class Chain:
         context = resolve(
             self.project_id, body.input, body.previous_response_id, body.conversation_id
         )
-        response = shell(
+        response = new_response(
             body,
             response_id=new_id("resp_"),
             created_at=1_700_000_000,
@@ -43,7 +43,7 @@ class Chain:
             previous_response_id=context.previous_response_id,
             conversation_id=context.conversation.public_id if context.conversation else None,
             metadata=body.metadata or {},
-        )
+        ).model_dump()
         accept(self.project_id, response, body, context)
         create_generation(
             self._api_key,
@@ -57,7 +57,7 @@ class Chain:
         self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
     ) -> tuple[StoredResponse, list[bytes]]:
         """The same response when it has ended, and its stream."""
-        assembler = new_assembler(shown(stored) | {"status": "in_progress"})
+        assembler = new_assembler(current_response(stored).model_dump())
         frames = begun(assembler, deltas)
         match end:
             case "complete":

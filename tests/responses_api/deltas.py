@@ -7,9 +7,9 @@ from typing import Any
 
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.streams.ending import Ending
+from responses_api import objects
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import DONE, decode
-from responses_api.objects import shell
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.validation import StreamCheck
 
@@ -19,7 +19,7 @@ RESPONSE_ID = "resp_" + "0" * 32
 def new_response(**fields: Any) -> dict[str, Any]:
     """The object of a response before anything ran."""
     body = ResponseRequest.model_validate({"input": "x", **fields})
-    return shell(
+    response = objects.new_response(
         body,
         response_id=RESPONSE_ID,
         created_at=1_700_000_000,
@@ -28,6 +28,7 @@ def new_response(**fields: Any) -> dict[str, Any]:
         conversation_id=None,
         metadata={},
     )
+    return response.model_dump()
 
 
 def new_assembler(response: dict[str, Any] | None = None, **options: Any) -> ResponseAssembler:

@@ -195,7 +195,7 @@ def test_one_that_waits_is_stopped_and_the_audit_log_knows(admin: Client, chain:
     assert Generation.objects.get(public_id=stored.public_id).status == Status.CANCELLED
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message) == (str(stored.pk), "Stopped.")
-    assert "It had ended already." in _followed(admin, f"{LIST}{stored.pk}/stop/")
+    assert "The response had already ended." in _followed(admin, f"{LIST}{stored.pk}/stop/")
 
 
 def test_who_may_only_look_neither_stops_nor_repeats(
@@ -297,7 +297,7 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
         chain.turn(f"about cat {number}")
     monkeypatch.setattr(search, "_SURELY_MORE", -1)
     monkeypatch.setattr(keyset, "_FIRST_WINDOW", 2)
-    monkeypatch.setattr(keyset, "_PATIENCE_S", -1)
+    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
     text, pages = admin.get(LIST, {"q": "penguins"}).content.decode(), 1
     while f"/{wanted.pk}/change/" not in text:
         assert "Nothing found yet" in text
@@ -306,8 +306,8 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
         pages += 1
     assert pages > 2
     assert "Nothing found yet" not in text
-    monkeypatch.setattr(keyset, "_PATIENCE_S", 60)
-    assert "Nothing fits the search" in admin.get(LIST, {"q": "resp_none"}).content.decode()
+    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", 60)
+    assert "Nothing matches the search" in admin.get(LIST, {"q": "resp_none"}).content.decode()
 
 
 def test_an_export_that_would_search_too_much_is_not_begun(

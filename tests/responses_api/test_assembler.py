@@ -22,9 +22,9 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from responses_api.events import DONE, accepted, decode
+from responses_api.output import Output
 from responses_api.recovery import recover
 from responses_api.sealing import unseal
-from responses_api.transcript import Transcript
 from tests.responses_api.deltas import (
     RESPONSE_ID,
     begun,
@@ -187,11 +187,11 @@ def test_transcript_shows_what_the_frames_say(length: int) -> None:
     """At any point it is what the stream would end with, but for the last item's status."""
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
-    shown = Transcript(frames).shown_output()
+    shown = [item.model_dump() for item in Output(frames).so_far()]
     for item in shown:
         check("item", item)
     assembler.cancel()
-    ended = assembler.response["output"]
+    ended = assembler.response.model_dump()["output"]
     assert shown[:-1] == ended[:-1]
     assert [{**item, "status": "x"} for item in shown] == [
         {**item, "status": "x"} for item in ended
@@ -211,7 +211,7 @@ def test_stream_is_ended_in_place_of_its_worker(
     ending = recovered.fail(WorkerLost())
     events = read([*frames, *ending.frames])
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
-    assert events[-1]["response"]["output"] == recovered.response["output"]
+    assert events[-1]["response"]["output"] == recovered.response.model_dump()["output"]
     assert ending.frames[-1] == DONE
     settings.RESPONSES_SEND_DONE = False
     again = recover(RESPONSE_ID, frames)
@@ -262,9 +262,11 @@ def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
     first = begun(new_assembler(response), deltas)
     second = new_assembler(response)
     frames = [*first, *second.restart(first)]
-    assert Transcript(frames).shown_output() == []
+    assert Output(frames).so_far() == []
     frames += begun(second, [TextDelta("again")])
-    assert texts({"output": Transcript(frames).shown_output()}) == ["again"]
+    assert [item.model_dump()["content"][0]["text"] for item in Output(frames).so_far()] == [
+        "again"
+    ]
     recovered = recover(RESPONSE_ID, frames)
     assert recovered is not None
     assert texts(final([*frames, *recovered.fail(WorkerLost()).frames])) == ["again"]

@@ -19,8 +19,9 @@ from responses_api.events import DONE
 from responses_api.history import before, history_of, items_of
 from responses_api.items import IdentifiedItem, new_item
 from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.recovery import rebuild, shown
-from responses_api.replay import compacted
+from responses_api.reading import current_response
+from responses_api.recovery import rebuild
+from responses_api.replay import replay
 from responses_api.storage import ConversationLocked, accept, append, delete, settle
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
@@ -108,7 +109,7 @@ def test_end_is_kept_with_its_output(chain: Chain) -> None:
     ended, frames = chain.settle(
         stored, ReasoningDelta("Hm"), TextDelta("a"), *call(0, "f"), STOP, usage
     )
-    response = shown(ended)
+    response = current_response(ended).model_dump()
     check("response", response)
     assert response == read(frames)[-1]["response"]
     assert response["metadata"] == {"a": "b"}
@@ -132,7 +133,7 @@ def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
     chain: Chain, deltas: list[Delta], end: str, background: bool
 ) -> None:
     ended, frames = chain.settle(chain.accept("x", background=background), *deltas, end=end)
-    [batch] = compacted(ended)
+    [batch] = replay(ended)
     assert batch.ending is not None
 
     def lasting(stream: list[bytes]) -> list[dict[str, Any]]:
@@ -144,9 +145,9 @@ def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
 
 def test_stream_made_anew_ends_as_the_site_has_it(chain: Chain, settings: Settings) -> None:
     ended = chain.turn("x")
-    assert compacted(ended)[0].frames[-1] == DONE
+    assert replay(ended)[0].frames[-1] == DONE
     settings.RESPONSES_SEND_DONE = False
-    assert DONE not in compacted(ended)[0].frames
+    assert DONE not in replay(ended)[0].frames
 
 
 def test_end_of_what_is_not_stored_is_not_kept() -> None:
@@ -172,7 +173,7 @@ def test_request_is_shown_again_as_it_was(chain: Chain, choice: Any) -> None:
     function = {"type": "function", "name": "f", "parameters": {"default": None}}
     hosted = {"type": "web_search", "filters": None, "x": [None]}
     stored = chain.accept("x", tools=[function, hosted], tool_choice=choice, stop=["a", "b"])
-    response = shown(stored)
+    response = current_response(stored).model_dump()
     assert response["tools"][0]["parameters"] == {"default": None}
     assert response["tools"][1] == hosted
     assert response["tool_choice"] == choice

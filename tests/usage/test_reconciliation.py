@@ -53,16 +53,16 @@ def fill(key: ApiKey, count: int = 60) -> None:
         )
 
 
-def test_what_is_kept_adds_up(api_key: Key) -> None:
+def test_roll_ups_and_budgets_match_the_usage_log(api_key: Key) -> None:
     Budget.objects.create(project=api_key[0].project, unit="tokens", every="month", amount=1)
     Budget.objects.create(project=api_key[0].project, unit="cost", every="day", amount=1)
     fill(api_key[0])
-    assert "add up" in usage("--check")
+    assert "add up to the usage log" in usage("--check")
     assert UsageRollup.objects.exists()
 
 
 @pytest.mark.parametrize("harm", ["usage", "latency", "missing", "spent", "too_much"])
-def test_what_does_not_add_up_is_named_and_mended(api_key: Key, harm: str) -> None:
+def test_a_counter_that_differs_is_named_and_rebuilt(api_key: Key, harm: str) -> None:
     fill(api_key[0])
     Budget.objects.create(project=api_key[0].project, unit="tokens", every="month", amount=1)
     create_generation(
@@ -83,29 +83,29 @@ def test_what_does_not_add_up_is_named_and_mended(api_key: Key, harm: str) -> No
             UsageRollup.objects.create(
                 period="day", start=row.start, project_id=99, api_key_id=99, model="m", requests=1
             )
-    with pytest.raises(CommandError, match="do not add up"):
+    with pytest.raises(CommandError, match="differ from the usage log"):
         usage("--check")
-    assert "add up" in usage("--rebuild", "--check")
+    assert "add up to the usage log" in usage("--rebuild", "--check")
 
 
-def test_it_adds_up_when_the_log_is_pruned(api_key: Key, settings: Any) -> None:
+def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> None:
     settings.USAGE_LOG_DAYS = 3
     fill(api_key[0])
     account()
     before = UsageRollup.objects.filter(period="day").count()
     prune()
-    assert "add up" in usage("--check")
+    assert "add up to the usage log" in usage("--check")
     usage("--rebuild")
     assert UsageRollup.objects.filter(period="day").count() == before
 
 
-def test_what_is_reserved_is_counted_again(api_key: Key) -> None:
+def test_reservations_are_rebuilt(api_key: Key) -> None:
     key = api_key[0]
     budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
     with transaction.atomic():
         reserve(key.project_id, key.pk, Estimate(30, Decimal(0)), timezone.now())
     create_generation(key, reserved_tokens=30)
-    assert "add up" in usage("--check")
+    assert "add up to the usage log" in usage("--check")
     budget.spends.update(reserved=0)
     usage("--rebuild")
     assert budget.spends.get().reserved == 30

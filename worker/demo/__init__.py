@@ -1,0 +1,1 @@
+"""Files of the demo model (weights, chat template); nothing to import."""

@@ -1,0 +1,1 @@
+"""Adapters to inference libraries, without Django; only ``worker.runtime`` imports them."""

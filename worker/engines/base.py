@@ -4,13 +4,10 @@ An engine takes domain values and pushes domain values into a sink: no HTTP, no 
 Django. It pushes, rather than being iterated, because the libraries call back on the thread that
 drives them; an iterator would cost a second thread and a queue hop for every token.
 
-    EngineError
-    ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
-    │   └── ContextLengthExceeded
-    ├── GenerationFailed          the library failed while generating
-    └── EngineUnavailable         the engine cannot run anything now; try again
-        ├── EngineLoadError       the model could not be loaded; says which file and why
-        └── RateLimited           too much is asked of the engine now
+It raises the errors of ``inference_site.domain.errors``: ``InvalidRequest`` for what the client
+must change, ``GenerationFailed`` when its library fails, ``EngineUnavailable`` when it cannot run
+anything now. What requests may ask of it, and the options of its models, are declared in
+``inference_site.catalogue.engines``, which the web reads without the engine's library.
 """
 
 from __future__ import annotations

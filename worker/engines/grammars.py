@@ -27,11 +27,11 @@ def check_grammar(constraint: Constraint) -> None:
     from llguidance import LLMatcher
 
     try:
-        complaint = LLMatcher.validate_grammar(llguidance_grammar(constraint))
+        error = LLMatcher.validate_grammar(llguidance_grammar(constraint))
     except ValueError as exc:
-        complaint = str(exc)
-    if complaint:
-        raise InvalidRequest(f"Invalid grammar: {complaint.strip()}", constraint.param)
+        error = str(exc)
+    if error:
+        raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
 
 
 def llguidance_grammar(constraint: Constraint) -> str:

@@ -2,15 +2,13 @@
 
 For tests of what weights cannot produce on demand, and for people who write clients.
 
-The script is a list of steps, from the model's ``options.script`` or, when that is absent, from the
+The script is a list of steps, from the model's option ``script`` or, when that is absent, from the
 last user message if it is a JSON list; any other message is echoed back word by word.
 
     {"text": "Hello"}        text delta            {"reasoning": "Hm"}   reasoning delta
     {"sleep_ms": 50}         delay                 {"fail": "boom"}      raise GenerationFailed
     {"finish": "length"}     end the choice        {"repeat": 3, "steps": […]}   nested steps
     {"tool_call": {"name": "f", "arguments": ["{", "}"]}}   a call, its arguments in pieces
-
-``options.load_ms`` is how long a load takes; ``options.load_fails`` has it fail, with this reason.
 
 A word counts as one token, in the prompt as in the answer; so does a piece of a call's arguments.
 Tools and whether one must be called are not looked at: the script is played as it is.
@@ -25,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from inference_site.catalogue.engines.scripted import ScriptedOptions
 from inference_site.domain.deltas import (
     Delta,
     Finish,
@@ -55,9 +54,10 @@ Step = dict[str, Any]
 
 def load(spec: ModelSpec) -> ScriptedEngine:
     """Return the engine. There is nothing to load, unless the options say how that goes."""
-    time.sleep(spec.options.get("load_ms", 0) / 1000)
-    if reason := spec.options.get("load_fails"):
-        raise EngineLoadError(f"Model '{spec.id}': {reason}")
+    options = ScriptedOptions.of(spec)
+    time.sleep(options.load_ms / 1000)
+    if options.load_fails:
+        raise EngineLoadError(f"Model '{spec.id}': {options.load_fails}")
     return ScriptedEngine(spec)
 
 
@@ -66,7 +66,7 @@ class ScriptedEngine(Engine):
 
     def __init__(self, spec: ModelSpec) -> None:
         self._context_length = spec.context_length
-        self._script: list[Step] | None = spec.options.get("script")
+        self._script: list[Step] | None = ScriptedOptions.of(spec).script
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Play the script into the sink (see ``Engine.chat``)."""

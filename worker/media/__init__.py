@@ -1,0 +1,1 @@
+"""Fetching and decoding the images of requests; only ``worker.runtime`` imports it."""

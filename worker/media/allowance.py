@@ -1,4 +1,4 @@
-"""What the images of one request may take, all of them together, and how a refusal is told.
+"""What all images of one request may take together, and the error for what is refused.
 
 A limit for each image alone would be none: a request may name a thousand of them.
 """
@@ -15,7 +15,7 @@ _IMAGES = 4
 
 
 class MediaError(Exception):
-    """An image cannot be used. The message is for the client: it tells nothing of the network."""
+    """An image cannot be used. The message is for the client: it says nothing of the network."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The publisher: takes frames from the engine's threads and sends them out in ticks.
 
-One thread with an asyncio loop serves all streams of the process, with one lane for each event log
+One thread with an asyncio loop serves all streams of the process, with one shard for each event log
 server. The first and the last frame of a stream go out at once, those between in ticks. A tick is
 one append, whatever the number of streams, and then one channel-layer message for each web process
 that follows any of them. The append also brings back who asked for cancellation, so that a stop
@@ -51,12 +51,12 @@ class Stream:
     ``cancelled`` turns true when the engine must stop; ``stop_reason`` says why.
     """
 
-    def __init__(self, generation_id: str, lane: _Lane) -> None:
+    def __init__(self, generation_id: str, shard: _Shard) -> None:
         self.id = generation_id
         self.cancelled = False
         self.stop_reason: StopReason | None = None
         self.asked_at = time.monotonic()
-        self._lane = lane
+        self._shard = shard
         self._pending: list[bytes] = []
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
@@ -78,7 +78,7 @@ class Stream:
     def release(self) -> None:
         """Leave the stream open for another attempt; what was handed over still goes out."""
         self._is_released = True
-        self._lane.wake()
+        self._shard.wake()
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
@@ -86,13 +86,13 @@ class Stream:
         self._note_waiting()
         if not self._started:
             self._started = True
-            self._lane.wake()
+            self._shard.wake()
 
     def close(self, ending: Ending) -> None:
         """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
         self._ending = ending
         self._note_waiting()
-        self._lane.wake()
+        self._shard.wake()
 
     def _note_waiting(self) -> None:
         if self.waiting_since is None:
@@ -128,11 +128,11 @@ class Stream:
 
 
 class Publisher:
-    """Owns the thread, its loop and the lanes."""
+    """Owns the thread, its loop and the shards."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lanes = [_Lane(self._loop) for _ in settings.EVENT_LOG_URLS]
+        self._shards = [_Shard(self._loop) for _ in settings.EVENT_LOG_URLS]
         self._thread = threading.Thread(target=self._main, name="publisher", daemon=True)
 
     def start(self) -> None:
@@ -141,24 +141,24 @@ class Publisher:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Send out what is left, then end the thread."""
-        for lane in self._lanes:
-            lane.stop()
+        for shard in self._shards:
+            shard.stop()
         self._thread.join(timeout_s)
 
     def open(self, generation_id: str) -> Stream:
         """Start the stream of a generation."""
-        return self._lanes[shard_of(generation_id)].open(generation_id)
+        return self._shards[shard_of(generation_id)].open(generation_id)
 
     @property
     def lag_s(self) -> float:
         """For how long the oldest frame has waited that is not in the log yet, in seconds."""
-        since = [s.waiting_since for lane in self._lanes for s in lane.streams()]
+        since = [s.waiting_since for shard in self._shards for s in shard.streams()]
         return max((time.monotonic() - at for at in since if at is not None), default=0.0)
 
     def stop_all(self) -> None:
         """Make every running generation of this process stop, because it shuts down."""
-        for lane in self._lanes:
-            lane.stop_all()
+        for shard in self._shards:
+            shard.stop_all()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -172,14 +172,14 @@ class Publisher:
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
             runs: list[Coroutine[Any, Any, None]] = [
-                lane.run(AsyncEventLog(client), layer)
-                for lane, client in zip(self._lanes, clients, strict=True)
+                shard.run(AsyncEventLog(client), layer)
+                for shard, client in zip(self._shards, clients, strict=True)
             ]
             await asyncio.gather(*runs)
 
 
-class _Lane:
-    """The streams whose logs lie on one server. A server that is down delays only its own lane."""
+class _Shard:
+    """The streams whose logs lie on one server. A server that is down delays only its own shard."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -246,7 +246,7 @@ class _Lane:
         _observe_lag(writes)
         messages: dict[str, list[tuple[str, bytes]]] = {}
         for (stream, batch, payload), answer in zip(writes, answers, strict=True):
-            self._settle(stream, batch, answer)
+            self._note_answer(stream, batch, answer)
             if batch is not None and answer.state != LogState.CLOSED:
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
@@ -269,7 +269,7 @@ class _Lane:
             writes.append((stream, batch, batch.pack() if batch else b""))
         return writes
 
-    def _settle(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
+    def _note_answer(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
         stream.acknowledge()
         if answer.state == LogState.CLOSED:
             stream.stop(StopReason.LOST)

@@ -240,7 +240,7 @@ class Runtime:
             model.load()
         finally:
             self._lease.renew(LEASE_S)
-        fleet.answered(spec.id)
+        fleet.clear_pending_load(spec.id)
         logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
 
     def _load_beside(self, model: str) -> None:
@@ -284,7 +284,7 @@ class Runtime:
             model = self._models[model_id] = ServedModel(spec)
             model.fail(reason)
             self._lease.renew()
-            fleet.answered(model_id)
+            fleet.clear_pending_load(model_id)
 
     def _tell_parent(self, reason: str) -> None:
         if not self._parent:

@@ -1,0 +1,1 @@
+"""Migrations of the accounts tables; only Django imports them."""

@@ -1,4 +1,4 @@
-"""Tenants with their keys and budgets."""
+"""The tables of projects, API keys and budgets; web packages import them from here."""
 
 from inference_site.accounts.models.budgets import Budget, BudgetSpend
 from inference_site.accounts.models.tenants import ApiKey, KeySecret, Project, Scope

@@ -12,7 +12,7 @@ from inference_site.accounts.models.tenants import ApiKey, Project
 
 
 class Budget(models.Model):
-    """A bound on what is used in a day or a month of UTC, by a project or by one of its keys."""
+    """A bound on the usage of a project, or of one of its keys, in a day or month of UTC."""
 
     class Unit(models.TextChoices):
         TOKENS = "tokens", "tokens"  # Input and output together.
@@ -30,7 +30,7 @@ class Budget(models.Model):
         null=True,
         blank=True,
         verbose_name="API key",
-        help_text="Empty: all keys of the project together.",
+        help_text="Leave empty to count all keys of the project together.",
     )
     unit = models.CharField(max_length=8, choices=Unit.choices)
     every = models.CharField(max_length=8, choices=Every.choices)
@@ -54,9 +54,9 @@ class Budget(models.Model):
 
 
 class BudgetSpend(models.Model):
-    """What was used of a budget in one of its periods, and what is held back for what runs.
+    """The amounts spent and reserved of a budget in one of its periods.
 
-    It is a counter beside the usage log, which is the truth: ``manage.py usage --check`` compares.
+    They are derived from the usage log; ``manage.py usage --check`` compares the two.
     """
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="spends")

@@ -1,4 +1,4 @@
-"""Projects and API keys: who may use the site, for what and how much, and whose data is whose."""
+"""Projects and API keys: tenants, their credentials, scopes and limits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from django.utils import timezone
 
 
 class Scope(models.TextChoices):
-    """What a key opens. Data is always that of its own project, but for ``ADMIN``."""
+    """A right of a key. All but ``ADMIN`` give access to the key's own project only."""
 
-    INFERENCE = "inference", "inference"  # Generate, and read, change and delete what is stored.
-    USAGE = "usage:read", "usage:read"  # The usage of the own project.
-    DEBUG = "debug", "debug"  # The prompts that templates render.
-    MODELS = "models:write", "models:write"  # Load and unload models, for everybody.
-    ADMIN = "admin", "admin"  # The usage of all projects.
+    INFERENCE = "inference", "inference"  # Generate; read, change and delete stored objects.
+    USAGE = "usage:read", "usage:read"  # Read the usage of the key's project.
+    DEBUG = "debug", "debug"  # Render chat templates to prompts.
+    MODELS = "models:write", "models:write"  # Load and unload models, for the whole site.
+    ADMIN = "admin", "admin"  # Read the usage of all projects.
 
 
 def default_scopes() -> list[str]:
-    """Return what a key opens if nothing else is said."""
+    """Return the scopes of a key that is created without any."""
     return [Scope.INFERENCE, Scope.USAGE]
 
 
@@ -28,12 +28,15 @@ _SOME = [MinValueValidator(1)]
 
 
 class Limited(models.Model):
-    """What holds back a project or a key; empty is no limit."""
+    """Limits of a project or a key; an empty field means no limit."""
 
     requests_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_SOME)
     tokens_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_SOME)
     concurrent_runs = models.PositiveIntegerField(
-        null=True, blank=True, validators=_SOME, help_text="Waiting and running, at one time."
+        null=True,
+        blank=True,
+        validators=_SOME,
+        help_text="Waiting and running generations at one time.",
     )
 
     class Meta:
@@ -41,7 +44,7 @@ class Limited(models.Model):
 
 
 class Project(Limited):
-    """A tenant: every key, generation and stored object belongs to exactly one."""
+    """A tenant: every key, generation and stored object belongs to exactly one project."""
 
     name = models.CharField(max_length=100, unique=True)
     is_active = models.BooleanField(
@@ -52,11 +55,11 @@ class Project(Limited):
         blank=True,
         verbose_name="disconnect grace (s)",
         help_text=(
-            "How long a stored response goes on when its client has left, so that it can be "
-            "followed again. Empty: what DISCONNECT_GRACE_S says."
+            "How long a stored response continues after its client has disconnected, so that a "
+            "client can read it again. Leave empty to use the setting DISCONNECT_GRACE_S."
         ),
     )
-    # That to which the console accounts what the staff try; its name does not tell.
+    # The one project that the playground's usage is accounted to; its name may be any.
     is_playground = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -75,11 +78,11 @@ class Project(Limited):
 
 
 class ApiKey(Limited):
-    """A credential of one project: what it opens, and how much of it."""
+    """A credential of one project, with its scopes and limits."""
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
     name = models.CharField(max_length=100)
-    # Whose key of the playground it is: a session opens it, no secret does.
+    # Set on playground keys only: the user whose session stands in for a secret.
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL,
         on_delete=models.SET_NULL,
@@ -88,7 +91,7 @@ class ApiKey(Limited):
         editable=False,
         related_name="playground_key",
     )
-    # Of the newest secret, for people to see.
+    # The first characters of the newest secret, for display.
     prefix = models.CharField(max_length=16, editable=False)
     scopes = ArrayField(
         models.CharField(max_length=32, choices=Scope.choices), default=default_scopes, blank=True
@@ -97,11 +100,11 @@ class ApiKey(Limited):
         models.CharField(max_length=200),
         default=list,
         blank=True,
-        help_text="Ids of models, with commas between them. Empty: all.",
+        help_text="Model ids, separated by commas. Leave empty to allow all models.",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
-    # To the minute: it is written once in a while, not on every request.
+    # Written at most once a minute, not on every request.
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
 
@@ -114,9 +117,9 @@ class ApiKey(Limited):
 
 
 class KeySecret(models.Model):
-    """A secret by which a key is known; only its SHA-256 is kept.
+    """A secret of a key, stored as its SHA-256 only.
 
-    A key has one, and while it is rotated two: the old one is good until ``expires_at``.
+    A key has one secret, and two during a rotation: the old one is valid until ``expires_at``.
     """
 
     api_key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="secrets")
@@ -134,4 +137,4 @@ class KeySecret(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"of key {self.api_key_id}"
+        return f"Secret of key {self.api_key_id}"

@@ -1,0 +1,1 @@
+"""What each engine supports, without its library; the catalogue's users import it."""

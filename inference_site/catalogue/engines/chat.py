@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-CHAT_OPTIONS = frozenset(
-    {
-        *("channels", "chat_template", "chat_template_kwargs", "force_enable_thinking"),
-        *("reasoning_end", "reasoning_has_calls", "reasoning_header", "reasoning_reenters"),
-        *("reasoning_start", "tool_format"),
-    }
-)
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from inference_site.catalogue.engines.options import EngineOptions
+from inference_site.catalogue.operator_settings import Text, located
+
+Channels = Literal["tags", "named", "harmony"]
+ToolFormatName = Literal[
+    "deepseek", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
+]
+
+
+def _located_template(name: str, info: ValidationInfo) -> str:
+    """Return the path of a template's file; other names are those of families."""
+    return located(name, info) if name.endswith(".jinja") else name
+
+
+TemplateName = Annotated[Text, AfterValidator(_located_template)]
+"""The name of a family of templates, or a file whose name ends in ``.jinja``."""
+
+
+class TemplateOptions(EngineOptions):
+    """Which chat template a model has, in place of its file's, and its variables."""
+
+    chat_template: TemplateName | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class ChatOptions(TemplateOptions):
+    """How a model chats whose engine only continues texts; see docs/engines.md.
+
+    What is None is what the template shows. ``reasoning_header`` always begins the reasoning and
+    is left out of it.
+    """
+
+    channels: Channels | None = None
+    force_enable_thinking: bool = False
+    reasoning_end: str | None = None
+    reasoning_has_calls: bool | None = None
+    reasoning_header: str | None = None
+    reasoning_reenters: bool | None = None
+    reasoning_start: str | None = None
+    tool_format: ToolFormatName | None = None
 
 
 def chat_capabilities(own: frozenset[str]) -> frozenset[str]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from inference_site.catalogue.engines.chat import CHAT_OPTIONS, chat_capabilities
+from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
 from inference_site.catalogue.gguf_file import read_fields
 from inference_site.domain.model_spec import ModelSpec
 
-OPTIONS = CHAT_OPTIONS | {"lib", "model_type"}
 COMPLETES = frozenset(
     {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
 )
+
+
+class CtransformersOptions(ChatOptions):
+    """``model_type`` is the architecture of a GGML file; ``lib`` the build of the library."""
+
+    lib: str | None = None
+    model_type: str | None = None
 
 
 def has_chat(spec: ModelSpec) -> bool:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
+
+from inference_site.catalogue.engines.chat import TemplateOptions
+from inference_site.catalogue.operator_settings import FileName
 from inference_site.domain.model_spec import ModelSpec
 
-OPTIONS = frozenset(
-    {
-        "chat_template",
-        "chat_template_kwargs",
-        "embedding",
-        "fim_tokens",
-        "matryoshka",
-        "mmproj",
-        "modalities",
-        "prompt_cache_mib",
-    }
-)
 _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
@@ -23,7 +17,31 @@ _GENERATES = frozenset(
         *("mirostat", "stop_token_ids", "tools"),
     }
 )
-MODALITIES = ("vision", "audio")
+
+
+class LlamaCppOptions(TemplateOptions):
+    """What llama.cpp has beside the settings that all engines share.
+
+    ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
+    shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
+    for a completion with a suffix. ``mmproj`` is the GGUF file of a projector, for the
+    ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for which
+    llama.cpp itself would take 8 GiB.
+    """
+
+    embedding: Literal["mean", "cls", "last"] | None = None
+    fim_tokens: Annotated[tuple[str, str, str], Field(strict=False)] | None = None
+    matryoshka: bool = False
+    mmproj: FileName | None = None
+    modalities: list[Literal["vision", "audio"]] = ["vision"]
+    prompt_cache_mib: NonNegativeInt = 256
+
+    @field_validator("modalities")
+    @classmethod
+    def _need_projector(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if value and info.data.get("mmproj") is None:
+            raise ValueError("needs a projector, 'mmproj'")
+        return value
 
 
 def modalities(spec: ModelSpec) -> frozenset[str]:

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from inference_site.catalogue.engines import ctransformers, llama_cpp, openai_upstream, scripted
+from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.domain.model_spec import ModelSpec
 
+
+@dataclass(frozen=True, slots=True)
+class DeclaredEngine:
+    """What is known of an engine without its library.
+
+    ``capabilities`` says what requests to a model may ask for; ``library`` is the package that it
+    runs on, in the extra of the engine's name (``llama-cpp``, with a dash).
+    """
+
+    options: type[EngineOptions]
+    capabilities: Callable[[ModelSpec], frozenset[str]]
+    library: str | None = None
+
+
 ENGINES = {
-    "ctransformers": "inference_site.catalogue.engines.ctransformers",
-    "llama_cpp": "inference_site.catalogue.engines.llama_cpp",
-    "openai_upstream": "inference_site.catalogue.engines.openai_upstream",
-    "scripted": "inference_site.catalogue.engines.scripted",
+    "ctransformers": DeclaredEngine(
+        ctransformers.CtransformersOptions, ctransformers.capabilities, "ctransformers"
+    ),
+    "llama_cpp": DeclaredEngine(llama_cpp.LlamaCppOptions, llama_cpp.capabilities, "xllamacpp"),
+    "openai_upstream": DeclaredEngine(
+        openai_upstream.UpstreamOptions, openai_upstream.capabilities
+    ),
+    "scripted": DeclaredEngine(scripted.ScriptedOptions, scripted.capabilities),
 }
-
-
-LIBRARIES = {"ctransformers": "ctransformers", "llama_cpp": "xllamacpp"}
-"""Engine → its package, in the extra of the engine's name (``llama-cpp``, with a dash)."""
+LIBRARIES = {name: engine.library for name, engine in ENGINES.items() if engine.library}
 
 
 def engine_options(name: str) -> frozenset[str]:
     """Return the keys of ``models.yaml`` that only this engine understands."""
-    options: frozenset[str] = import_module(ENGINES[name]).OPTIONS
-    return options
+    return frozenset(ENGINES[name].options.model_fields)
 
 
 def model_capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for; see docs/glossary.md."""
-    capabilities: frozenset[str] = import_module(ENGINES[spec.engine]).capabilities(spec)
-    return capabilities
+    return ENGINES[spec.engine].capabilities(spec)
 
 
 def library_of(name: str) -> str:
     """Return the library that an engine runs on, with its version; nothing for one without."""
-    library = LIBRARIES.get(name)
+    library = ENGINES[name].library
     try:
         return "" if library is None else f"{library} {version(library)}"
     except PackageNotFoundError:  # It was put there by hand.

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-CAPABILITIES = frozenset(
-    {
-        *("audio", "cache_prompt", "chat", "chat_template", "choices", "completions"),
-        *("dimensions", "embeddings", "grammar", "logprobs", "render", "response_prefix"),
-        *("mirostat", "stop_token_ids", "suffix", "tokens", "tools", "vision"),
-    }
-)
+Capability = Literal[
+    "audio", "cache_prompt", "chat", "chat_template", "choices", "completions", "dimensions",
+    "embeddings", "grammar", "logprobs", "mirostat", "render", "response_prefix",
+    "stop_token_ids", "suffix", "tokens", "tools", "vision",
+]  # fmt: skip
 """What an operator may declare."""
+
+FlavorName = Literal["openai", "vllm", "sglang", "llama_cpp", "ollama", "tgi"]
 
 RESPONSE_FORMAT = "response_format"
 """The field that wraps its constraint; others hold the bare schema, grammar or expression."""
@@ -97,7 +97,7 @@ _TGI = {**_EVERYWHERE, **_same("logit_bias")}
 
 _BASE = frozenset({"chat", "completions", "grammar", "logprobs", "tools"})
 
-FLAVORS = {
+FLAVORS: dict[FlavorName, Flavor] = {
     "openai": Flavor(_OPENAI, _BASE | {"choices"}),
     "vllm": Flavor(
         _VLLM,

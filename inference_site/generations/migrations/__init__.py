@@ -1,0 +1,1 @@
+"""Migrations of the generations table; only Django imports them."""

@@ -1,0 +1,1 @@
+"""One module for each ``manage.py`` command; only Django imports them."""

@@ -1,4 +1,4 @@
-"""``manage.py create_api_key --project NAME --name NAME [--scope …]``: print a new key, alone."""
+"""``manage.py create_api_key --project NAME --name NAME [--scope …]``: print a new key."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inference_site.accounts.models.tenants import default_scopes
 
 
 class Command(BaseCommand):
-    """Makes the project too, if there is none of this name."""
+    """Creates the project too, if there is none with this name."""
 
-    help = "Create an API key and print it, alone, on standard output."
+    help = "Create an API key and print only the key to standard output."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--project", default="default", help="name of the project")
@@ -23,7 +23,7 @@ class Command(BaseCommand):
             "--scope",
             action="append",
             choices=Scope.values,
-            help=f"what it opens, once for each; without it: {', '.join(default_scopes())}",
+            help=f"a scope of the key; may be repeated (default: {', '.join(default_scopes())})",
         )
 
     def handle(self, *_: Any, project: str, name: str, scope: list[str] | None, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py models``: what the catalogue has; ``manage.py models FILE``: what a file is."""
+"""``manage.py models``: list the catalogue; ``manage.py models FILE``: describe a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.stdout.write("  ".join(cells).rstrip())
-        self.stdout.write(f"\n{_gib(free_memory_bytes())} of memory are free.")
+        self.stdout.write(f"\n{_gib(free_memory_bytes())} of memory is free.")
 
     def _check(self, file: Path, slots: int, context_length: int | None) -> None:
         try:
@@ -75,7 +75,7 @@ def needed_bytes(info: GgufInfo, slots: int, context_length: int) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Return how much memory this machine could give without swapping."""
+    """Return how much memory this host could give without swapping."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

@@ -21,9 +21,9 @@ _TIMEOUT_S = 60.0
 
 
 class Command(BaseCommand):
-    """A download that was cut goes on where it ended. ``HF_ENDPOINT`` and ``HF_TOKEN`` count."""
+    """An interrupted download continues. ``HF_ENDPOINT`` and ``HF_TOKEN`` are honoured."""
 
-    help = "Fetch a model file into MODELS_DIR, resume it if it was cut, and check it."
+    help = "Fetch a model file into MODELS_DIR, resume an interrupted download, and check the file."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("reference", help="hf:owner/name/file")
@@ -55,12 +55,12 @@ def fetch(repository: str, file: str, revision: str) -> Path:
     expected = found.etag or ""
     if _SHA256.fullmatch(expected) and (seen := sha256_of(path)) != expected:
         path.unlink()
-        raise CommandError(f"{path}: its SHA-256 is {seen}, not {expected}; it is removed.")
+        raise CommandError(f"{path}: its SHA-256 is {seen}, not {expected}; it has been removed.")
     return path
 
 
 def _download(url: str, token: str | None, size: int, path: Path) -> None:
-    """Fetch into ``path``, by way of a part file that a later call goes on with."""
+    """Fetch into ``path``, through a part file that a later call continues."""
     part = path.with_name(f"{path.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     known = part.stat().st_size if part.exists() else 0

@@ -1,4 +1,4 @@
-"""``manage.py serve``: the whole stack on this machine, with one command."""
+"""``manage.py serve``: run the whole stack on this host with one command."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _READY_TIMEOUT_S = 60.0
 
 
 class Command(BaseCommand):
-    """Runs until SIGINT or SIGTERM."""
+    """Runs until SIGINT or SIGTERM arrives."""
 
-    help = "Run everything on this machine: PostgreSQL, Redis, web, worker and beat."
-    requires_system_checks: list[str] = []  # The children run them, with the right environment.
+    help = "Run everything on this host: PostgreSQL, Redis, web, worker and beat."
+    requires_system_checks: list[str] = []  # The children run them in their own environment.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=environment.text("HOST", "127.0.0.1"))
@@ -38,8 +38,8 @@ class Command(BaseCommand):
         started = time.monotonic()
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
-        )  # Stops a start-up as Ctrl-C does.
-        _require_catalog()
+        )  # SIGTERM stops a start-up in the same way as Ctrl-C.
+        _require_catalogue()
         data_dir: Path = settings.DATA_DIR
         data_dir.mkdir(parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, _say)
@@ -62,8 +62,8 @@ class Command(BaseCommand):
         _say("stopped")
 
 
-def _require_catalog() -> None:
-    """Raise CommandError for a bad models file, before anything is started."""
+def _require_catalogue() -> None:
+    """Raise CommandError for an invalid models file before anything is started."""
     try:
         catalogue()
     except ImproperlyConfigured as exc:
@@ -71,7 +71,7 @@ def _require_catalog() -> None:
 
 
 def _url(host: str, port: int) -> str:
-    """Return where a client on this machine finds the site."""
+    """Return the address of the site for a client on this host."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Only compared.
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
@@ -81,16 +81,16 @@ def _say(line: str) -> None:
 
 
 def _wait_until_ready(url: str, stack: Stack) -> None:
-    """Return when the site can answer a completion; after a minute, go on and say so."""
+    """Return when the site can answer a completion, or after a minute with a message."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # Our own address.
                 return
         except (urllib.error.URLError, OSError):
-            stack.tend()
+            stack.restart_dead()
             time.sleep(0.1)
-    _say("not ready after a minute; the logs say why")
+    _say("the site is not ready after a minute; see the logs")
 
 
 def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
@@ -102,7 +102,7 @@ def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
 
 
 def _show_secrets(made: FirstSecrets, data_dir: Path) -> None:
-    """Show what the first run has made, before anything else can go wrong."""
+    """Print the secrets of a first run at once, in case a later step fails."""
     if made.admin_password:
         print(f"\n  admin     user: admin   password: {made.admin_password}   (shown once)")
     if made.api_key:

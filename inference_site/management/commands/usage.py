@@ -1,4 +1,4 @@
-"""``manage.py usage [--check | --rebuild]``: what was used; whether it adds up; making it so."""
+"""``manage.py usage [--check | --rebuild]``: print, check or rebuild the recorded usage."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_DAYS = 3660
 
 
 class Command(BaseCommand):
-    """Prints CSV, one line for each day, project, key and model."""
+    """Prints CSV with one row for each day, project, key and model."""
 
-    help = "Print what was used by day, project, key and model; or check that it all adds up."
+    help = "Print usage by day, project, key and model as CSV, or check or rebuild its counters."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--days", type=int, default=30, help="how many days back (30)")
@@ -31,7 +31,9 @@ class Command(BaseCommand):
             help="compare roll-ups and budgets with the usage log; fail if they differ",
         )
         parser.add_argument(
-            "--rebuild", action="store_true", help="write roll-ups and budgets anew from the log"
+            "--rebuild",
+            action="store_true",
+            help="rebuild roll-ups and budget counters from the usage log",
         )
 
     def handle(self, *_: Any, days: int, check: bool, rebuild: bool, **__: Any) -> None:
@@ -41,7 +43,7 @@ class Command(BaseCommand):
             pass
         if rebuild:
             reconciliation.rebuild()
-            self.stderr.write("Roll-ups and budgets were written anew.")
+            self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
             self._check()
         if not check and not rebuild:
@@ -52,7 +54,9 @@ class Command(BaseCommand):
         for difference in found:
             self.stdout.write(str(difference))
         if found:
-            raise CommandError(f"{len(found)} counters do not add up; --rebuild makes them.")
+            raise CommandError(
+                f"{len(found)} counters differ from the usage log; correct them with --rebuild."
+            )
         self.stdout.write("Roll-ups and budgets add up to the usage log.")
 
     def _print(self, days: int) -> None:

@@ -1,0 +1,1 @@
+"""Wire models of the shared request fields; the API apps import them."""

@@ -1,0 +1,1 @@
+"""Migrations of the roll-up tables; only Django imports them."""

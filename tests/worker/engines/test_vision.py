@@ -218,11 +218,11 @@ def test_a_projector_for_another_model_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"mmproj": 5}, "'mmproj' must be the path"),
-        ({"modalities": ["vision"]}, "'modalities' needs a projector"),
-        ({"modalities": "vision"}, "'modalities' must be a list"),
-        ({"modalities": ["smell"]}, "'modalities' must be a list"),
-        ({"modalities": [["vision"]]}, "'modalities' must be a list"),
+        ({"mmproj": [5]}, "'mmproj': Input should be a valid string"),
+        ({"modalities": ["vision"]}, "'modalities': needs a projector"),
+        ({"modalities": "vision"}, "'modalities': must be a list"),
+        ({"modalities": ["smell"]}, "'modalities.0': Input should be 'vision' or 'audio'"),
+        ({"modalities": [["vision"]]}, "'modalities.0': Input should be 'vision' or 'audio'"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_told(options: dict[str, object], reason: str) -> None:

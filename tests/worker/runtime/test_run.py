@@ -51,7 +51,7 @@ class LocalStream(Stream):
         self.row_when_ended: Generation | None = None
 
     def wake(self) -> None:
-        """Stand in for the publisher's lane."""
+        """Stand in for the publisher's shard."""
 
     def append(self, frames: Sequence[bytes]) -> None:
         super().append(frames)

@@ -14,7 +14,7 @@ from worker.runtime.publisher import StopReason, Stream
 END = Ending((b"usage", b"done"), 200, b"{}", finish_reason="stop")
 
 
-class CountingLane:
+class CountingShard:
     """Counts the wake-ups of a stream."""
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class CountingLane:
         self.wakes += 1
 
 
-def new_stream(lane: CountingLane | None = None) -> Stream:
-    return Stream("g", cast(Any, lane or CountingLane()))
+def new_stream(shard: CountingShard | None = None) -> Stream:
+    return Stream("g", cast(Any, shard or CountingShard()))
 
 
 def test_nothing_is_taken_before_anything_is_appended() -> None:
@@ -72,14 +72,14 @@ def test_an_end_without_frames_is_a_batch() -> None:
 
 
 def test_only_the_first_frames_and_the_end_wake_the_publisher() -> None:
-    lane = CountingLane()
-    stream = new_stream(lane)
+    shard = CountingShard()
+    stream = new_stream(shard)
     stream.append([b"0"])
-    assert lane.wakes == 1
+    assert shard.wakes == 1
     stream.append([b"1"])
-    assert lane.wakes == 1
+    assert shard.wakes == 1
     stream.close(END)
-    assert lane.wakes == 2
+    assert shard.wakes == 2
 
 
 def test_the_first_reason_to_stop_counts() -> None:

@@ -1,0 +1,1 @@
+"""Chats on engines that only complete text; only ``worker.engines`` imports it."""

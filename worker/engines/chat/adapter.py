@@ -5,8 +5,9 @@ is parsed. What the engine must offer is ``complete`` for a text, whose output s
 model's reasoning and calls even where these are special tokens; with the capability ``grammar``,
 which is needed to force a call, ``request.constraint`` too; and ``tokenize`` for ``render``.
 
-An engine's ``load`` returns ``ChatAdapter(engine, configure_chat(spec, vocabulary), …)``, its
-``OPTIONS`` include ``CHAT_OPTIONS``, and its ``capabilities`` are ``chat_capabilities(its own)``.
+An engine's ``load`` returns ``ChatAdapter(engine, configure_chat(spec, options, vocabulary), …)``.
+Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capabilities(its own)``
+(``inference_site.catalogue.engines.chat``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.request import Constraint, GenerationRequest
 from worker.engines.base import Engine, Sink
-from worker.engines.chat.chat_sink import ChatSink, ChoiceParser, Counts, ForcedCallParser
+from worker.engines.chat.chat_sink import ChatSink, ChatUsage, ChoiceParser, ForcedCallParser
 from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning
@@ -47,17 +48,17 @@ class ChatAdapter(Engine):
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
             sink_ = ChatSink(
-                sink, self._parsers(request, prompt), Counts(), self._own_stop(request)
+                sink, self._parsers(request, prompt), ChatUsage(), self._own_stop(request)
             )
             self._complete(self._completion(request, prompt), sink_)
             return
         # Each choice comes to its budget at a place of its own, so they run one after another.
-        counts = Counts()
+        usage = ChatUsage()
         for index in range(request.choices):
             if sink.cancelled:
                 return
-            self._think_and_answer(_one(request, index), prompt, _Choice(sink, index), counts)
-            counts.go_on()
+            self._think_and_answer(_one(request, index), prompt, _Choice(sink, index), usage)
+            usage.go_on()
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts as they are (see ``Engine.complete``)."""
@@ -145,31 +146,31 @@ class ChatAdapter(Engine):
             raise InvalidRequest(str(exc), param) from exc
 
     def _think_and_answer(
-        self, request: GenerationRequest, prompt: str, sink: Sink, counts: Counts
+        self, request: GenerationRequest, prompt: str, sink: Sink, usage: ChatUsage
     ) -> None:
         """Run one choice; end its reasoning at the budget, and go on from there."""
         parser = self._parsers(request, prompt)
-        completion, before = self._completion(request, prompt), counts.total()
-        budget = (request.reasoning_budget or 0) + counts.reasoning
-        thinking = ChatSink(sink, parser, counts, self._own_stop(request), budget)
+        completion, before = self._completion(request, prompt), usage.total()
+        budget = (request.reasoning_budget or 0) + usage.reasoning
+        thinking = ChatSink(sink, parser, usage, self._own_stop(request), budget)
         if not thinking.is_over_budget:
             self._complete(completion, thinking)
         if not thinking.is_over_budget or sink.cancelled:
             return
         closing = self._chat.syntax.closing
-        used = counts.total().output_tokens - before.output_tokens
+        used = usage.total().output_tokens - before.output_tokens
         for piece in parser[0].feed(closing):
             sink.feed(piece)
         if request.max_output_tokens is not None and used >= request.max_output_tokens:
             sink.feed(Finish("length"))
             return
-        counts.go_on()
+        usage.go_on()
         rest = replace(
             completion,
             prompts=(prompt + thinking.text + closing,),
             max_output_tokens=request.max_output_tokens and request.max_output_tokens - used,
         )
-        self._complete(rest, ChatSink(sink, parser, counts, self._own_stop(request)))
+        self._complete(rest, ChatSink(sink, parser, usage, self._own_stop(request)))
 
 
 def _constraint(request: GenerationRequest) -> Constraint | None:

@@ -65,7 +65,7 @@ class ForcedCallParser:
         return []
 
 
-class Counts:
+class ChatUsage:
     """Tokens over the completions that make up one chat.
 
     A later completion goes on from the text of the one before, so its prompt is none of the chat.
@@ -112,11 +112,11 @@ class ChatSink:
         self,
         sink: Sink,
         parsers: Sequence[ChoiceParser],
-        counts: Counts,
+        usage: ChatUsage,
         own_stop: Collection[str] = (),
         budget: int | None = None,
     ) -> None:
-        self._sink, self._parsers, self._counts = sink, parsers, counts
+        self._sink, self._parsers, self._usage = sink, parsers, usage
         self._own_stop, self._budget = own_stop, budget
         self._pieces: list[str] = []
         self.is_over_budget = budget == 0 and parsers[0].in_reasoning
@@ -141,20 +141,20 @@ class ChatSink:
                 if not self.is_over_budget:
                     self._finish(delta)
             case Usage():
-                self._sink.feed(self._counts.take(delta))
+                self._sink.feed(self._usage.take(delta))
             case _:
                 self._sink.feed(delta)
 
     def _text(self, parser: ChoiceParser, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
         if parser.in_reasoning:
-            self._counts.reasoning += len(logprobs) or 1
+            self._usage.reasoning += len(logprobs) or 1
         for piece in parser.feed(text, logprobs):
             self._sink.feed(piece)
         if self._budget is not None:
             self._pieces.append(text)
             # What may be the end tag is waited for.
             is_thinking = parser.in_reasoning and not parser.is_holding
-            self.is_over_budget = is_thinking and self._counts.reasoning >= self._budget
+            self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
 
     def _finish(self, finish: Finish) -> None:
         parser = self._parsers[finish.index]

@@ -1,36 +1,17 @@
-"""How a model chats: its template and its syntax, from its entry in the models file.
-
-Options of an engine that is adapted, beside its own:
-
-- ``chat_template``: the name of a built-in family, or a file; else the model file's template.
-- ``chat_template_kwargs``: variables of the template, under those of the request.
-- ``force_enable_thinking``: gives the template ``enable_thinking: true``, whatever is asked for.
-- ``tool_format``: how the model writes calls; else what its template shows.
-- ``reasoning_start``, ``reasoning_end``, ``reasoning_header``: the tags of its reasoning, and a
-  text that always begins it and is left out; else what its template shows.
-- ``reasoning_reenters``, ``reasoning_has_calls``: it may reason again after content; calls in its
-  reasoning are calls.
-- ``channels``: ``tags``, ``named`` (``<|channel>NAME``) or ``harmony``; else what its template
-  shows.
-"""
+"""How a model chats: its template and its syntax, from its options and its file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from inference_site.catalogue.engines.chat import CHAT_OPTIONS
+from inference_site.catalogue.engines.chat import ChatOptions, TemplateOptions
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
 from worker.engines.chat.template import ChatTemplate
-
-_FLAGS = ("force_enable_thinking", "reasoning_has_calls", "reasoning_reenters")
-_TEXTS = ("reasoning_end", "reasoning_header", "reasoning_start")
-_CHANNELS = ("tags", "named", HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +40,38 @@ class ChatConfiguration:
     bos: str
 
 
-def configure_chat(spec: ModelSpec, vocabulary: Vocabulary) -> ChatConfiguration:
-    """Return how the model chats. Raise EngineLoadError for an option that makes no sense."""
-    options = spec.options
-    for name in _FLAGS:
-        _check(spec, name, isinstance(options.get(name, False), bool), "be true or false")
-    for name in _TEXTS:
-        _check(spec, name, isinstance(options.get(name, ""), str), "be text")
-    own_vars = options.get("chat_template_kwargs", {})
-    _check(spec, "chat_template_kwargs", isinstance(own_vars, dict), "be a mapping")
-    source = named_template(spec) or _own_template(spec, vocabulary)
-    family = FAMILIES.get(options.get("chat_template", ""))
+def configure_chat(
+    spec: ModelSpec, options: ChatOptions, vocabulary: Vocabulary
+) -> ChatConfiguration:
+    """Return how the model chats. Raise EngineLoadError for a template that is none."""
+    source = named_template(spec, options) or _own_template(spec, vocabulary)
+    family = FAMILIES.get(options.chat_template or "")
     variables = {
         **vocabulary.special_tokens,
         "bos_token": vocabulary.bos,
         "eos_token": vocabulary.eos,
-        **own_vars,
+        **options.chat_template_kwargs,
     }
     try:
-        template = ChatTemplate(
-            source, variables, forces_thinking=options.get("force_enable_thinking", False)
-        )
+        template = ChatTemplate(source, variables, forces_thinking=options.force_enable_thinking)
     except ValueError as exc:
         raise EngineLoadError(f"Model '{spec.id}': its chat template is not valid: {exc}") from exc
     return ChatConfiguration(
         template,
-        _syntax(spec, source, family),
+        _syntax(spec, options, source, family),
         family.stop if family else (),
         vocabulary.bos if vocabulary.adds_bos else "",
     )
 
 
-def named_template(spec: ModelSpec) -> str | None:
-    """Return the text of the template that the entry names: a family's, or a file's.
+def named_template(spec: ModelSpec, options: TemplateOptions) -> str | None:
+    """Return the text of the template that the options name: a family's, or a file's.
 
     Raise EngineLoadError for a name that is neither.
     """
-    name = spec.options.get("chat_template")
+    name = options.chat_template
     if name is None:
         return None
-    _check(spec, "chat_template", isinstance(name, str), "be text")
     if family := FAMILIES.get(name):
         return family.template
     try:
@@ -107,7 +80,10 @@ def named_template(spec: ModelSpec) -> str | None:
         raise EngineLoadError(
             f"Model '{spec.id}': Could not find a chat template '{name}'; {_known_families()}."
         ) from exc
-    _check(spec, "chat_template", bool(text.strip()), f"be a template: {name} is empty")
+    if not text.strip():
+        raise EngineLoadError(
+            f"Model '{spec.id}': 'chat_template' must be a template: {name} is empty."
+        )
     return text
 
 
@@ -125,39 +101,33 @@ def _known_families() -> str:
     return f"there are {', '.join(sorted(FAMILIES))}"
 
 
-def _syntax(spec: ModelSpec, source: str, family: Family | None) -> Syntax:
+def _syntax(spec: ModelSpec, options: ChatOptions, source: str, family: Family | None) -> Syntax:
     """Return what the template shows, and what the options say instead."""
-    options, syntax = spec.options, syntax_of(source)
+    syntax = syntax_of(source)
     if family and family.tool_format:
         syntax = replace(syntax, tool_format=TOOL_FORMATS[family.tool_format])
-    if (tool_format := options.get("tool_format")) is not None:
-        known = sorted((*TOOL_FORMATS, HARMONY))
-        _check(spec, "tool_format", tool_format in known, f"be one of {', '.join(known)}")
-        if tool_format == HARMONY:
-            return Syntax(channels=HARMONY)
+    if options.tool_format == HARMONY:
+        return Syntax(channels=HARMONY)
+    if options.tool_format is not None:
         within = "tags" if syntax.channels == HARMONY else syntax.channels
-        syntax = replace(syntax, tool_format=TOOL_FORMATS[tool_format], channels=within)
-    if (channels := options.get("channels")) is not None:
-        _check(spec, "channels", channels in _CHANNELS, f"be one of {', '.join(_CHANNELS)}")
-        syntax = replace(syntax, channels=channels)
-    return replace(syntax, reasoning=_reasoning(spec, syntax.reasoning))
+        syntax = replace(syntax, tool_format=TOOL_FORMATS[options.tool_format], channels=within)
+    if options.channels is not None:
+        syntax = replace(syntax, channels=options.channels)
+    return replace(syntax, reasoning=_reasoning(spec, options, syntax.reasoning))
 
 
-def _reasoning(spec: ModelSpec, shown: Reasoning | None) -> Reasoning | None:
+def _reasoning(spec: ModelSpec, options: ChatOptions, shown: Reasoning | None) -> Reasoning | None:
     """Return the tags of reasoning: those of the template, but for what the options say."""
-    given: dict[str, Any] = {
+    given = {
         name.removeprefix("reasoning_"): value
-        for name, value in spec.options.items()
-        if name.startswith("reasoning_") and name in CHAT_OPTIONS
+        for name, value in options.model_dump(exclude_unset=True).items()
+        if name.startswith("reasoning_")
     }
     if not given:
         return shown
     reasoning = replace(shown or Reasoning(), **given)
-    are_tags = bool(reasoning.start and reasoning.end and reasoning.start != reasoning.end)
-    _check(spec, "reasoning_start", are_tags, "differ from 'reasoning_end', and both must be text")
+    if not reasoning.start or not reasoning.end or reasoning.start == reasoning.end:
+        raise EngineLoadError(
+            f"Model '{spec.id}': 'reasoning_start' and 'reasoning_end' must be two different texts."
+        )
     return replace(reasoning, header=reasoning.header.strip())
-
-
-def _check(spec: ModelSpec, option: str, is_good: bool, must: str) -> None:
-    if not is_good:
-        raise EngineLoadError(f"Model '{spec.id}': '{option}' must {must}.")

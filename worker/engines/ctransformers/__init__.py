@@ -1,4 +1,4 @@
-"""ctransformers in this process: models of the GGML era."""
+"""The ctransformers engine, for models of the GGML era; only the engine registry imports it."""
 
 from worker.engines.ctransformers.engine import load
 

@@ -1,16 +1,10 @@
-"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF.
-
-Options (``models.yaml``): ``model_type``, the architecture of a GGML file ("gpt2", "gptj", "mpt",
-"starcoder", …), which the file does not say; ``lib``, the build of the library ("avx2", "avx",
-"basic", or a path); and those of chats (``engines.chat.configuration``), which need a template: the
-file's own, or one that is named.
-"""
+"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from inference_site.catalogue.engines.ctransformers import COMPLETES, has_chat
+from inference_site.catalogue.engines.ctransformers import COMPLETES, CtransformersOptions, has_chat
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
@@ -21,7 +15,7 @@ from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import configure_chat
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, own_texts
-from worker.engines.ctransformers.run import ChoiceRun, Counts
+from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
 
@@ -37,6 +31,7 @@ def load(spec: ModelSpec) -> Engine:
         raise EngineLoadError(f"Model '{spec.id}': the engine ctransformers needs a 'file'.")
     if not spec.file.is_file():
         raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
+    options = CtransformersOptions.of(spec)
     config = Config(
         context_length=spec.context_length,
         threads=spec.threads,
@@ -46,9 +41,9 @@ def load(spec: ModelSpec) -> Engine:
         llms = [
             LLM(
                 str(spec.file),
-                spec.options.get("model_type"),
+                options.model_type,
                 config=config,
-                lib=spec.options.get("lib"),
+                lib=options.lib,
             )
             for _ in range(spec.slots)
         ]
@@ -57,7 +52,7 @@ def load(spec: ModelSpec) -> Engine:
     engine = CtransformersEngine(spec, llms)
     if not has_chat(spec):
         return engine
-    return ChatAdapter(engine, configure_chat(spec, chat_vocabulary(spec.file)), COMPLETES)
+    return ChatAdapter(engine, configure_chat(spec, options, chat_vocabulary(spec.file)), COMPLETES)
 
 
 def _reason(spec: ModelSpec, exc: Exception) -> str:
@@ -81,7 +76,7 @@ class CtransformersEngine(Engine):
             llms[0], own_texts(spec.file), adds_space=adds_space(spec.file)
         )
         self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
-        # The library may know that the model cannot read as far as it was told.
+        # The library may lower the context length to what the model can read.
         self._context_length = min(spec.context_length, int(llms[0].context_length))
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
@@ -94,21 +89,21 @@ class CtransformersEngine(Engine):
         for prompt in prompts:
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
-        counts = Counts()
+        usage = RunUsage()
         try:
             for number, prompt in enumerate(prompts):
                 with self._contexts.take(prompt) as context:
                     for choice in range(request.choices):
-                        run = self._choice(request, sink, counts, number * request.choices + choice)
+                        run = self._choice(request, sink, usage, number * request.choices + choice)
                         run.run(context, prompt, self._limit(request, prompt))
         finally:
-            sink.feed(counts.usage())  # However it ends: what was used is accounted.
+            sink.feed(usage.to_delta())  # However it ends: what was used is accounted.
 
     def _choice(
-        self, request: GenerationRequest, sink: Sink, counts: Counts, index: int
+        self, request: GenerationRequest, sink: Sink, usage: RunUsage, index: int
     ) -> ChoiceRun:
         sampler = self._sampler(request.sampling, index)
-        return ChoiceRun(request, self._vocabulary, sink, counts, index, sampler)
+        return ChoiceRun(request, self._vocabulary, sink, usage, index, sampler)
 
     def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
         room = self._context_length - len(prompt)

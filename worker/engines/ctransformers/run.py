@@ -21,7 +21,7 @@ from worker.engines.grammars import check_grammar, llguidance_grammar
 
 
 @dataclass
-class Counts:
+class RunUsage:
     """What a request has used so far."""
 
     input_tokens: int = 0
@@ -30,7 +30,7 @@ class Counts:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
 
-    def usage(self) -> Usage:
+    def to_delta(self) -> Usage:
         """Return it as a delta."""
         return Usage(
             self.input_tokens,
@@ -49,7 +49,7 @@ class ChoiceRun:
     request: GenerationRequest
     vocabulary: Vocabulary
     sink: Sink
-    counts: Counts
+    usage: RunUsage
     index: int
     sampler: Sampler
     output: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class ChoiceRun:
             return
         started = time.perf_counter()
         finish = self._decode(context, [*prompt], limit)
-        self.counts.decode_ms += (time.perf_counter() - started) * 1000
+        self.usage.decode_ms += (time.perf_counter() - started) * 1000
         if finish is not None:
             self.sink.feed(finish)
 
@@ -70,13 +70,13 @@ class ChoiceRun:
         if not self.request.cache_prompt:
             context.tokens.clear()
         if self.index % self.request.choices == 0:
-            self.counts.input_tokens += len(prompt)
-            self.counts.cached_tokens += cached
+            self.usage.input_tokens += len(prompt)
+            self.usage.cached_tokens += cached
         for first in range(cached, len(prompt), PREFILL_BATCH):
             if self.sink.cancelled:
                 return False
             context.read(prompt[first : first + PREFILL_BATCH])
-        self.counts.prefill_ms += (time.perf_counter() - started) * 1000
+        self.usage.prefill_ms += (time.perf_counter() - started) * 1000
         return True
 
     def _decode(self, context: Context, history: list[int], limit: int) -> Finish | None:
@@ -86,7 +86,7 @@ class ChoiceRun:
             logits = context.logits()
             raw = logits.copy() if self.request.top_logprobs is not None else None
             token = self._choose(logits, history, matcher)
-            self.counts.output_tokens += 1
+            self.usage.output_tokens += 1
             ended = self._ended(token, text)
             if ended is None and matcher is not None and not matcher.consume_token(token):
                 raise GenerationFailed(f"The grammar does not allow its own token {token}.")

@@ -1,4 +1,4 @@
-"""llama.cpp in this process, through ``xllamacpp``: the default engine."""
+"""The llama.cpp engine, through ``xllamacpp``; only the engine registry imports it."""
 
 from worker.engines.llama_cpp.engine import load
 

@@ -38,7 +38,7 @@ class ChunkReader:
         self._forced = (
             [ForcedCall(index) for index in range(request.answers)] if request.must_call else None
         )
-        self._counts = Counts(request.choices)
+        self._usage = UsageReader(request.choices)
         self._stop_ids = frozenset(request.stop_token_ids)
         self._stopped: set[int] = set()
         self._failure: BaseException | None = None
@@ -46,7 +46,7 @@ class ChunkReader:
     @property
     def begun(self) -> bool:
         """Whether llama.cpp took the request: what it raises before is about the request."""
-        return self._counts.begun
+        return self._usage.begun
 
     def on_chunk(self, chunk: bytes) -> bool:
         """Feed one chunk; return True to stop. llama.cpp swallows exceptions, so they are kept."""
@@ -61,8 +61,8 @@ class ChunkReader:
 
     def close(self) -> None:
         """Account for what ran, then raise what stopped it."""
-        if self._counts.begun and not isinstance(self._failure, EngineError):
-            self._sink.feed(self._counts.usage())
+        if self._usage.begun and not isinstance(self._failure, EngineError):
+            self._sink.feed(self._usage.total())
         if self._failure is not None:
             raise self._failure
 
@@ -71,7 +71,7 @@ class ChunkReader:
             return
         if "error" in chunk:
             raise engine_error(chunk["error"], self._request)
-        self._counts.take(chunk, self._stopped)
+        self._usage.take(chunk, self._stopped)
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
@@ -79,7 +79,7 @@ class ChunkReader:
             self._feed_choice(choice, choice["index"], delta, stop)
 
     def _stopping_word(self, chunk: dict[str, Any]) -> str | None:
-        """Return the stop text that ended a choice; told in chunks that were asked to be verbose.
+        """Return the stop text that ended a choice; only verbose chunks name it.
 
         Those of the chat template are not the request's.
         """
@@ -99,7 +99,7 @@ class ChunkReader:
         if text := delta.get("content"):
             self._feed_text(text, index, choice)
         if reasoning := delta.get("reasoning_content"):
-            self._counts.reasoned(index)
+            self._usage.reasoned(index)
             self._sink.feed(ReasoningDelta(reasoning, index))
         for call in delta.get("tool_calls") or ():
             self._sink.feed(_tool_call(call, index))
@@ -121,8 +121,8 @@ class ChunkReader:
         return "tool_calls" if reason == "tool_calls" else "stop"
 
 
-class Counts:
-    """Tokens as llama.cpp's timings tell them, so that a run stopped at any point is accounted.
+class UsageReader:
+    """Token counts from llama.cpp's timings, also of a run that is stopped early.
 
     Each choice has timings of its own. Those that come after its last chunk, with an empty list of
     choices, also count the token that ended it.
@@ -150,7 +150,7 @@ class Counts:
         """Note that all tokens of this choice so far are reasoning."""
         self._reasoning[index] = self._timings.get(index, {}).get("predicted_n", 0)
 
-    def usage(self) -> Usage:
+    def total(self) -> Usage:
         """Return the sum; a prompt, which its choices share, counts once."""
         prompts: dict[int, dict[str, Any]] = {}
         for index, timings in sorted(self._timings.items()):
@@ -201,10 +201,10 @@ def subject_of(request: GenerationRequest) -> str:
 
 
 def _culprit(message: str, request: GenerationRequest) -> str | None:
-    """Return the field that llama.cpp complains of, if its words tell."""
+    """Return the field that llama.cpp's message is about, if it shows."""
     if "invalid tokens" in message:
         return subject_of(request)
-    # A grammar that cannot be compiled is told as samplers that cannot be made.
+    # llama.cpp reports a grammar that cannot be compiled as samplers that cannot be made.
     if "sampler" in message.lower() and request.constraint is not None:
         return request.constraint.param
     return None

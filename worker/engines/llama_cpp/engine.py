@@ -3,15 +3,6 @@
 Many threads call ``chat`` at once and share one continuous batch of ``slots`` sequences. The engine
 is always driven in streaming form, because only the callback can stop it. The callback runs once a
 token, with the GIL held, so it does little: one JSON parse, one delta.
-
-Options (``models.yaml``): ``chat_template``, a family's name or a file, in place of the template in
-the model's file; ``chat_template_kwargs``, variables of the template;
-``prompt_cache_mib``, host memory for prompts that lost their slot (llama.cpp would take 8 GiB);
-``mmproj``, the GGUF file of a projector of images or sounds; ``modalities``, a list of "vision" and
-"audio": what the projector is for, images if this is left out; ``embedding``, how the model's
-embeddings are pooled ("mean", "cls" or "last"), which makes it a model for embeddings only;
-``matryoshka``, whether these may be shortened; ``fim_tokens``, the three texts that mark what is
-before, after and in the middle for a completion with a suffix.
 """
 
 from __future__ import annotations
@@ -19,8 +10,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.domain.errors import EngineLoadError, GenerationFailed, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -29,14 +22,11 @@ from worker.engines.chat.configuration import named_template
 from worker.engines.llama_cpp.chunks import ChunkReader, subject_of
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.media import projector_path
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""
-POOLINGS = ("mean", "cls", "last")
-_PROMPT_CACHE_MIB = 256
 _PREFILL_BATCH = 512
 """Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
 
@@ -45,30 +35,26 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
     import xllamacpp
 
-    if not isinstance(spec.options.get("chat_template_kwargs", {}), dict):
-        raise EngineLoadError(f"Model '{spec.id}': 'chat_template_kwargs' must be a mapping.")
-    cache_mib = spec.options.get("prompt_cache_mib", _PROMPT_CACHE_MIB)
-    if not isinstance(cache_mib, int) or cache_mib < 0:
-        raise EngineLoadError(f"Model '{spec.id}': 'prompt_cache_mib' must be a number from 0.")
+    options = LlamaCppOptions.of(spec)
     params = xllamacpp.CommonParams()
     params.model.path = _checked_path(spec)
-    if projector := projector_path(spec):
-        params.mmproj.path = projector
+    if options.mmproj is not None:
+        params.mmproj.path = checked_gguf(spec, Path(options.mmproj))
     params.n_gpu_layers = spec.gpu_layers
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
     params.n_batch = max(_PREFILL_BATCH, spec.slots)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
     # llama.cpp would give a prompt that was read with adapters to a request without them.
-    params.cache_ram_mib = 0 if spec.lora_adapters else cache_mib
+    params.cache_ram_mib = 0 if spec.lora_adapters else options.prompt_cache_mib
     params.verbosity = 0
-    if template := named_template(spec):
+    if template := named_template(spec, options):
         params.chat_template = template
     params.prefill_assistant = False  # A last message of the assistant is a turn like any other.
     params.ui = params.endpoint_slots = False
     params.api_keys = [secrets.token_urlsafe(32)]
     _set_adapters(params, spec)
-    _set_pooling(params, spec)
+    _set_pooling(params, spec, options.embedding)
     try:
         server = xllamacpp.Server(params)
         # Warms the weights up; and a server that is dropped before its first request can hang.
@@ -76,7 +62,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     except RuntimeError as exc:
         raise EngineLoadError(
             f"Model '{spec.id}': llama.cpp could not load {spec.file}"
-            f"{f' with {projector}' if projector else ''} ("
+            f"{f' with {options.mmproj}' if options.mmproj else ''} ("
             "unsupported architecture, damaged file, or not enough memory"
             f"{', or a chat template that is not valid' if template else ''})."
         ) from exc
@@ -91,17 +77,12 @@ def _set_adapters(params: Any, spec: ModelSpec) -> None:
     params.lora_adapters = [CommonAdapterLoraInfo(path, 0.0) for path in paths]
 
 
-def _set_pooling(params: Any, spec: ModelSpec) -> None:
+def _set_pooling(params: Any, spec: ModelSpec, pooling: str | None) -> None:
     """Prepare for embeddings, whose inputs must fit into one batch."""
     from xllamacpp import llama_pooling_type
 
-    pooling = spec.options.get("embedding")
     if pooling is None:
         return
-    if pooling not in POOLINGS:
-        raise EngineLoadError(
-            f"Model '{spec.id}': 'embedding' must be one of {', '.join(POOLINGS)}."
-        )
     params.embedding = True
     params.pooling_type = getattr(llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
     params.n_batch = params.n_ubatch = max(spec.context_length, spec.slots)

@@ -149,7 +149,7 @@ def _arguments(text: str) -> str:
 def _lora(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
     """Return the adapters by their numbers; those that are not named are not applied.
 
-    llama.cpp is told of each of them: without any it would go on from a prompt that it has read
+    llama.cpp gets all of them: without any it would go on from a prompt that it has read
     with adapters.
     """
     if not spec.lora_adapters:
@@ -174,7 +174,7 @@ def _sampling(sampling: Sampling, context_length: int) -> dict[str, Any]:
     """Return the settings under llama.cpp's names: ours, but for one."""
     settings = asdict(sampling)
     if (last_n := sampling.dry_penalty_last_n) is not None:
-        # -1 is the whole context; llama.cpp reserves memory for as many tokens as it is told.
+        # -1 is the whole context. llama.cpp reserves memory for this number of tokens.
         settings["dry_penalty_last_n"] = min(last_n % (2**32), context_length)
     settings["repeat_penalty"] = settings.pop("repetition_penalty")
     settings["logit_bias"] = list(sampling.logit_bias) or None

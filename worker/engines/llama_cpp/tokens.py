@@ -94,7 +94,7 @@ def _tokens(loopback: Loopback, request: GenerationRequest, text: str) -> list[i
 def _check(
     answer: dict[str, Any], request: GenerationRequest, spec: ModelSpec | None = None
 ) -> None:
-    """Raise what the answer complains of."""
+    """Raise the error that the answer holds, if any."""
     error = answer.get("error")
     if error is None:
         return

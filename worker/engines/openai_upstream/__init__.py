@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as the engine of a model."""
+"""The engine that asks an OpenAI-compatible server; only the engine registry imports it."""
 
 from worker.engines.openai_upstream.engine import load
 

@@ -15,7 +15,6 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.forced_call import ForcedCall
-from worker.engines.openai_upstream.logprobs import read_logprobs
 from worker.engines.openai_upstream.tool_calls import CallReader
 
 _FAILURES = ("abort", "error")
@@ -76,7 +75,7 @@ class ChoiceReader:
         if is_reasoning:
             self._held = ()
         else:
-            self._held += read_logprobs(wire, self._top_logprobs)
+            self._held += _read_logprobs(wire, self._top_logprobs)
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
@@ -108,3 +107,33 @@ def _checked(text: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a text is a {type(text).__name__}")
     return text
+
+
+def _read_logprobs(wire: dict[str, Any], top: int) -> tuple[TokenLogprob, ...]:
+    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError."""
+    if "content" in wire:
+        return tuple(_entry(entry, top) for entry in wire["content"] or ())
+    others = wire.get("top_logprobs") or [{}] * len(wire.get("tokens") or ())
+    return tuple(
+        _token(token, 0.0 if logprob is None else logprob, _likeliest(likeliest or {}, top))
+        for token, logprob, likeliest in zip(
+            wire.get("tokens") or (), wire.get("token_logprobs") or (), others, strict=False
+        )
+    )
+
+
+def _entry(entry: dict[str, Any], top: int) -> TokenLogprob:
+    others = tuple(_entry(other, 0) for other in (entry.get("top_logprobs") or ())[:top])
+    text_bytes = entry.get("bytes")
+    if text_bytes is None:
+        return _token(entry["token"], entry["logprob"], others)
+    return TokenLogprob(entry["token"], entry["logprob"], bytes(text_bytes), others)
+
+
+def _likeliest(wire: dict[str, float], top: int) -> tuple[TokenLogprob, ...]:
+    ordered = sorted(wire.items(), key=lambda item: -item[1])[:top]
+    return tuple(_token(token, logprob) for token, logprob in ordered)
+
+
+def _token(token: str, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(token, logprob, token.encode(), top)

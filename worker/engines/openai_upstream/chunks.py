@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -11,24 +12,61 @@ from inference_site.domain.errors import EngineError, GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
-from worker.engines.openai_upstream.counts import Counts
-from worker.engines.openai_upstream.errors import Complaints
-from worker.engines.openai_upstream.sse import DONE, EventLines, NoEventStream
+from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.transport import Cancelled
+from worker.engines.openai_upstream.usage import UsageReader
 
+DONE = b"[DONE]"
+
+_IGNORED = (b":", b"event:", b"id:", b"retry:")
+_SHOWN = 200
+_LONGEST_LINE = 16 * 2**20
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class NoEventStream(Exception):
+    """A line is not part of an event stream."""
+
+
+class EventLines:
+    """Cuts the bytes of server-sent events, which come in pieces cut anywhere, into their data.
+
+    Of OpenAI's streams only the lines of ``data:`` matter. Each is an event of its own: no server
+    spreads a chunk over several.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the data of the events that are whole by now. Raise NoEventStream."""
+        lines = (self._rest + data if self._rest else data).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > _LONGEST_LINE:
+            raise NoEventStream(f"a line of more than {_LONGEST_LINE} bytes")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+            elif line and not line.isspace():
+                yield from self._other(line)
+
+    def _other(self, line: bytes) -> Iterator[bytes]:
+        if line.startswith(b"error:"):
+            yield b'{"error":' + line[6:] + b"}"
+        elif not line.startswith(_IGNORED):
+            raise NoEventStream(repr(line[:_SHOWN].decode(errors="replace")))
 
 
 class ChunkReader:
     """Reads the answer of one run; is what the transport watches meanwhile."""
 
     def __init__(
-        self, request: GenerationRequest, sink: Sink, complaints: Complaints, by_schema: bool
+        self, request: GenerationRequest, sink: Sink, errors: ErrorReader, by_schema: bool
     ) -> None:
-        self.request, self._sink, self._complaints = request, sink, complaints
+        self.request, self._sink, self._errors = request, sink, errors
         self._by_schema = by_schema
         self._done = False
-        self.counts = Counts(request)
+        self.usage = UsageReader(request)
         self.restart()
 
     @property
@@ -39,7 +77,7 @@ class ChunkReader:
     @property
     def begun(self) -> bool:
         """Whether a part of the answer was passed on: what fails now cannot be tried again."""
-        return self.counts.begun
+        return self.usage.begun
 
     @property
     def is_complete(self) -> bool:
@@ -51,7 +89,7 @@ class ChunkReader:
         indices = range(self.request.answers)
         self._choices = [ChoiceReader(self.request, i, self._by_schema) for i in indices]
         self._lines = EventLines()
-        self.counts.restart()
+        self.usage.restart()
 
     def feed(self, data: bytes) -> None:
         """Take a piece of the stream. Raise Cancelled, or EngineError for what is no answer."""
@@ -77,7 +115,7 @@ class ChunkReader:
     def account(self) -> None:
         """Tell what was used, if anything was."""
         if self.begun:
-            self._sink.feed(self.counts.usage())
+            self._sink.feed(self.usage.total())
 
     def _take(self, event: bytes) -> None:
         if self._done:
@@ -108,7 +146,7 @@ class ChunkReader:
             if chunk is None:  # What llama.cpp begins completions of several prompts with.
                 return []
             if error := chunk.get("error"):
-                raise self._complaints.in_stream(error, self.request)
+                raise self._errors.in_stream(error, self.request)
             return self._deltas(chunk)
         except _UNREADABLE as exc:
             raise self._unreadable(exc) from exc
@@ -116,13 +154,13 @@ class ChunkReader:
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
         if chunk.get("usage") or "timings" in chunk:
-            self.counts.take(chunk, choices[0].get("index", 0) if choices else None)
+            self.usage.take(chunk, choices[0].get("index", 0) if choices else None)
         if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, when there are stops.
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
         deltas: list[Delta] = []
         for choice in choices:
             if found := self._choices[choice.get("index") or 0].feed(choice):
-                self.counts.count(found[0])
+                self.usage.count(found[0])
                 deltas += found
         return deltas
 

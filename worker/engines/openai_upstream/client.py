@@ -14,8 +14,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
-from worker.engines.openai_upstream.errors import Complaints
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.errors import ErrorReader
+from worker.engines.openai_upstream.server import Server
 from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,17 @@ T = TypeVar("T")
 class Upstream:
     """The server of one model. Thread-safe."""
 
-    def __init__(self, spec: ModelSpec, options: UpstreamOptions) -> None:
-        self._id, self._options = spec.id, options
-        self.complaints = Complaints(spec.id, options)
+    def __init__(self, spec: ModelSpec, server: Server) -> None:
+        self._id, self._server = spec.id, server
+        self.errors = ErrorReader(spec.id, server)
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if options.key:
-            headers["Authorization"] = f"Bearer {options.key}"
+        if server.key:
+            headers["Authorization"] = f"Bearer {server.key}"
         self._client = httpx.Client(
-            transport=PolledTransport(options.connections, _KEEP_ALIVE_S),
-            headers={**headers, **options.headers},
+            transport=PolledTransport(server.connections, _KEEP_ALIVE_S),
+            headers={**headers, **server.headers},
             timeout=httpx.Timeout(
-                options.timeout_s, connect=min(options.timeout_s, _CONNECT_TIMEOUT_S)
+                server.timeout_s, connect=min(server.timeout_s, _CONNECT_TIMEOUT_S)
             ),
         )
 
@@ -55,13 +55,13 @@ class Upstream:
 
         Raise EngineLoadError naming the address and the reason.
         """
-        url = f"{self._options.base_url}/models"
+        url = f"{self._server.base_url}/models"
         listed = self._listed(url)
-        wanted = self._options.model or self._id
+        wanted = self._server.model or self._id
         for name in (wanted, f"{wanted}:latest"):  # Ollama's way to say nothing.
             if name in listed:
                 return wanted
-        if self._options.model is None and len(set(listed.values())) == 1:
+        if self._server.model is None and len(set(listed.values())) == 1:
             return next(iter(listed.values()))
         names = sorted(set(listed.values()))
         more = ", …" if len(names) > _NAMES_SHOWN else ""
@@ -79,7 +79,7 @@ class Upstream:
             pass
         finally:
             reader.account()
-        if reader.begun and reader.counts.is_estimate:
+        if reader.begun and reader.usage.is_estimate:
             self._say_once()
 
     def post(
@@ -90,7 +90,7 @@ class Upstream:
         def ask() -> dict[str, Any]:
             answer = self._client.post(url, content=orjson.dumps(payload))
             if answer.status_code != 200:
-                raise self.complaints.answered(
+                raise self.errors.answered(
                     answer.status_code, answer.headers, answer.content, request
                 )
             try:
@@ -128,13 +128,11 @@ class Upstream:
         raise AssertionError("The last attempt returns or raises.")
 
     def _read(self, path: str, payload: bytes, reader: ChunkReader) -> None:
-        url = f"{self._options.base_url}{path}"
+        url = f"{self._server.base_url}{path}"
         with self._client.stream("POST", url, content=payload) as answer:
             if answer.status_code != 200:
                 body = _beginning(answer)
-                raise self.complaints.answered(
-                    answer.status_code, answer.headers, body, reader.request
-                )
+                raise self.errors.answered(answer.status_code, answer.headers, body, reader.request)
             if answer.headers.get("content-type", "").startswith("application/json"):
                 reader.whole(answer.read())
                 return
@@ -149,12 +147,12 @@ class Upstream:
     def _listed(self, url: str) -> dict[str, str]:
         """Return the names of the server's models, aliases included, and whose they are."""
         try:
-            patience_s = min(self._options.timeout_s, _LIST_TIMEOUT_S)
+            patience_s = min(self._server.timeout_s, _LIST_TIMEOUT_S)
             answer = self._client.get(url, timeout=patience_s)
         except httpx.HTTPError as exc:
             raise EngineLoadError(f"Model '{self._id}': {url} cannot be reached: {exc}") from exc
         if answer.status_code != 200:
-            said = self._options.without_key(answer.text[:200])
+            said = self._server.without_key(answer.text[:200])
             raise EngineLoadError(
                 f"Model '{self._id}': {url} answers with status {answer.status_code}: {said}"
             )
@@ -167,16 +165,16 @@ class Upstream:
         return aliases | names
 
     def _unreachable(self, exc: Exception) -> EngineUnavailable:
-        logger.error("model %s: %s: %s", self._id, self._options.base_url, exc)
+        logger.error("model %s: %s: %s", self._id, self._server.base_url, exc)
         return EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
 
     def _say_once(self) -> None:
         if not self._has_said:
             self._has_said = True
             logger.warning(
-                "model %s: %s tells no usage; each piece of an answer is counted as a token",
+                "model %s: %s reports no usage; each piece of an answer is counted as a token",
                 self._id,
-                self._options.base_url,
+                self._server.base_url,
             )
 
     _has_said = False

@@ -11,59 +11,57 @@ from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.grammars import check_grammar
 from worker.engines.llama_cpp.bounds import check_groups
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.server import Server
 
 
-def constraint_fields(constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:
+def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
     """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
     source = constraint.source
     check_grammar(constraint)
     match constraint.kind:
         case "json_object":
-            if options.flavor.schema_value:
-                return schema_fields({"type": "object"}, options)
-            target = _target("json_object", constraint, options)
+            if server.flavor.schema_value:
+                return schema_fields({"type": "object"}, server)
+            target = _target("json_object", constraint, server)
             return _placed(target, {"type": "json_object"})
         case "json_schema":
-            return schema_fields(orjson.loads(source), options)
+            return schema_fields(orjson.loads(source), server)
         case "gbnf":
             check_groups(source, constraint.param)
-            return _placed(_target("gbnf", constraint, options), source)
+            return _placed(_target("gbnf", constraint, server), source)
         case "lark":
-            return _lark(source, constraint, options)
+            return _lark(source, constraint, server)
         case "regex":
-            if options.flavor.lark_prefix:
+            if server.flavor.lark_prefix:
                 escaped = source.replace("/", "\\/")
-                return _lark(f"start: /{escaped}/", constraint, options)
-            return _placed(_target("regex", constraint, options), source)
+                return _lark(f"start: /{escaped}/", constraint, server)
+            return _placed(_target("regex", constraint, server), source)
         case "llguidance":
-            return _llguidance(orjson.loads(source), constraint, options)
+            return _llguidance(orjson.loads(source), constraint, server)
 
 
-def schema_fields(schema: dict[str, Any], options: UpstreamOptions) -> dict[str, Any]:
+def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:
     """Return the fields for an answer that is JSON of this schema."""
-    target = options.fields.get("json_schema", RESPONSE_FORMAT)
+    target = server.fields.get("json_schema", RESPONSE_FORMAT)
     if target != RESPONSE_FORMAT:
         return _placed(target, schema)
-    if options.flavor.schema_value:
+    if server.flavor.schema_value:
         return {RESPONSE_FORMAT: {"type": "json_object", "value": schema}}
     named = {"name": "answer", "schema": schema, "strict": True}
     return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": named}}
 
 
-def _lark(source: str, constraint: Constraint, options: UpstreamOptions) -> dict[str, Any]:
-    target = _target("lark", constraint, options)
-    return _placed(target, f"{options.flavor.lark_prefix}{source}")
+def _lark(source: str, constraint: Constraint, server: Server) -> dict[str, Any]:
+    target = _target("lark", constraint, server)
+    return _placed(target, f"{server.flavor.lark_prefix}{source}")
 
 
-def _llguidance(
-    grammar: dict[str, Any], constraint: Constraint, options: UpstreamOptions
-) -> dict[str, Any]:
+def _llguidance(grammar: dict[str, Any], constraint: Constraint, server: Server) -> dict[str, Any]:
     match grammar.get("grammars"):
         case [{"lark_grammar": str(lark)}]:
-            return _lark(lark, constraint, options)
+            return _lark(lark, constraint, server)
         case [{"json_schema": dict(schema)}]:
-            return schema_fields(schema, options)
+            return schema_fields(schema, server)
         case _:
             raise InvalidRequest(
                 "A llguidance grammar must be {'grammars': [{'lark_grammar': …}]} or "
@@ -72,8 +70,8 @@ def _llguidance(
             )
 
 
-def _target(kind: str, constraint: Constraint, options: UpstreamOptions) -> str:
-    target = options.fields.get(kind)
+def _target(kind: str, constraint: Constraint, server: Server) -> str:
+    target = server.fields.get(kind)
     if target is None:
         raise InvalidRequest(
             f"The server of this model knows no constraints of the type '{kind}'.",

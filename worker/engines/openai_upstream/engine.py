@@ -13,26 +13,26 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
-from worker.engines.openai_upstream.options import parse_options
 from worker.engines.openai_upstream.payload import Payloads
+from worker.engines.openai_upstream.server import server_of
 from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.openai_upstream.transport import Cancelled
 
 
 def load(spec: ModelSpec) -> UpstreamEngine:
     """Find the model on its server. Raise EngineLoadError naming the address and the reason."""
-    options = parse_options(spec)
-    upstream = Upstream(spec, options)
+    server = server_of(spec)
+    upstream = Upstream(spec, server)
     try:
-        payloads = Payloads(spec, options, upstream.find_model())
+        payloads = Payloads(spec, server, upstream.find_model())
     except BaseException:
         upstream.close()
         raise
     return UpstreamEngine(
         upstream,
         payloads,
-        TokenService(upstream, options, payloads),
-        options.flavor.forces_by_schema,
+        TokenService(upstream, server, payloads),
+        server.flavor.forces_by_schema,
     )
 
 
@@ -79,5 +79,5 @@ class UpstreamEngine(Engine):
 
     def _run(self, path: str, payload: bytes, request: GenerationRequest, sink: Sink) -> None:
         if not sink.cancelled:
-            reader = ChunkReader(request, sink, self._upstream.complaints, self._by_schema)
+            reader = ChunkReader(request, sink, self._upstream.errors, self._by_schema)
             self._upstream.stream(path, payload, reader)

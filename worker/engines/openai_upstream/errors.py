@@ -1,4 +1,4 @@
-"""What the server complains of, as errors of the engine.
+"""The server's errors, as errors of the engine.
 
 | the server says | the engine raises |
 |---|---|
@@ -30,7 +30,7 @@ from inference_site.domain.errors import (
     RateLimited,
 )
 from inference_site.domain.request import GenerationRequest
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ _OVERFLOWS = tuple(
 """How servers say that a prompt is too long; the first that fits counts."""
 
 
-class Complaints:
+class ErrorReader:
     """Reads the errors of one model's server."""
 
-    def __init__(self, model_id: str, options: UpstreamOptions) -> None:
-        self._id, self._options = model_id, options
-        self._ours = {theirs.split(".")[0]: ours for ours, theirs in options.fields.items()}
+    def __init__(self, model_id: str, server: Server) -> None:
+        self._id, self._server = model_id, server
+        self._ours = {theirs.split(".")[0]: ours for ours, theirs in server.fields.items()}
         self._ours |= {name: name for name in _OWN_FIELDS}
 
     def answered(
@@ -94,14 +94,14 @@ class Complaints:
         headers: Mapping[str, str],
         request: GenerationRequest,
     ) -> EngineError:
-        message = self._options.without_key(str(error.get("message") or f"status {status}"))
+        message = self._server.without_key(str(error.get("message") or f"status {status}"))
         message = message[:_SHOWN]
         match status:
             case 400 | 413 | 422:
                 return self._refused(message, error, request)
             case 401 | 403 | 404:
                 logger.error(
-                    "model %s: %s answers %d: %s", self._id, self._options.base_url, status, message
+                    "model %s: %s answers %d: %s", self._id, self._server.base_url, status, message
                 )
                 return EngineUnavailable(
                     f"The server of the model '{self._id}' turned the platform away "
@@ -133,7 +133,7 @@ class Complaints:
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
-        """Return our name of the field that the server complains of, if it names one."""
+        """Return our name of the field that the server's error names, if it names one."""
         param = error.get("param")
         if not isinstance(param, str) or not param:
             return None

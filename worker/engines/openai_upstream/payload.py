@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
+
 from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.chat.forced_call import call_schema
-from worker.engines.chat.wire import wire_tool
+from worker.engines.chat.wire import wire_message, wire_part, wire_tool
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
-from worker.engines.openai_upstream.messages import server_message
-from worker.engines.openai_upstream.options import UpstreamOptions
+from worker.engines.openai_upstream.server import Server
 
 _COMMON_EFFORTS = ("low", "medium", "high")
 """Levels that every server with the field knows; others reach the template as a variable only."""
@@ -25,11 +27,11 @@ _OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
 class Payloads:
     """Writes the requests for one model of one server."""
 
-    def __init__(self, spec: ModelSpec, options: UpstreamOptions, model: str) -> None:
-        self._options, self.model = options, model
-        self._fields, self._flavor = options.fields, options.flavor
+    def __init__(self, spec: ModelSpec, server: Server, model: str) -> None:
+        self._server, self.model = server, model
+        self._fields, self._flavor = server.fields, server.flavor
         self._context_length = spec.context_length
-        self._own_vars: dict[str, Any] = spec.options.get("chat_template_kwargs", {})
+        self._own_vars = server.template_vars
 
     def chat(self, request: GenerationRequest) -> bytes:
         """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
@@ -71,10 +73,10 @@ class Payloads:
         options: dict[str, Any] = {"include_usage": True}
         body = {"model": self.model, "stream": True, "stream_options": options}
         match self._flavor.running_usage:
-            case "continuous_usage_stats" as told:
-                options[told] = True
-            case "timings_per_token" as told:
-                body |= {told: True, "verbose": bool(request.stop)}  # Says which stop text it was.
+            case "continuous_usage_stats" as field:
+                options[field] = True
+            case "timings_per_token" as field:
+                body |= {field: True, "verbose": bool(request.stop)}  # Says which stop text it was.
         asked = {
             **self._sampling(request.sampling),
             "max_tokens": request.max_output_tokens,
@@ -86,14 +88,14 @@ class Payloads:
         }
         body |= self.named(asked)
         if request.constraint is not None:
-            body |= constraint_fields(request.constraint, self._options)
+            body |= constraint_fields(request.constraint, self._server)
         return body
 
     def _sampling(self, sampling: Sampling) -> dict[str, Any]:
         settings = asdict(sampling)
         settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
         if (last_n := sampling.dry_penalty_last_n) is not None:
-            # The server reserves memory for as many tokens as it is told.
+            # The server reserves memory for this number of tokens.
             settings["dry_penalty_last_n"] = min(last_n, self._context_length)
         if sampling.seed is not None and self._flavor.seed_limit is not None:
             settings["seed"] = sampling.seed % self._flavor.seed_limit
@@ -108,7 +110,7 @@ class Payloads:
     def _beginning(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the messages; a prefix of the answer is a last one that is to be continued."""
         reasoning_field = self._fields.get("reasoning_content")
-        messages = [server_message(message, reasoning_field) for message in request.messages]
+        messages = [_message(message, reasoning_field) for message in request.messages]
         if not request.response_prefix:
             unusual = None if request.add_generation_prompt else False
             return {"messages": messages, **self.named({"add_generation_prompt": unusual})}
@@ -125,7 +127,7 @@ class Payloads:
             # The tools reach the template as a variable; the answer is read as a call.
             return {
                 **self.named({"chat_template_kwargs": {"tools": tools}}),
-                **schema_fields(call_schema(request.tools), self._options),
+                **schema_fields(call_schema(request.tools), self._server),
             }
         switches = {
             "parallel_tool_calls": request.parallel_tool_calls,
@@ -146,8 +148,8 @@ class Payloads:
         if field := self._fields.get("chat_template_kwargs"):
             merged = {**variables, **payload.get(field, {})}
             level = effort if effort in _COMMON_EFFORTS else None
-            told = {"chat_template_kwargs": merged or None, "reasoning_effort": level}
-            return {**budget, **self.named(told)}
+            fields = {"chat_template_kwargs": merged or None, "reasoning_effort": level}
+            return {**budget, **self.named(fields)}
         if others := request.template_vars.keys() - _OWN_VARIABLES:
             raise InvalidRequest(
                 f"The server of this model takes no variables of its template ({min(others)!r}).",
@@ -155,5 +157,24 @@ class Payloads:
             )
         if effort is None and variables.get("enable_thinking") is False:
             effort = "none"
-        told = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
-        return {**budget, **self.named(told)}
+        fields = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
+        return {**budget, **self.named(fields)}
+
+
+def _message(message: Message, reasoning_field: str | None) -> dict[str, Any]:
+    """Return a message; its reasoning only for a server that has a field for it."""
+    content = [wire_part(part) for part in message.parts] if message.parts else message.text
+    return wire_message(message, content, _arguments, reasoning_field)
+
+
+def _arguments(text: str) -> str:
+    """Return arguments that any server can read: what is no JSON object becomes one.
+
+    Servers parse the calls of the history; one malformed call must not end a conversation.
+    """
+    try:
+        if isinstance(orjson.loads(text), dict):
+            return text
+    except orjson.JSONDecodeError:
+        pass
+    return orjson.dumps({"input": text} if text else {}).decode()

@@ -21,8 +21,8 @@ from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.client import Upstream
-from worker.engines.openai_upstream.options import UpstreamOptions
 from worker.engines.openai_upstream.payload import Payloads
+from worker.engines.openai_upstream.server import Server
 
 T = TypeVar("T")
 
@@ -39,20 +39,20 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 class TokenService:
     """What one model's server offers beside answers."""
 
-    def __init__(self, upstream: Upstream, options: UpstreamOptions, payloads: Payloads) -> None:
-        self._upstream, self._options, self._payloads = upstream, options, payloads
-        self._is_llama_cpp = options.flavor.tokens == "llama_cpp"
+    def __init__(self, upstream: Upstream, server: Server, payloads: Payloads) -> None:
+        self._upstream, self._server, self._payloads = upstream, server, payloads
+        self._is_llama_cpp = server.flavor.tokens == "llama_cpp"
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
         tokens = 0
-        form = "float" if self._options.flavor.float_embeddings else "base64"
+        form = "float" if self._server.flavor.float_embeddings else "base64"
         for first in range(0, len(request.prompts), _BATCH):
             inputs = [
                 list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]
             ]
             asked = {"model": self._payloads.model, "input": inputs, "encoding_format": form}
-            url = f"{self._options.base_url}/embeddings"
+            url = f"{self._server.base_url}/embeddings"
             answer = self._upstream.post(url, asked, request, sink)
             try:
                 found = {int(entry["index"]): _vector(entry) for entry in answer["data"]}
@@ -114,7 +114,7 @@ class TokenService:
         request: GenerationRequest,
         sink: Sink,
     ) -> T:
-        answer = self._upstream.post(f"{self._options.root_url}{path}", payload, request, sink)
+        answer = self._upstream.post(f"{self._server.root_url}{path}", payload, request, sink)
         found = answer.get(key)
         if not isinstance(found, kind):
             raise GenerationFailed(f"The model's server sent no '{key}'.")
@@ -123,9 +123,9 @@ class TokenService:
 
 def _vector(entry: dict[str, Any]) -> bytes:
     """Return an embedding as little-endian floats of length 1. Raise ValueError for none."""
-    told = entry["embedding"]
-    packed = base64.b64decode(told, validate=True) if isinstance(told, str) else None
-    vector = array("f", told if packed is None else packed)
+    embedding = entry["embedding"]
+    packed = base64.b64decode(embedding, validate=True) if isinstance(embedding, str) else None
+    vector = array("f", embedding if packed is None else packed)
     if not vector:
         raise ValueError("an empty vector")
     length = math.hypot(*vector)

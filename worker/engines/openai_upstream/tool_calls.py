@@ -78,7 +78,7 @@ class CallReader:
         return ToolCallDelta(call.number, arguments, index=self._index)
 
     def _call(self, index: int | None, call_id: str | None, name: str | None) -> _Call:
-        """Return the call that a piece belongs to, with what the piece tells of it."""
+        """Return the call that a piece belongs to, with what the piece says of it."""
         call = self._known(index, call_id, name)
         if call is None:
             call = _Call()
@@ -94,7 +94,7 @@ class CallReader:
             known = self._by_index.get(index)
         elif call_id is not None:
             known = next((call for call in self._calls if call.id == call_id), None)
-            # A piece may be the first to tell the id of the call that is being read.
+            # A piece may be the first with the id of the call that is being read.
             if known is None and name is None and self._calls and self._calls[-1].id is None:
                 known = self._calls[-1]
         else:

@@ -1,4 +1,4 @@
-// The playground: sends what the form says, shows the answer while it comes, stops it.
+// The playground: sends the form as a request, shows the answer as it streams, and stops it.
 import { AnswerView, copy, events } from "../responses_api/stream.js";
 import { asCurl, asPython, settingsOf } from "./requests.js";
 
@@ -9,7 +9,7 @@ const message = $("message");
 const origin = settings.dataset.origin;
 let talk = newTalk();
 
-/** A conversation: an answer that ends when it is no longer this one changes nothing here. */
+/** A conversation. An answer that ends after its conversation was replaced changes nothing. */
 function newTalk() {
   return { previous: null, running: null, calls: [], last: null };
 }
@@ -26,7 +26,7 @@ function headers() {
   return { "content-type": "application/json", "x-csrftoken": token };
 }
 
-/** Return what is sent: the message, and what the last answer's calls are told. */
+/** Return the input of the request: results of the last answer's calls, then the message. */
 function input() {
   const results = talk.calls.map((call) => ({
     type: call.type === "function_call" ? "function_call_output" : "custom_tool_call_output",
@@ -52,7 +52,7 @@ function isEmpty(asked) {
   return typeof asked.input === "string" && !asked.input.trim();
 }
 
-/** Write as code what would be sent now; while that is nothing, what was sent last. */
+/** Show the request as code: the one in the form, or the last one sent if the form is empty. */
 function showCode() {
   try {
     const now = body();
@@ -85,7 +85,7 @@ function showSent(asked) {
   }
 }
 
-/** Ask for the results of the calls that an answer made. */
+/** Show a field for the result of each call in the answer. */
 function askForResults(output) {
   talk.calls = output.filter((item) => item.type.endsWith("_call"));
   $("results").replaceChildren(
@@ -117,12 +117,12 @@ function showUsage(view, response, ignored) {
   view.state.replaceWith(usage);
 }
 
-/** Show an answer while it comes; return the response, or null if it was cut off. */
+/** Show an answer as it streams; return the response, or null if the stream was cut off. */
 async function follow(answer, view, running) {
   const ignored = answer.headers.get("x-unsupported-params");
   let last = null;
   for await (const event of events(answer)) {
-    // Whoever has scrolled up to read is left there.
+    // Do not scroll a reader who has scrolled up.
     const isSeen = view.state.getBoundingClientRect().top < innerHeight;
     const response = view.show(event);
     if (isSeen) view.state.scrollIntoView({ block: "nearest" });
@@ -194,7 +194,7 @@ async function askToStop(running) {
   await fetch(`${ADDRESS}/${running.id}/stop`, { method: "POST", headers: headers() });
 }
 
-/** Have the running answer stopped; one that has no id yet, as soon as it has. */
+/** Stop the running answer; if its id is not known yet, as soon as it is. */
 function stop() {
   const running = talk.running;
   if (!running) return;

@@ -1,4 +1,4 @@
-// Keeps a page of what is there now up to date, while it is looked at and nobody is in it.
+// Reloads the live part of a page every 3 s while the page is visible and has no focused element.
 const EVERY_MS = 3000;
 
 async function refresh() {

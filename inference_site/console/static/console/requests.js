@@ -1,4 +1,4 @@
-// A request of the playground: from its fields, and as code that asks the same.
+// The playground's request: built from the form, and written as curl and Python.
 
 const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed",
@@ -15,7 +15,7 @@ function json(fields, name, label) {
   }
 }
 
-/** Return the fields of the form as a body; throw an Error for JSON that is none. */
+/** Return the form as a request body; throw an Error for invalid JSON. */
 export function settingsOf(form) {
   const fields = new FormData(form);
   const body = { model: fields.get("model") };
@@ -31,7 +31,7 @@ export function settingsOf(form) {
   return body;
 }
 
-/** Return the request as a command for a shell. */
+/** Return the request as a shell command with curl. */
 export function asCurl(origin, body) {
   const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   return [
@@ -65,7 +65,7 @@ function python(value, indent = "") {
   return JSON.stringify(value);
 }
 
-/** Return the request as a program with the official client. */
+/** Return the request as a Python program that uses the official client. */
 export function asPython(origin, body) {
   const own = Object.entries(body).filter(([name]) => OWN.has(name));
   const extra = Object.entries(body).filter(([name]) => !OWN.has(name));

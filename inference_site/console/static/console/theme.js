@@ -1,4 +1,4 @@
-// Light or dark before anything is drawn: as chosen here or in the admin, or as the system says.
+// Sets light or dark before the first paint: the user's choice, else the system's preference.
 (() => {
   const key = "adminTheme"; // Where the admin's theme keeps the choice, as JSON.
   const system = matchMedia("(prefers-color-scheme: dark)");

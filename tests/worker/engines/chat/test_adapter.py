@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.catalogue.engines.chat import chat_capabilities
+from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
 from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import ImagePart, Message
@@ -37,7 +37,8 @@ def adapt(
     engine: Engine, own: frozenset[str] = frozenset({"completions", "grammar"}), **options: Any
 ) -> ChatAdapter:
     spec = ModelSpec("m", "fake", options=options)
-    return ChatAdapter(engine, configure_chat(spec, Vocabulary(TEMPLATE, bos="<s>")), own)
+    vocabulary = Vocabulary(TEMPLATE, bos="<s>")
+    return ChatAdapter(engine, configure_chat(spec, ChatOptions.of(spec), vocabulary), own)
 
 
 def chat(engine: Engine, request: GenerationRequest = ASK, **options: Any) -> RecordingSink:
@@ -138,7 +139,9 @@ def test_call_cannot_be_forced_without_grammars() -> None:
 
 
 def test_tools_need_a_template_that_shows_them() -> None:
-    chat_ = configure_chat(ModelSpec("m", "fake"), Vocabulary("{{ messages[0].content }}"))
+    chat_ = configure_chat(
+        ModelSpec("m", "fake"), ChatOptions(), Vocabulary("{{ messages[0].content }}")
+    )
     with pytest.raises(InvalidRequest, match="no place for tools"):
         ChatAdapter(CompletingEngine(), chat_, frozenset()).chat(
             replace(ASK, tools=TOOLS), RecordingSink()

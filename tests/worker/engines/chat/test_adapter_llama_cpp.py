@@ -9,6 +9,7 @@ import gguf
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.engines.llama_cpp import capabilities
 from inference_site.domain.deltas import Finish, PromptDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded
@@ -44,7 +45,9 @@ def adapter(engine: Engine) -> ChatAdapter:
     tokens = fields["tokenizer.ggml.tokens"].contents()
     bos, eos = (tokens[fields[f"tokenizer.ggml.{n}_token_id"].contents()] for n in ("bos", "eos"))
     vocabulary = Vocabulary(fields["tokenizer.chat_template"].contents(), bos, eos)
-    return ChatAdapter(engine, configure_chat(SPEC, vocabulary), capabilities(SPEC))
+    return ChatAdapter(
+        engine, configure_chat(SPEC, ChatOptions.of(SPEC), vocabulary), capabilities(SPEC)
+    )
 
 
 def ask(

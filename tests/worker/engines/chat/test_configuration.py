@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.messages import Message
@@ -19,7 +20,8 @@ ASK = GenerationRequest("m", (Message("user", "Hi"),))
 
 
 def configure(template: str | None = "{{ bos_token }}", **options: Any) -> ChatConfiguration:
-    return configure_chat(ModelSpec("m", "fake", options=options), Vocabulary(template, bos="<s>"))
+    spec = ModelSpec("m", "fake", options=options)
+    return configure_chat(spec, ChatOptions.of(spec), Vocabulary(template, bos="<s>"))
 
 
 def test_template_is_the_files_own() -> None:
@@ -69,7 +71,7 @@ def test_bad_template_is_told() -> None:
 
 def test_bos_is_only_cut_where_the_tokenizer_adds_it() -> None:
     vocabulary = Vocabulary("x", bos="<s>", adds_bos=False)
-    assert configure_chat(ModelSpec("m", "fake"), vocabulary).bos == ""
+    assert configure_chat(ModelSpec("m", "fake"), ChatOptions(), vocabulary).bos == ""
 
 
 def test_syntax_is_what_the_template_shows_but_for_the_options() -> None:

@@ -24,29 +24,35 @@ HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({}, "'base_url' is missing"),
-        ({"base_url": 5}, "'base_url' must be a text"),
-        ({"base_url": "localhost:8000"}, "'base_url' must be an address"),
-        ({"base_url": "ftp://host/v1"}, "'base_url' must be an address"),
+        ({}, "'base_url': it is missing; expected the address of an OpenAI-compatible API"),
+        ({"base_url": 5}, "'base_url': URL input should be a string"),
+        ({"base_url": "localhost:8000"}, "'base_url': URL scheme should be 'http' or 'https'"),
+        ({"base_url": "ftp://host/v1"}, "'base_url': URL scheme should be 'http' or 'https'"),
         ({"base_url": "http://host/v1?a=b"}, "neither a query nor a password"),
         ({"base_url": "http://user:pass@host/v1"}, "neither a query nor a password"),
-        ({"base_url": "http://host:99999/v1"}, "'base_url'"),
-        ({"flavor": "llama"}, "'flavor' must be one of openai, vllm"),
-        ({"model": ""}, "'model' must be a text"),
-        ({"capabilities": "chat"}, "'capabilities' must be a list"),
-        ({"capabilities": ["flying"]}, "'capabilities' must be a list of some of audio"),
-        ({"fields": []}, "'fields' must be a mapping"),
-        ({"fields": {"top_z": "x"}}, "'fields' has the unknown name 'top_z'"),
-        ({"fields": {"top_k": 5}}, "'fields' must map names"),
-        ({"headers": {"X-A": "line\nbreak"}}, "'headers' must map"),
-        ({"timeout_s": 0}, "'timeout_s' must be"),
-        ({"timeout_s": "5"}, "'timeout_s' must be"),
-        ({"connections": True}, "'connections' must be"),
-        ({"chat_template_kwargs": 5}, "'chat_template_kwargs' must be a mapping"),
-        ({"api_key": "a", "api_key_env": "B"}, "'api_key_env' cannot be used together"),
+        (
+            {"base_url": "http://host:99999/v1"},
+            "'base_url': Input should be a valid URL, invalid port",
+        ),
+        ({"flavor": "llama"}, "'flavor': Input should be 'openai', 'vllm'"),
+        ({"model": ""}, "'model': String should have at least 1 character"),
+        ({"capabilities": "chat"}, "'capabilities': must be a list"),
+        ({"capabilities": ["flying"]}, "'capabilities.0': Input should be 'audio', 'cache_prompt'"),
+        ({"fields": []}, "'fields': must be a mapping"),
+        ({"fields": {"top_z": "x"}}, "'fields.top_z': unknown name"),
+        ({"fields": {"top_k": 5}}, "'fields.top_k': Input should be a valid string"),
+        ({"headers": {"X-A": "line\nbreak"}}, "'headers.X-A': must fit into a header"),
+        ({"timeout_s": 0}, "'timeout_s': Input should be greater than 0"),
+        ({"timeout_s": "5"}, "'timeout_s': Input should be a valid number"),
+        ({"connections": True}, "'connections': Input should be a valid integer"),
+        ({"chat_template_kwargs": 5}, "'chat_template_kwargs': must be a mapping"),
+        (
+            {"api_key": "a", "api_key_env": "B"},
+            "'api_key_env': cannot be used together with 'api_key'",
+        ),
         ({"api_key_env": "NO_SUCH_VARIABLE"}, "names NO_SUCH_VARIABLE, which is not set"),
         ({"api_key_file": "/no/such/file"}, "'api_key_file' cannot be read"),
-        ({"api_key": "sk\nx"}, "'api_key' must hold a key"),
+        ({"api_key": "sk\nx"}, "'api_key' must fit into a header"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], reason: str) -> None:
@@ -105,9 +111,9 @@ def test_the_key_comes_from_where_it_is_kept(
 
 
 def test_a_key_is_not_shown_when_the_options_are_printed(load: Load) -> None:
-    from worker.engines.openai_upstream.options import parse_options
+    from worker.engines.openai_upstream.server import server_of
 
-    told = repr(parse_options(spec(base_url="http://h/v1", api_key="sk-1", headers={"a": "sk-1"})))
+    told = repr(server_of(spec(base_url="http://h/v1", api_key="sk-1", headers={"a": "sk-1"})))
     assert "sk-1" not in told
 
 

@@ -18,7 +18,7 @@ from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
-from worker.engines.openai_upstream.sse import EventLines, NoEventStream
+from worker.engines.openai_upstream.chunks import EventLines, NoEventStream
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

@@ -1,4 +1,4 @@
-"""Built-in chat templates, for model files that have none: one Jinja file and one entry each."""
+"""Built-in chat templates for model files without one; only ``worker.engines`` imports it."""
 
 from __future__ import annotations
 

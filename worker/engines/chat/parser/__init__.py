@@ -1,8 +1,7 @@
-"""From a model's text to content, reasoning and calls; see ``parser.py``."""
+"""Parses a model's text into content, reasoning and calls; ``worker.engines`` imports it."""
 
-from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, ends_in_reasoning, syntax_of
 from worker.engines.chat.parser.parser import OutputParser
-from worker.engines.chat.parser.start import ends_in_reasoning
 from worker.engines.chat.parser.syntax import Reasoning, Syntax
 
 __all__ = [

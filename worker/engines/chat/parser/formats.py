@@ -1,12 +1,12 @@
-"""The tool formats by name, and the traces by which a chat template gives its syntax away."""
+"""The tool formats by name; what a chat template shows of a syntax, and a prompt of its place."""
 
 from __future__ import annotations
 
-from worker.engines.chat.parser.channels import CHANNEL
+import re
+
+from worker.engines.chat.parser.channels import CHANNEL, REASONING_CHANNELS
 from worker.engines.chat.parser.deepseek import DEEPSEEK
-from worker.engines.chat.parser.hermes import HERMES
-from worker.engines.chat.parser.llama3_json import LLAMA3_JSON
-from worker.engines.chat.parser.mistral import MISTRAL
+from worker.engines.chat.parser.json_formats import HERMES, LLAMA3_JSON, MISTRAL
 from worker.engines.chat.parser.pythonic import PYTHONIC
 from worker.engines.chat.parser.qwen3_coder import QWEN3_CODER
 from worker.engines.chat.parser.syntax import Reasoning, Syntax
@@ -33,9 +33,16 @@ _REASONING_TRACES = (
     ("</seed:think>", Reasoning("<seed:think>", "</seed:think>")),
 )
 
+_TAG = re.compile(r"<[^\s<>]+>|\[/?[A-Z_]{2,}\]")
+"""What looks like a tag of any format."""
+_MAX_BEGUN = 256
+"""Characters of reasoning that a prompt may begin with. More of it is a text *about* reasoning."""
+_HARMONY_END = re.compile(r"<\|channel\|>\s*([\w-]+)[^<]*<\|message\|>([^<]*)\Z")
+_NAMED_END = re.compile(rf"{re.escape(CHANNEL)}([A-Za-z0-9_-]+)([^<]*)\Z")
+
 
 def syntax_of(template: str) -> Syntax:
-    """Return the syntax that the traces in a chat template tell of."""
+    """Return the syntax that a chat template shows."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Syntax(channels="harmony")
     return Syntax(
@@ -43,3 +50,30 @@ def syntax_of(template: str) -> Syntax:
         next((found for all_, found in _TOOL_TRACES if all(t in template for t in all_)), None),
         "named" if CHANNEL in template else "tags",
     )
+
+
+def ends_in_reasoning(prompt: str, syntax: Syntax) -> bool:
+    """Return whether what follows this prompt is reasoning.
+
+    It is when the last start tag comes after the last end tag, at most 256 characters before the
+    end, with nothing after it that looks like a tag.
+    """
+    match syntax.channels:
+        case "harmony":
+            return _last_channel(_HARMONY_END, prompt)
+        case "named":
+            return _last_channel(_NAMED_END, prompt)
+    if syntax.reasoning is None:
+        return False
+    tail = prompt[-_MAX_BEGUN - len(syntax.reasoning.start) :]
+    start = tail.rfind(syntax.reasoning.start)
+    if start < 0:
+        return False
+    after = tail[start + len(syntax.reasoning.start) :]
+    return syntax.reasoning.end not in after and _TAG.search(after) is None
+
+
+def _last_channel(pattern: re.Pattern[str], prompt: str) -> bool:
+    tail = prompt[-2 * _MAX_BEGUN :]
+    found = pattern.search(tail)
+    return bool(found and found[1].lower() in REASONING_CHANNELS and len(found[2]) <= _MAX_BEGUN)

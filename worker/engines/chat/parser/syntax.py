@@ -27,7 +27,7 @@ class Reasoning:
 
 
 CallReader = Callable[[Source, Output, Sequence[Tool], str], Reading[bool]]
-"""Reads the calls after a start, which it is told; empty for calls that have none.
+"""Reads the calls after a start, its last argument; empty for calls that have none.
 
 It returns whether there were any. What it does not read is content.
 """

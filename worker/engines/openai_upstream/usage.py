@@ -1,4 +1,4 @@
-"""Tokens of a run, as the server tells them, so that a run stopped at any point is accounted."""
+"""Token counts of a run, as its server reports them, also of a run that is stopped early."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _TokenCounts:
     input: int
     cached: int
     output: int
     reasoning: int | None
 
 
-class Counts:
+class UsageReader:
     """A fold over the chunks of one run.
 
-    Servers tell usage in a chunk of its own, in the last one of each choice, or, while they run, in
-    every chunk, for the choice that the chunk is of. A count without a choice is that of the whole
-    run. When nothing is told, each piece counts as one token.
+    Servers report usage in a chunk of its own, in the last one of each choice, or, while they run,
+    in every chunk, for the choice that the chunk is of. A report without a choice is that of the
+    whole run. When a server reports nothing, each piece counts as one token.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._told: dict[int | None, _Told] = {}
+        self._reported: dict[int | None, _TokenCounts] = {}
         self._pieces = self._reasoning = 0
         self._started = time.monotonic()
         self._first_at: float | None = None
@@ -43,20 +43,20 @@ class Counts:
 
     @property
     def is_estimate(self) -> bool:
-        """Whether the server told nothing."""
-        return not self._told
+        """Whether the server has reported nothing."""
+        return not self._reported
 
     def restart(self) -> None:
         """Begin anew, with another attempt."""
-        self._told.clear()
+        self._reported.clear()
         self._started = time.monotonic()
 
     def take(self, chunk: dict[str, Any], index: int | None) -> None:
-        """Note what a chunk tells. Raise TypeError for counts that are none."""
+        """Note what a chunk reports. Raise TypeError for counts that are none."""
         if usage := chunk.get("usage"):
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
-            self._told[index] = _Told(
+            self._reported[index] = _TokenCounts(
                 int(usage.get("prompt_tokens") or 0),
                 int(prompt.get("cached_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
@@ -64,8 +64,8 @@ class Counts:
             )
         elif timings := chunk.get("timings"):
             cached = timings["cache_n"]
-            told = _Told(cached + timings["prompt_n"], cached, timings["predicted_n"], None)
-            self._told[index] = told
+            prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
+            self._reported[index] = _TokenCounts(prompt, cached, output, None)
 
     def count(self, first: Delta) -> None:
         """Note a piece of a choice by the first delta that it came to."""
@@ -75,34 +75,36 @@ class Counts:
             self._pieces += 1
             self._reasoning += isinstance(first, ReasoningDelta)
 
-    def usage(self) -> Usage:
+    def total(self) -> Usage:
         """Return the sum; a prompt, which its choices share, counts once."""
         now = time.monotonic()
         first = self._first_at or now
-        told = self._sum()
-        reasoning = self._reasoning if told.reasoning is None else told.reasoning
+        total = self._sum()
+        reasoning = self._reasoning if total.reasoning is None else total.reasoning
         return Usage(
-            input_tokens=told.input,
-            cached_tokens=min(told.cached, told.input),
-            output_tokens=told.output,
-            reasoning_tokens=min(reasoning, told.output),
+            input_tokens=total.input,
+            cached_tokens=min(total.cached, total.input),
+            output_tokens=total.output,
+            reasoning_tokens=min(reasoning, total.output),
             prefill_ms=(first - self._started) * 1000,
             decode_ms=(now - first) * 1000,
         )
 
-    def _sum(self) -> _Told:
-        if not self._told:
-            return _Told(_estimated_input(self._request), 0, self._pieces, None)
-        if None in self._told:
-            return self._told[None]
-        prompts: dict[int, _Told] = {}
-        for index, told in sorted((i or 0, told) for i, told in self._told.items()):
-            prompts.setdefault(index // self._request.choices, told)
-        reasoning = [told.reasoning for told in self._told.values() if told.reasoning is not None]
-        return _Told(
-            sum(told.input for told in prompts.values()),
-            sum(told.cached for told in prompts.values()),
-            sum(told.output for told in self._told.values()),
+    def _sum(self) -> _TokenCounts:
+        if not self._reported:
+            return _TokenCounts(_estimated_input(self._request), 0, self._pieces, None)
+        if None in self._reported:
+            return self._reported[None]
+        prompts: dict[int, _TokenCounts] = {}
+        for index, counts in sorted((i or 0, counts) for i, counts in self._reported.items()):
+            prompts.setdefault(index // self._request.choices, counts)
+        reasoning = [
+            counts.reasoning for counts in self._reported.values() if counts.reasoning is not None
+        ]
+        return _TokenCounts(
+            sum(counts.input for counts in prompts.values()),
+            sum(counts.cached for counts in prompts.values()),
+            sum(counts.output for counts in self._reported.values()),
             sum(reasoning) if reasoning else None,
         )
 

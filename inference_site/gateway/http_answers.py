@@ -1,0 +1,132 @@
+"""What a client gets over HTTP: a stream as SSE, one JSON body, or a response as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.http.response import HttpResponseBase
+
+from inference_site.errors.api_errors import InternalError
+from inference_site.gateway.delivery import Sink
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch
+
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_FIRST_PING_S = 0.9
+"""When nothing has come by then, the headers and a comment go out: within the first second."""
+_PING = b": ping\n\n"
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+
+
+class JsonSink(Sink):
+    """One JSON body, with the status of the ending.
+
+    ``headers`` are those of the view's response; ``started_at`` is of the monotonic clock.
+    """
+
+    def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
+        self._send, self._headers, self._started_at = send, headers, started_at
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        if ending is None:
+            return
+        headers = list(_JSON_HEADERS)
+        if ending.retry_after_s is not None:
+            headers.append((b"retry-after", str(ending.retry_after_s).encode()))
+        await self._begin(ending.status, headers)
+        # A failure that found no words of its own has an empty body.
+        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        await self._write(body, more=False)
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
+        timing = (b"openai-processing-ms", str(elapsed_ms).encode())
+        headers = [*self._headers, *headers, timing]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class SseSink(JsonSink):
+    """Server-sent events, with comments while nothing comes.
+
+    ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
+    failure is answered as JSON, with the status of the failure, if it ``may_be_status``.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        started_at: float,
+        opening: Sequence[bytes] = (),
+        *,
+        may_be_status: bool = True,
+    ) -> None:
+        super().__init__(send, headers, started_at)
+        self._opening, self._may_be_status = opening, may_be_status
+        self._has_begun = False
+
+    @property
+    def quiet_s(self) -> float:
+        interval_s: float = settings.KEEP_ALIVE_INTERVAL / 1000
+        return interval_s if self._has_begun else min(_FIRST_PING_S, interval_s)
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        if ending is not None and self._failed_early(ending, batches):
+            await super().write(batches, ending)
+            return
+        frames = [frame for batch in batches for frame in batch.frames]
+        if not self._has_begun:
+            self._has_begun = True
+            await self._begin(200, _SSE_HEADERS)
+            frames = [*self._opening, *frames]
+        if ending is not None and ending.error_code and not ending.body:
+            frames.append(b"data: " + InternalError().body + b"\n\n")
+        # One write an event: some clients forget an event that arrives in two reads.
+        for frame in frames or [_PING]:
+            await self._write(frame, more=True)
+        if ending is not None:
+            await self._write(b"", more=False)
+
+    def _failed_early(self, ending: Ending, batches: Sequence[Batch]) -> bool:
+        is_first = len(batches) == 1 and batches[0].first == len(self._opening)
+        return ending.is_early and not self._has_begun and is_first and self._may_be_status
+
+
+async def send_response(response: HttpResponseBase, send: Send) -> None:
+    """Send a response that is complete."""
+    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": [
+                *_encoded((k, v) for k, v in response.items() if k.lower() != "content-length"),
+                (b"content-length", str(len(body)).encode()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def own_headers(response: HttpResponseBase) -> Headers:
+    """Return the headers of the view's response that also belong to the relayed one."""
+    replaced = {"content-type", "content-length", "openai-processing-ms"}
+    return [(k, v) for k, v in _encoded(response.items()) if k.decode() not in replaced]
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    return [(key.lower().encode("ascii"), value.encode("latin-1")) for key, value in headers]

@@ -1,0 +1,150 @@
+"""The events of an output item, in their order: of one being made, one stored, and one sent before.
+
+    item added → part added → deltas → text done → part done → item done
+
+A call has no part, and always a delta: readers expect one, also of a call without arguments. An
+item that is interrupted ends like any other, with the status ``incomplete``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from responses_api.wire import events as wire
+from responses_api.wire.items import ItemStatus
+from responses_api.wire.output import (
+    Call,
+    CustomToolCall,
+    FunctionCall,
+    LogprobEntry,
+    Message,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    TextPart,
+    changed,
+)
+
+Logprobs = Sequence[LogprobEntry]
+
+
+def emptied(item: OutputItem) -> OutputItem:
+    """Return the item as it is announced."""
+    match item:
+        case Message():
+            return changed(item, status="in_progress", content=[])
+        case ReasoningItem():
+            return changed(item, status="in_progress", content=[], encrypted_content=None)
+        case FunctionCall():
+            return changed(item, status="in_progress", arguments="")
+        case CustomToolCall():
+            return changed(item, status="in_progress", input="")
+
+
+def filled(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
+    """Return the item with this text. A function that is called without arguments gets ``{}``."""
+    match item:
+        case Message() | ReasoningItem():
+            return changed(item, status=status, content=[_part(item, text, logprobs)])
+        case FunctionCall():
+            return changed(item, status=status, arguments=text or "{}")
+        case CustomToolCall():
+            return changed(item, status=status, input=text)
+
+
+def _part(item: Message | ReasoningItem, text: str, logprobs: Logprobs) -> OutputText | TextPart:
+    if isinstance(item, Message):
+        return OutputText(text=text, annotations=[], logprobs=list(logprobs))
+    return TextPart(type="reasoning_text", text=text)
+
+
+def _text(item: OutputItem) -> tuple[str, Logprobs]:
+    match item:
+        case Message(content=[OutputText(text=text, logprobs=logprobs)]):
+            return text, logprobs
+        case ReasoningItem(content=[TextPart(text=text)]):
+            return text, ()
+        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+            return text, ()
+    raise ValueError(f"The item {item.id} is not one that a model made.")
+
+
+class ItemEvents:
+    """Makes the events of one item, at its place in the output, with the next of the numbers."""
+
+    def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
+        self._id, self._index, self._numbers = item_id, output_index, numbers
+
+    def whole(self, item: OutputItem) -> Iterator[wire.Event]:
+        """Yield all events of an item that has ended, its text in one delta."""
+        yield from self.opening(emptied(item))
+        text, logprobs = _text(item)
+        if text:
+            yield self.delta(item, text, logprobs)
+        yield from self.closing(item, has_delta=bool(text))
+
+    def opening(self, item: OutputItem) -> Iterator[wire.Event]:
+        """Yield the events that announce an item, which is empty."""
+        yield self._item_event("response.output_item.added", item)
+        if not isinstance(item, Call):
+            yield self._part_event("response.content_part.added", _part(item, "", ()))
+
+    def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
+        """Return the event of a piece of the item's text."""
+        match item:
+            case Message():
+                entries = list(logprobs)
+                return wire.OutputTextDelta(**self._in_part(), delta=text, logprobs=entries)
+            case ReasoningItem():
+                return wire.ReasoningTextDelta(**self._in_part(), delta=text)
+            case FunctionCall():
+                return wire.FunctionCallArgumentsDelta(**self._in_item(), delta=text)
+            case CustomToolCall():
+                return wire.CustomToolCallInputDelta(**self._in_item(), delta=text)
+
+    def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[wire.Event]:
+        """Yield the events that end an item, which has all of its text."""
+        text, logprobs = _text(item)
+        if isinstance(item, Call) and not has_delta:
+            yield self.delta(item, text)
+        yield self._text_done(item, text, logprobs)
+        if not isinstance(item, Call):
+            yield self._part_event("response.content_part.done", _part(item, text, logprobs))
+        yield self._item_event("response.output_item.done", item)
+
+    def _text_done(self, item: OutputItem, text: str, logprobs: Logprobs) -> wire.Event:
+        match item:
+            case Message():
+                return wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
+            case ReasoningItem():
+                return wire.ReasoningTextDone(**self._in_part(), text=text)
+            case FunctionCall(name=name):
+                place = self._in_item()
+                return wire.FunctionCallArgumentsDone(**place, arguments=text, name=name)
+            case CustomToolCall():
+                return wire.CustomToolCallInputDone(**self._in_item(), input=text)
+
+    def _item_event(
+        self,
+        type_: Literal["response.output_item.added", "response.output_item.done"],
+        item: OutputItem,
+    ) -> wire.Event:
+        number, index = next(self._numbers), self._index
+        return wire.OutputItemEvent(
+            type=type_, sequence_number=number, output_index=index, item=item
+        )
+
+    def _part_event(
+        self,
+        type_: Literal["response.content_part.added", "response.content_part.done"],
+        part: OutputText | TextPart,
+    ) -> wire.Event:
+        return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
+
+    def _in_item(self) -> dict[str, Any]:
+        number = next(self._numbers)
+        return {"sequence_number": number, "item_id": self._id, "output_index": self._index}
+
+    def _in_part(self) -> dict[str, Any]:
+        return {**self._in_item(), "content_index": 0}

@@ -1,0 +1,91 @@
+"""The server of a model: its options, with the key read from where it is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from inference_site.catalogue.engines.openai_upstream import UpstreamOptions, fits_header
+from inference_site.catalogue.engines.upstream_flavors import FLAVORS, Flavor
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the server is, and how it is spoken to.
+
+    ``model`` is its name there; None: see ``Upstream.find_model``. ``template_vars`` are variables
+    of the chat template that requests do not set. ``timeout_s`` bounds the waiting for a
+    connection, for the first chunk, and for each later one.
+    """
+
+    base_url: str
+    model: str | None
+    flavor: Flavor
+    fields: Mapping[str, str]
+    template_vars: Mapping[str, Any]
+    timeout_s: float
+    connections: int
+    key: str | None = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+
+    @property
+    def root_url(self) -> str:
+        """The address without ``/v1``: some servers have their own endpoints there."""
+        return self.base_url.removesuffix("/v1")
+
+    def without_key(self, text: str) -> str:
+        """Return a text of the server without the key, should it repeat it."""
+        return text.replace(self.key, "***") if self.key else text
+
+
+def server_of(spec: ModelSpec) -> Server:
+    """Return the server of a model. Raise EngineLoadError naming the model and the key."""
+    options = UpstreamOptions.of(spec)
+    flavor = FLAVORS[options.flavor]
+    return Server(
+        base_url=str(options.base_url).rstrip("/"),
+        model=options.model,
+        flavor=flavor,
+        fields={k: v for k, v in {**flavor.fields, **options.fields}.items() if v is not None},
+        template_vars=options.chat_template_kwargs,
+        timeout_s=options.timeout_s,
+        connections=options.connections or spec.slots,
+        key=_key(spec, options),
+        headers={name: value.get_secret_value() for name, value in options.headers.items()},
+    )
+
+
+def _key(spec: ModelSpec, options: UpstreamOptions) -> str | None:
+    """Return the server's key from the one place that the options name, if they name one."""
+    places = {
+        "api_key": options.api_key and options.api_key.get_secret_value,
+        "api_key_env": options.api_key_env and partial(_variable, options.api_key_env),
+        "api_key_file": options.api_key_file and partial(_content, options.api_key_file),
+    }
+    for name, read in places.items():
+        if read:
+            try:
+                return fits_header(read())
+            except ValueError as exc:
+                raise EngineLoadError(f"Model '{spec.id}': '{name}' {exc}.") from exc
+    return None
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ValueError(f"names {name}, which is not set")
+    return value
+
+
+def _content(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"cannot be read: {exc}") from exc
