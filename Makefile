@@ -1,4 +1,5 @@
 # Two commands are enough: `make serve` and `make test`. Both need only Python >= 3.11, make and git.
+# While you write code: `make check`, which needs no services and takes less than a minute.
 
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -8,7 +9,7 @@ JOBS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve test lint format bench lock clean
+.PHONY: serve test check check-tests lint ruff imports types format bench lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -17,24 +18,39 @@ serve: .venv/.installed
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-lint: .venv/.installed-dev
+# Side by side, each part's output in one piece: types take longest, but only what changed is read anew.
+check: .venv/.installed-dev
+	$(MAKE) --no-print-directory -j4 --output-sync=target ruff imports types check-tests
+
+check-tests: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --without-services
+
+lint: ruff imports types
+	$(BIN)/python -m tests.checks
+
+ruff: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+imports: .venv/.installed-dev
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.checks
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The larger benchmarks fill databases for an hour; docs/performance.md names them. All of these run,
+# whatever one of them finds; the last line says whether all bounds were kept.
+BENCHMARKS := run start_up open_streams parser upstream constrained ctransformers \
+	"ctransformers --max-tokens 256" "ctransformers --model 130m" disconnect accounting metrics
+
 bench: .venv/.installed-dev
-	$(BIN)/python -m benchmarks.run --write
-	$(BIN)/python -m benchmarks.open_streams
-	$(BIN)/python -m benchmarks.parser
-	$(BIN)/python -m benchmarks.upstream
-	$(BIN)/python -m benchmarks.ctransformers
-	$(BIN)/python -m benchmarks.disconnect
+	@failed=; for name in $(BENCHMARKS); do echo "== $$name"; \
+		$(BIN)/python -m benchmarks.$$name --write || failed="$$failed $$name;"; done; \
+		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

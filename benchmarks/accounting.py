@@ -12,6 +12,7 @@ from statistics import median
 import httpx
 import psycopg
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 
@@ -91,18 +92,23 @@ def compare(endpoint: Endpoint, database: psycopg.Connection) -> tuple[float, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     with (
         platform_with({"scripted": SCRIPTED}) as endpoint,
         psycopg.connect(endpoint.database_url, autocommit=True) as database,
     ):
-        print(f"accounted: {account_all(database, options.rows):,.0f} generations/s")
+        accounted = account_all(database, options.rows)
+        print(f"accounted: {accounted:,.0f} generations/s")
         free_ms, limited_ms = compare(endpoint, database)
     print(
         f"a request: {free_ms:.2f} ms; limited, with two budgets: {limited_ms:.2f} ms "
         f"({limited_ms / free_ms:.2f} ×)"
     )
+    if options.write:
+        figures = {"per_s": accounted, "free_ms": free_ms, "limited_ms": limited_ms}
+        keep("accounting", {"generations": options.rows, **figures})
 
 
 if __name__ == "__main__":

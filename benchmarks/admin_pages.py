@@ -10,6 +10,7 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,6 +18,7 @@ import psycopg
 from django.conf import settings
 from django.contrib.auth.hashers import make_password
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
 
@@ -182,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--generations", type=int, default=5_000_000)
     parser.add_argument("--responses", type=int, default=1_000_000)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     with filled(options.responses) as (endpoint, database):
@@ -189,11 +192,16 @@ def main() -> None:
         parts = urlsplit(endpoint.url)
         operator = Operator(f"{parts.scheme}://{parts.netloc}", database)
         print("| page | p50 ms | slowest ms | |\n| --- | --- | --- | --- |")
+        rows = []
         for name, address in pages(database, options.generations, options.responses):
             operator.get(address(0))  # The first reads from the disk.
             timing = timed(name, lambda n, a=address: operator.get(a(n)), _TIMES)  # type: ignore[misc]
             note = "" if timing.p99_ms < BOUND_MS else f"above {BOUND_MS} ms"
-            print(Timing(timing.name, timing.p50_ms, timing.p99_ms, note).line(), flush=True)
+            rows.append(Timing(timing.name, timing.p50_ms, timing.p99_ms, note))
+            print(rows[-1].line(), flush=True)
+    if options.write:
+        size = {"generations": options.generations, "responses": options.responses}
+        keep("admin_pages", {**size, "times": _TIMES, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

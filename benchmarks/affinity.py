@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 
 import httpx
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.processes import CACHE, TargetFailed, end_on_sigterm, running
 from benchmarks.run import DEMO
 from benchmarks.targets import Endpoint, platform_with
@@ -119,13 +120,31 @@ def measure(wait_ms: int, plan: Plan) -> list[Turn]:
         return [turn for run in runs for turn in run.result()]
 
 
-def report(name: str, turns: list[Turn]) -> str:
-    """Return a row of the table."""
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """What the counted turns took; ``cached`` is a share of the tokens of their prompts."""
+
+    name: str
+    cached: float
+    read_tokens: float
+    ttft_ms_p50: float
+    ttft_ms_p90: float
+
+    def line(self) -> str:
+        """Return a row of the table."""
+        return (
+            f"| {self.name} | {self.cached:.1%} | {self.read_tokens:,.0f} |"
+            f" {self.ttft_ms_p50:,.0f} | {self.ttft_ms_p90:,.0f} |"
+        )
+
+
+def report(name: str, turns: list[Turn]) -> Affinity:
+    """Return what the turns took."""
     cached = sum(turn.cached_tokens for turn in turns) / sum(turn.input_tokens for turn in turns)
     read = sum(turn.input_tokens - turn.cached_tokens for turn in turns) / len(turns)
     times = [turn.ttft_ms for turn in turns]
     p90 = quantiles(times, n=10)[-1]
-    return f"| {name} | {cached:.1%} | {read:,.0f} | {median(times):,.0f} | {p90:,.0f} |"
+    return Affinity(name, cached, read, median(times), p90)
 
 
 def main() -> None:
@@ -135,12 +154,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--words", type=int, default=150)
     parser.add_argument("--wait-ms", type=int, default=200, help="AFFINITY_WAIT_MS when it is on")
+    add_write_option(parser)
     options = parser.parse_args()
     plan = Plan(options.conversations, options.turns, options.words)
     print("| affinity | cached tokens | read tokens a turn | TTFT ms, p50 | p90 |")
     print("|---|---|---|---|---|")
+    rows = []
     for name, wait_ms in (("off", 0), (f"{options.wait_ms} ms", options.wait_ms)):
-        print(report(name, measure(wait_ms, plan)), flush=True)
+        rows.append(report(name, measure(wait_ms, plan)))
+        print(rows[-1].line(), flush=True)
+    if options.write:
+        keep("affinity", {**asdict(plan), "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import replace
 from statistics import median
 
+from benchmarks.figures import Figures, add_write_option, keep
 from benchmarks.load import LoadPlan, LoadResult, run_load
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, ServedFile, platform
@@ -26,8 +27,8 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "notes", "schema": SCHEMA}}
 
 
-def measure(endpoint: Endpoint, streams: int, seconds: float, rounds: int) -> None:
-    """Load both in turn and print what came of it."""
+def measure(endpoint: Endpoint, streams: int, seconds: float, rounds: int) -> Figures:
+    """Load both in turn; print and return what came of it."""
     free = LoadPlan(endpoint.url, endpoint.key, endpoint.model, streams, seconds=seconds)
     bound = replace(free, body={"response_format": FORMAT, "ignore_eos": False})
     results: dict[str, list[LoadResult]] = {"free": [], "JSON schema": []}
@@ -39,7 +40,9 @@ def measure(endpoint: Endpoint, streams: int, seconds: float, rounds: int) -> No
     for name, runs in results.items():
         errors = sum(run.errors for run in runs)
         print(f"{name:12} {speeds[name]:8,.0f} tokens/s   {errors} errors")
-    print(f"ratio        {speeds['JSON schema'] / speeds['free']:8.2f}   ({streams} streams)")
+    ratio = speeds["JSON schema"] / speeds["free"]
+    print(f"ratio        {ratio:8.2f}   ({streams} streams)")
+    return {"streams": streams, **speeds, "ratio": ratio}
 
 
 def main() -> None:
@@ -47,10 +50,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     with platform(ServedFile("demo", DEMO_FILE, slots=options.streams)) as endpoint:
-        measure(endpoint, options.streams, options.seconds, options.rounds)
+        figures = measure(endpoint, options.streams, options.seconds, options.rounds)
+    if options.write:
+        keep("constrained", figures)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadPlan, messages, run_load
 from benchmarks.processes import CACHE, end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
@@ -62,8 +63,8 @@ def prompts_of(endpoint: Endpoint, first: int, count: int) -> list[list[int]]:
     return found
 
 
-def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> float:
-    """Load both in turn; print what came of it and return the platform's share."""
+def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> tuple[float, float]:
+    """Load both in turn; print and return the tokens/s of the loop and of the platform."""
     plan = LoadPlan(
         endpoint.url,
         endpoint.key,
@@ -81,11 +82,11 @@ def measure(endpoint: Endpoint, bare: Bare, options: argparse.Namespace) -> floa
         loaded = asyncio.run(run_load(replace(plan, first_prompt=first)))
         through.append(loaded.tokens_per_s)
         errors += loaded.errors
-    share = median(through[1:]) / median(alone[1:])  # The first warms both up.
-    print(f"{'bare loop':12} {median(alone[1:]):8,.0f} tokens/s")
-    print(f"{'platform':12} {median(through[1:]):8,.0f} tokens/s   {errors} errors")
-    print(f"{'share':12} {share:8.2f}            must {MUST:.2f}")
-    return share
+    bare_speed, speed = median(alone[1:]), median(through[1:])  # The first warms both up.
+    print(f"{'bare loop':12} {bare_speed:8,.0f} tokens/s")
+    print(f"{'platform':12} {speed:8,.0f} tokens/s   {errors} errors")
+    print(f"{'share':12} {speed / bare_speed:8.2f}            must {MUST:.2f}")
+    return bare_speed, speed
 
 
 def main() -> None:
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     file = DEMO_FILE
@@ -109,8 +111,11 @@ def main() -> None:
     }
     bare = Bare(file, options.threads)
     with platform_with({options.model: entry}) as endpoint:
-        share = measure(endpoint, bare, options)
-    sys.exit(share < MUST)
+        bare_speed, speed = measure(endpoint, bare, options)
+    if options.write:
+        part = f"ctransformers/{options.model}, {options.max_tokens} tokens"
+        keep(part, {"bare": bare_speed, "platform": speed, "share": speed / bare_speed})
+    sys.exit(speed / bare_speed < MUST)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 import httpx
 import psycopg
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.load import percentile
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
@@ -47,19 +48,23 @@ def left_after_ms(endpoint: Endpoint, database: psycopg.Connection, steps: objec
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     with (
         platform_with({"scripted": SCRIPTED}) as endpoint,
         psycopg.connect(endpoint.database_url, autocommit=True) as database,
     ):
-        worst = 0.0
+        worst, figures = 0.0, {}
         for name, steps in (("ends by itself", _SHORT), ("client leaves", _ENDLESS)):
             waits = sorted(left_after_ms(endpoint, database, steps) for _ in range(options.times))
             worst = waits[-1]
             middle, tail = percentile(waits, 50), percentile(waits, 99)
+            figures[name] = {"p50_ms": middle, "p99_ms": tail, "worst_ms": worst}
             print(f"{name:16} p50 {middle:6.1f} ms   p99 {tail:6.1f} ms   worst {worst:6.1f} ms")
     print(f"must {MUST_MS} ms")
+    if options.write:
+        keep("disconnect", figures)
     sys.exit(worst > MUST_MS)
 
 

@@ -7,6 +7,7 @@ request: the meter's end, and the end of ``Access`` with its line of the log.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import time
@@ -18,12 +19,17 @@ os.environ.setdefault("SECRET_KEY", "only-for-this-benchmark")
 
 import django
 
+from benchmarks.figures import add_write_option, keep
+
 _ROUNDS, _TOKENS, _REQUESTS = 5, 200_000, 2_000
 _MESSAGE = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True}
 
 
 def main() -> None:
     """Print the best of some rounds for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_write_option(parser)
+    options = parser.parse_args()
     django.setup()
     from prometheus_client import CollectorRegistry, Histogram
 
@@ -32,12 +38,18 @@ def main() -> None:
 
     meter = Meter("demo", 1, 0.01)
     histogram = Histogram("gap", "A gap.", ["model"], registry=CollectorRegistry()).labels("demo")
-    _tell("token: Meter.tick", _best(meter.tick, _TOKENS))
-    _tell("token: Access.send", _best_of_sends())
-    _tell("(Histogram.observe)", _best(lambda: histogram.observe(0.01), _TOKENS))
     usage = Usage(input_tokens=10, output_tokens=10)
-    _tell("run: Meter", _best(lambda: _metered(Meter, usage), _REQUESTS))
-    _tell("request: Access", _best(_accessed, _REQUESTS))
+    seconds = {
+        "token: Meter.tick": _best(meter.tick, _TOKENS),
+        "token: Access.send": _best_of_sends(),
+        "(Histogram.observe)": _best(lambda: histogram.observe(0.01), _TOKENS),
+        "run: Meter": _best(lambda: _metered(Meter, usage), _REQUESTS),
+        "request: Access": _best(_accessed, _REQUESTS),
+    }
+    for what, cost in seconds.items():
+        print(f"{what:<22} {cost * 1e6:7.2f} µs")
+    if options.write:
+        keep("metrics", {what: cost * 1e6 for what, cost in seconds.items()})
 
 
 def _metered(meter: Any, usage: Any) -> None:
@@ -87,10 +99,6 @@ def _best(act: Callable[[], object], times: int) -> float:
         return (time.perf_counter() - started) / times
 
     return min(once() for _ in range(_ROUNDS))
-
-
-def _tell(what: str, seconds: float) -> None:
-    print(f"{what:<22} {seconds * 1e6:7.2f} µs")
 
 
 if __name__ == "__main__":

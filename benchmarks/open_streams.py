@@ -9,10 +9,11 @@ import asyncio
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import psutil
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.processes import TargetFailed, descendants, end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--hold-s", type=float, default=5.0, help="keep them open so long")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for all first bytes")
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     allow_files(options.streams)
@@ -133,7 +135,10 @@ def main() -> None:
         web = web_process(endpoint.process.pid)
         asyncio.run(hold(endpoint, web, 8, 30, 0))  # So that imports are not counted as streams.
         holding = hold(endpoint, web, options.streams, options.timeout_s, options.hold_s)
-        print("\n".join(report(asyncio.run(holding), options.streams)))
+        result = asyncio.run(holding)
+    print("\n".join(report(result, options.streams)))
+    if options.write:
+        keep("open_streams", {"streams": options.streams, **asdict(result)})
 
 
 if __name__ == "__main__":

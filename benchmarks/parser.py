@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
+from benchmarks.figures import add_write_option, keep
 from inference_site.domain.deltas import TextDelta
 from inference_site.domain.request import Tool
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, OutputParser, Reasoning, Syntax
@@ -69,18 +70,22 @@ def us_per_piece(run: Callable[[], None], count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    worst = 0.0
+    add_write_option(parser)
+    options = parser.parse_args()
+    figures = {}
     print(f"{'format':12} {'parser':>8} {'loop':>8}   µs a token")
     for name, (syntax, text) in answers().items():
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
         parsed, wrapped = [], []
-        for _ in range(rounds):
+        for _ in range(options.rounds):
             parsed.append(us_per_piece(lambda s=syntax, p=pieces: parse(s, p), len(pieces)))  # type: ignore[misc]  # Bound now, because it is a loop.
             wrapped.append(us_per_piece(lambda p=pieces: wrap(p), len(pieces)))  # type: ignore[misc]  # As above.
-        worst = max(worst, min(parsed))
+        figures[name] = {"parser_us": min(parsed), "loop_us": min(wrapped)}
         print(f"{name:12} {min(parsed):8.2f} {min(wrapped):8.2f}")
+    worst = max(one["parser_us"] for one in figures.values())
     print(f"{'worst':12} {worst:8.2f}            budget {BUDGET_US:.0f}")
+    if options.write:
+        keep("parser", figures)
     sys.exit(worst > BUDGET_US)
 
 

@@ -1,10 +1,9 @@
-"""Fold measurements into rows and render them."""
+"""Fold measurements into rows, and draw them as a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from textwrap import fill
 
 from benchmarks.load import LoadResult
 
@@ -112,9 +111,3 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.client_share:.0%}",
         str(row.errors),
     )
-
-
-def markdown(machine: Mapping[str, str], lines: Sequence[Row], method: str) -> str:
-    """Return the whole of ``RESULTS.md``."""
-    facts = "\n".join(f"- {label}: {value}" for label, value in machine.items())
-    return f"# Benchmark results\n\n{fill(method, 100)}\n\n{facts}\n\n{table(lines)}\n"

@@ -11,11 +11,12 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import httpx
 import psycopg
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.load import percentile
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
@@ -252,6 +253,7 @@ def filled(total: int) -> Iterator[tuple[Endpoint, psycopg.Connection]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--responses", type=int, default=1_000_000)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     with filled(options.responses) as (endpoint, database):
@@ -263,8 +265,13 @@ def main() -> None:
         ).fetchall()
         asker = Asker(endpoint, [row[0] for row in rows])
         print("| request | p50 ms | p99 ms | |\n| --- | --- | --- | --- |")
+        timings = []
         for timing in measure(asker, database):
+            timings.append(asdict(timing))
             print(timing.line(), flush=True)
+    if options.write:
+        figures = {"responses": options.responses, "gib": size / 2**30}
+        keep("stored_responses", {**figures, "rows": timings})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.figures import Figures, add_write_option, keep
 from benchmarks.load import Address, LoadPlan, request_bytes, run_load
 from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.targets import ServedFile, llama_cpp
@@ -141,8 +142,8 @@ class Reader:
         return Cost(**json.loads(self._process.stdout.readline()))
 
 
-def measure(plan: LoadPlan, reader: Reader, repetitions: int) -> None:
-    """Load all three in turn and print what came of it."""
+def measure(plan: LoadPlan, reader: Reader, repetitions: int) -> Figures:
+    """Load all three in turn; print and return what came of it."""
     direct: list[float] = []
     engine: list[Cost] = []
     sockets: list[Cost] = []
@@ -161,9 +162,11 @@ def measure(plan: LoadPlan, reader: Reader, repetitions: int) -> None:
     print(f"llama.cpp's server, directly   {median(direct):8,.0f} tokens/s")
     print(f"through the engine             {through:8,.0f} tokens/s")
     print(f"ratio                          {through / median(direct):8.2f}")
+    cpu_ms = {}
     for name, costs in (("engine", engine), ("bare sockets", sockets)):
-        cost = median(cost.cpu_ms_per_10_tokens for cost in costs)
+        cost = cpu_ms[name] = median(cost.cpu_ms_per_10_tokens for cost in costs)
         print(f"{f'processor, {name}':30} {cost:8.2f} ms for 10 tokens")
+    return {"streams": plan.streams, "direct": median(direct), "through": through, **cpu_ms}
 
 
 def main() -> None:
@@ -173,6 +176,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--serve-engine", metavar="URL", help=argparse.SUPPRESS)
+    add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     if options.serve_engine:
@@ -190,7 +194,9 @@ def main() -> None:
                 rounds=options.rounds,
                 max_tokens=options.max_tokens,
             )
-            measure(plan, Reader(process), options.repetitions)
+            figures = measure(plan, Reader(process), options.repetitions)
+    if options.write:
+        keep("upstream", figures)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,12 @@
 
 ``DATABASE_URL`` and ``REDIS_URL``, when set, are used instead. When pytest-xdist spreads the tests,
 each of its processes has services of its own, and the one that only hands out tests has none.
+
+With ``--without-services`` nothing is started and only quick tests that need no service run: left
+out are the folders that run the whole product, tests that ask for the database, tests that are
+marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Property tests
+try a fifth of their examples. Any other test that needs a service fails, because there is none at
+the addresses that the settings get.
 """
 
 from __future__ import annotations
@@ -14,32 +20,85 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from inference_site import environment
 from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
 
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+_WHOLE_PRODUCT = {"e2e", "faults", "deployment", "browser"}
+_NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the run without services."""
+    parser.addoption(
+        "--without-services",
+        action="store_true",
+        help="start no PostgreSQL and no Redis; run only quick tests that need neither",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start what the tests of this process need."""
-    hands_out = bool(early_config.known_args_namespace.numprocesses) and not _IS_WORKER
-    if hands_out and environment.text("REDIS_URL"):
+    options = early_config.known_args_namespace
+    hands_out = bool(options.numprocesses) and not _IS_WORKER
+    if options.without_services:
+        prepare_settings()
+        os.environ.update(_NOWHERE)
+        hypothesis.settings.register_profile("quick", max_examples=20)
+        hypothesis.settings.load_profile("quick")
+    elif hands_out and environment.text("REDIS_URL"):
         raise pytest.UsageError("Processes cannot share the Redis of REDIS_URL: set JOBS=0.")
-    if not hands_out:
+    elif not hands_out:
         start()
 
 
-def start() -> None:
-    """Start what the environment does not name, and stop it when this process ends."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the tests of the whole product when there are no services."""
+    left_out = config.getoption("--without-services") and collection_path.name in _WHOLE_PRODUCT
+    return True if left_out else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a service when there is none."""
+    if config.getoption("--without-services"):
+        left_out = [item for item in items if _is_left_out(item)]
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    asked = getattr(item, "fixturenames", ())
+    marked = any(item.get_closest_marker(name) for name in ("django_db", "redis", "slow"))
+    return marked or "db" in asked or "transactional_db" in asked or _imports_redis(item)
+
+
+def _imports_redis(item: pytest.Item) -> bool:
+    module = getattr(item, "module", None)
+    clients = "inference_site.storage.redis_clients"
+    return any(
+        getattr(value, "__module__", getattr(value, "__name__", "")) == clients
+        for value in vars(module).values()
+    )
+
+
+def prepare_settings() -> Path:
+    """Set what the settings demand; return the data directory, which goes with this process."""
     os.environ.setdefault("SECRET_KEY", secrets.token_urlsafe(50))
     os.environ.setdefault("HTTPS", "false")
     data_dir = Path(tempfile.mkdtemp(prefix="inference-test-"))
     data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
     os.environ["DATA_DIR"] = str(data_dir)
     atexit.register(shutil.rmtree, data_dir, ignore_errors=True)
+    return data_dir
+
+
+def start() -> None:
+    """Start what the environment does not name, and stop it when this process ends."""
+    data_dir = prepare_settings()
     if not environment.text("DATABASE_URL"):
         postgres = EmbeddedPostgres(data_dir)
         os.environ["DATABASE_URL"] = postgres.start()

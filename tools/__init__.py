@@ -1,0 +1,1 @@
+"""Programs for the people who work on the source; the application imports none of them."""

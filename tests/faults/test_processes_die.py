@@ -7,14 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.served_stack import ServedStack, wait_until
 
 
 def messages(*steps: dict[str, Any]) -> list[Any]:
@@ -25,13 +24,6 @@ def messages(*steps: dict[str, Any]) -> list[Any]:
 def slow(words: int, delay_ms: int = 100) -> list[Any]:
     """A conversation whose answer takes ``words × delay_ms``."""
     return messages({"repeat": words, "steps": [{"text": "x "}, {"sleep_ms": delay_ms}]})
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    """A stack to be ill-treated."""
-    with served_stack() as running:
-        yield running
 
 
 def works(stack: ServedStack) -> bool:

@@ -7,22 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.served_stack import ServedStack, served_stack, wait_until
 
 WORDS = 60
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    """A stack to be ill-treated."""
-    with served_stack() as running:
-        yield running
 
 
 def slow(words: int = WORDS, delay_ms: int = 50) -> str:

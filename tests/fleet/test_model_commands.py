@@ -18,6 +18,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 
+pytestmark = pytest.mark.slow  # Each download is a process of its own.
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -70,7 +72,9 @@ class Hub:
         self.ranges: list[str] = []
         self.cut_after: int | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
 
     @property

@@ -25,6 +25,7 @@ print([name for name in sys.modules if name.startswith(needed)], repr(span.trace
 """
 
 
+@pytest.mark.slow
 def test_no_exporter_is_imported_without_a_collector() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

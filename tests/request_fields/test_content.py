@@ -20,6 +20,8 @@ from inference_site.request_fields.capabilities import require_media
 from inference_site.request_fields.content import to_content
 from inference_site.submission.model_access import resolved
 
+pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+
 BLIND = ModelSpec("demo", "llama_cpp")
 SEEING = ModelSpec(
     "demo", "llama_cpp", options={"mmproj": "p.gguf", "modalities": ["vision", "audio"]}

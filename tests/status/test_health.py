@@ -10,6 +10,8 @@ from django.test import Client
 from inference_site.status.site_metrics import SiteMetrics
 from tests.ports import free_port
 
+pytestmark = pytest.mark.redis
+
 
 def redis_check(client: Client) -> str:
     """What ``/health/ready`` says of Redis."""

@@ -33,6 +33,8 @@ from worker.engines.ctransformers.sampler import Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.registry import load_engine
 
+pytestmark = pytest.mark.slow  # It generates with weights.
+
 SPEC = ModelSpec("m", "ctransformers", DEMO_FILE, slots=2, context_length=256)
 FRANCE = GenerationRequest(
     "m",

@@ -21,6 +21,8 @@ from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 from worker.runtime.custom_calls import CustomCalls
 
+pytestmark = pytest.mark.slow  # It generates with weights.
+
 SEEDS = range(8)
 NO_HALF_CHARACTERS = tuple((3 + byte, -100.0) for byte in range(128, 256))
 """A bias against tokens that are single bytes of a character: llama.cpp's grammars let them make

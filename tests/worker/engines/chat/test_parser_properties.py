@@ -14,6 +14,8 @@ from worker.engines.chat.parser import OutputParser, Reasoning, Syntax
 from worker.engines.chat.parser.channels import HARMONY_TAGS
 from worker.engines.chat.parser.formats import TOOL_FORMATS
 
+EXAMPLES = settings().max_examples
+
 ALL = {
     **SYNTAXES,
     "again": Syntax(Reasoning(header="Hm:", reenters=True, has_calls=True), TOOL_FORMATS["hermes"]),
@@ -60,7 +62,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     in_reasoning=st.booleans(),
     has_tools=st.booleans(),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=5 * EXAMPLES // 2, deadline=None)
 def test_any_cutting_gives_the_same_answer(
     name: str, text: str, places: list[int], in_reasoning: bool, has_tools: bool
 ) -> None:
@@ -71,7 +73,7 @@ def test_any_cutting_gives_the_same_answer(
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "deepseek"])
 @given(pieces=st.lists(st.sampled_from((*TAGS, *WORDS, "\n", "<", "<|", "[T")), max_size=14))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * EXAMPLES // 2, deadline=None)
 def test_nothing_is_lost_but_tags_and_white_space(name: str, pieces: list[str]) -> None:
     found = ALL[name].tool_format
     assert found is not None

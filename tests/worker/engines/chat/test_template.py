@@ -179,6 +179,7 @@ def test_there_is_no_way_out_of_the_sandbox(source: str) -> None:
         "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     ],
 )
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 def test_endless_and_huge_templates_are_stopped(source: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^TemplateError: "):

@@ -1,0 +1,46 @@
+"""A pytest plugin: which of several processes runs which tests, and what comes first.
+
+Starting a site takes about ten seconds of a processor. So the tests of a folder that has one stay
+in one process, and the other tests are handed out by file. What takes longest goes first, so that
+the small files at the end keep all processes busy until it is over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+FIRST = ("deployment", "faults", "browser", "e2e")
+TOGETHER = {"deployment", "faults", "browser"}
+
+
+class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types.
+    """Hands out whole folders and files (``--dist loadfile``)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = _folder(nodeid)
+        return folder if folder in TOGETHER else str(super()._split_scope(nodeid))
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.partition("tests/")[2].partition("/")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Take the place of ``--dist loadfile``."""
+    return ByFolderOrFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first, when the tests are handed out."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = _folder(item.nodeid)
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
