@@ -27,26 +27,26 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
     ("workers", fleet.check_workers, _REDIS),
-    ("maintenance", fleet.check_maintenance, _REDIS),
+    ("upkeep", fleet.check_upkeep, _REDIS),
 )
 
 
 class Command(BaseCommand):
-    """The exit status is 1 when anything fails, and 0 with warnings alone."""
+    """Exit status 1 when anything fails; warnings are none."""
 
     help = "Check versions, services, models, disk, clocks and workers; name a fix for each fault."
-    requires_system_checks: list[str] = []  # They would stop it before it says what is wrong.
+    requires_system_checks: list[str] = []  # It has to say what is wrong, not to stop at it.
 
     def handle(self, *_: Any, **__: Any) -> None:
         findings = [found for what, check, fix in _CHECKS for found in guarded(what, check, fix)]
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            self._write(finding, width)
+            self._tell(finding, width)
         count = {level: sum(f.level == level for f in findings) for level in Level}
         self.stdout.write(", ".join(f"{number} {level.value}" for level, number in count.items()))
         sys.exit(1 if count[Level.FAIL] else 0)
 
-    def _write(self, finding: Finding, width: int) -> None:
+    def _tell(self, finding: Finding, width: int) -> None:
         style = {
             Level.OK: self.style.SUCCESS,
             Level.WARN: self.style.WARNING,
