@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes the secrets that docker-compose.yml names, those that there are not yet; safe to repeat.
-# The directory is closed to others. The files are not: containers read them as a user of their own.
+# Creates the missing secrets that docker-compose.yml names; safe to repeat.
+# Only the owner can open the directory. The files are readable by all, because each container reads
+# them as its own user.
 set -eu
 dir=${1:-$(dirname "$0")/secrets}
 mkdir -p "$dir"

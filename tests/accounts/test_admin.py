@@ -68,7 +68,7 @@ def is_listed(row: Generation, text: str) -> bool:
     return f"{GENERATIONS}{row.pk}/change/" in text
 
 
-def test_the_list_shows_who_asked_what_and_how_long_it_took(admin: Client, api_key: Key) -> None:
+def test_the_list_shows_project_model_and_times(admin: Client, api_key: Key) -> None:
     start = timezone.now()
     row = finished(
         api_key[0],
@@ -154,7 +154,7 @@ def test_a_list_goes_back_as_far_as_asked(admin: Client, api_key: Key) -> None:
     assert listed([old, young], page(admin.get(GENERATIONS, {"since": "7d"}))) == [old, young]
 
 
-def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
+def test_a_search_over_the_time_limit_stops_and_can_continue(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyset, "_LARGEST_WINDOW", 10)
@@ -172,7 +172,7 @@ def test_a_search_that_finds_next_to_nothing_gives_up_and_goes_on(
         address = f"{GENERATIONS}{older}"
 
 
-def test_a_list_that_was_read_to_its_end_has_nothing_further(
+def test_a_list_that_was_searched_to_its_end_has_no_further_page(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
@@ -251,7 +251,7 @@ def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key
     assert find_caller(secret) is None
 
 
-def test_who_may_only_look_cannot_revoke(admin: Client, api_key: Key) -> None:
+def test_a_user_with_view_permission_only_cannot_revoke(admin: Client, api_key: Key) -> None:
     looker = get_user_model().objects.create_user("looker", is_staff=True)
     looker.user_permissions.add(Permission.objects.get(codename="view_apikey"))
     admin.force_login(looker)
@@ -275,7 +275,7 @@ def test_projects_and_keys_are_never_deleted(admin: Client, api_key: Key, kind: 
 NO_BUDGETS = {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
 
 
-def test_a_project_is_made_and_deactivated(admin: Client) -> None:
+def test_a_project_is_created_and_deactivated(admin: Client) -> None:
     admin.post(f"{PROJECTS}add/", {"name": "new", "is_active": "on", "_save": "Save", **NO_BUDGETS})
     project = Project.objects.get(name="new")
     assert project.is_active
@@ -308,7 +308,7 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert ">900<" not in shown
 
 
-def test_a_key_opens_what_is_ticked(admin: Client, project: Project) -> None:
+def test_a_key_has_the_scopes_that_are_ticked(admin: Client, project: Project) -> None:
     form = {"project": project.pk, "name": "reader", "scopes": ["usage:read"], "_save": "Save"}
     admin.post(f"{KEYS}add/", form)
     assert ApiKey.objects.get(name="reader").scopes == ["usage:read"]
@@ -325,7 +325,7 @@ def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_a_day(
     assert find_caller(new) == find_caller(old)
 
 
-def test_what_an_admin_did_is_in_the_audit_log(admin: Client, api_key: Key) -> None:
+def test_actions_of_an_admin_are_in_the_audit_log(admin: Client, api_key: Key) -> None:
     admin.post(KEYS, {"action": "revoke", "_selected_action": [api_key[0].pk]})
     shown = page(admin.get("/admin/admin/logentry/"))
     assert "Revoked." in shown

@@ -33,7 +33,7 @@ def held(budget: Budget) -> float:
     return float(budget.spends.latest("start").reserved)  # There is one of today, too.
 
 
-def test_the_estimate_is_held_back(api_key: Key) -> None:
+def test_the_estimate_is_reserved(api_key: Key) -> None:
     key = api_key[0]
     tokens, money = make(key, 100), make(key, 1, "cost", "month")
     reserve(key.project_id, key.pk, estimate(30, "0.25"), NOW)
@@ -41,7 +41,7 @@ def test_the_estimate_is_held_back(api_key: Key) -> None:
     assert (held(tokens), held(money)) == (70, 0.5)
 
 
-def test_what_exceeds_the_rest_is_refused_and_held_back_nowhere(api_key: Key) -> None:
+def test_a_request_over_the_rest_of_a_budget_is_refused_and_reserves_nothing(api_key: Key) -> None:
     key = api_key[0]
     wide, narrow = make(key, 1000, every="month"), make(key, 100)
     reserve(key.project_id, key.pk, estimate(60), NOW)
@@ -52,7 +52,7 @@ def test_what_exceeds_the_rest_is_refused_and_held_back_nowhere(api_key: Key) ->
     reserve(key.project_id, key.pk, estimate(40), NOW)
 
 
-def test_a_request_larger_than_the_rest_runs_if_nothing_else_does(api_key: Key) -> None:
+def test_a_request_larger_than_the_rest_runs_if_nothing_else_is_in_flight(api_key: Key) -> None:
     key = api_key[0]
     budget = make(key, 100)
     BudgetSpend.objects.create(budget=budget, start=NOW.date(), spent=99)
@@ -62,7 +62,7 @@ def test_a_request_larger_than_the_rest_runs_if_nothing_else_does(api_key: Key) 
 
 
 @pytest.mark.parametrize("spent", [100, 101])
-def test_a_budget_that_is_used_up_takes_nothing(api_key: Key, spent: int) -> None:
+def test_a_used_up_budget_refuses_everything(api_key: Key, spent: int) -> None:
     key = api_key[0]
     budget = make(key, 100)
     BudgetSpend.objects.create(budget=budget, start=NOW.date(), spent=spent)
@@ -70,7 +70,7 @@ def test_a_budget_that_is_used_up_takes_nothing(api_key: Key, spent: int) -> Non
         reserve(key.project_id, key.pk, estimate(1), NOW)
 
 
-def test_a_budget_of_nothing_refuses_everything(api_key: Key) -> None:
+def test_a_budget_of_zero_refuses_everything(api_key: Key) -> None:
     key = api_key[0]
     make(key, 0)
     with pytest.raises(BudgetExhausted):
@@ -84,7 +84,7 @@ def test_the_next_period_is_a_new_one(api_key: Key) -> None:
     reserve(key.project_id, key.pk, estimate(10), NOW + dt.timedelta(hours=1))
 
 
-def test_budgets_of_other_keys_and_projects_are_left_alone(api_key: Key, project: Project) -> None:
+def test_budgets_of_other_keys_and_projects_do_not_change(api_key: Key, project: Project) -> None:
     key = api_key[0]
     other = ApiKey.objects.create(project=project, name="other")
     stranger = Project.objects.create(name="stranger")

@@ -63,11 +63,11 @@ def test_a_key_is_long_random_and_its_own(project: Project) -> None:
 
 @pytest.mark.usefixtures("api_key")
 @pytest.mark.parametrize("given", ["", "sk-", "wrong", "x" * 10_000, "Ż" * 20])
-def test_another_secret_finds_nobody(given: str) -> None:
+def test_an_unknown_secret_has_no_caller(given: str) -> None:
     assert find_caller(given) is None
 
 
-def test_neither_the_prefix_nor_the_hash_opens_anything(api_key: Key) -> None:
+def test_neither_the_prefix_nor_the_hash_is_accepted_as_a_key(api_key: Key) -> None:
     record, secret = api_key
     digest = record.secrets.get().digest
     for given in (record.prefix, digest, secret.upper(), f"{secret} ", secret[:-1]):
@@ -134,7 +134,7 @@ def test_finding_a_caller_is_one_query_and_then_none_for_five_seconds(
         find_caller(api_key[1])
 
 
-def test_what_is_refused_is_not_remembered(project: Project) -> None:
+def test_refused_secrets_are_not_cached(project: Project) -> None:
     """A key that is made while somebody tries it works at once."""
     assert find_caller("sk-chosen") is None
     record = ApiKey.objects.create(project=project, name="n", prefix="sk-chosen")
@@ -143,7 +143,7 @@ def test_what_is_refused_is_not_remembered(project: Project) -> None:
     assert find_caller("sk-chosen") is not None
 
 
-def test_the_memory_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_CACHE_SIZE", 3)
     for _ in range(10):
         assert find_caller(create_key(project, "n")[1]) is not None
@@ -158,7 +158,7 @@ def test_an_expired_key_is_refused(project: Project) -> None:
     assert find_caller(over) is None
 
 
-def test_after_a_rotation_both_secrets_are_good_for_a_while(api_key: Key) -> None:
+def test_after_a_rotation_both_secrets_are_valid_for_the_overlap(api_key: Key) -> None:
     record, old = api_key
     new = rotate_key(record, dt.timedelta(hours=1))
     assert find_caller(old) is not None
@@ -194,7 +194,7 @@ def test_revoking_refuses_all_secrets(api_key: Key) -> None:
     assert [find_caller(old), find_caller(new)] == [None, None]
 
 
-def test_the_last_use_is_noted_to_the_minute(api_key: Key, clock: Clock) -> None:
+def test_the_last_use_is_recorded_to_the_minute(api_key: Key, clock: Clock) -> None:
     record, secret = api_key
     find_caller(secret)
     record.refresh_from_db()
@@ -227,7 +227,7 @@ def test_the_command_prints_the_key_and_nothing_else() -> None:
     assert (record.name, record.project.name) == ("laptop", "new")
 
 
-def test_the_command_uses_the_project_that_is_there(project: Project) -> None:
+def test_the_command_uses_an_existing_project(project: Project) -> None:
     create_api_key("--project", project.name, "--name", "a")
     create_api_key("--project", project.name, "--name", "b")
     assert Project.objects.count() == 1
@@ -235,7 +235,7 @@ def test_the_command_uses_the_project_that_is_there(project: Project) -> None:
 
 
 @pytest.mark.django_db
-def test_the_command_gives_the_scopes_that_are_named() -> None:
+def test_the_command_gives_the_named_scopes() -> None:
     printed = create_api_key("--name", "ops", "--scope", "admin", "--scope", "models:write")
     caller = find_caller(printed.strip())
     assert caller is not None

@@ -49,7 +49,7 @@ def test_requests_are_counted_up_to_the_limit() -> None:
     assert 0 <= caught.value.window.reset_s <= 60  # 0: the window has moved on meanwhile.
 
 
-def test_the_project_holds_back_all_its_keys() -> None:
+def test_a_limit_of_a_project_applies_to_all_its_keys() -> None:
     limits = Limits(requests_per_minute=2)
     hit(Caller(1, 2, project_limits=limits), 0)
     hit(Caller(9, 2, project_limits=limits), 0)
@@ -58,7 +58,7 @@ def test_the_project_holds_back_all_its_keys() -> None:
     hit(Caller(1, 4, project_limits=limits), 0)
 
 
-def test_tokens_are_counted_and_a_refusal_takes_none() -> None:
+def test_tokens_are_counted_and_a_refused_request_counts_none() -> None:
     one = caller(Limits(tokens_per_minute=100))
     assert remaining(hit(one, 60)) == [40]
     with pytest.raises(RateLimited, match="100 tokens a minute"):
@@ -71,14 +71,14 @@ def test_a_request_larger_than_the_limit_needs_all_of_it() -> None:
     assert remaining(hit(one, 5000)) == [0]
 
 
-def test_what_is_given_back_is_there_again() -> None:
+def test_an_undone_count_is_available_again() -> None:
     one = caller(Limits(2, 100), Limits(2, 100))
     hit(one, 30)
     give_back(one, 30)
     assert remaining(hit(one, 100)) == [1, 0, 1, 0]
 
 
-def test_a_refusal_by_the_project_takes_nothing_from_the_key() -> None:
+def test_a_refusal_by_the_project_does_not_count_for_the_key() -> None:
     full = Caller(9, 2, project_limits=Limits(1, 100))
     hit(full, 100)
     one = caller(Limits(5, 100), Limits(1, 100))
@@ -125,7 +125,7 @@ def test_a_correction_gives_no_credit(api_key: Key) -> None:
     assert remaining(hit(one, 1)) == [99]
 
 
-def test_the_headers_tell_of_the_window_with_the_least_left() -> None:
+def test_the_headers_describe_the_window_with_the_least_left() -> None:
     windows = [
         Window("requests", 10, 5, 59.2),
         Window("tokens", 1000, 10, 0.25),

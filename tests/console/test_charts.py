@@ -62,7 +62,7 @@ def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
     assert drawn.rows[2] == ("t2", ["—"])
 
 
-def test_the_description_tells_the_highest_values() -> None:
+def test_the_description_has_the_highest_values() -> None:
     series = [Series("in", [1.0, 7.0, 2.0]), Series("out", [0.0, 0.0, 0.0])]
     drawn = chart("c", "C", labels(3), series, "bars", text)
     assert drawn.description == "in: at most 7, at t1"

@@ -74,7 +74,7 @@ def test_tiles_show_sums_and_percentiles(admin: Client, api_key: Key, other_key:
 @pytest.mark.parametrize(
     ("range_", "shown"), [("1h", "1"), ("24h", "2"), ("7d", "3"), ("30d", "4")]
 )
-def test_the_page_goes_back_as_far_as_asked(
+def test_the_page_covers_the_chosen_time_range(
     admin: Client, api_key: Key, range_: str, shown: str
 ) -> None:
     for age in (timedelta(), timedelta(hours=5), timedelta(days=3), timedelta(days=20)):
@@ -82,7 +82,7 @@ def test_the_page_goes_back_as_far_as_asked(
     assert tile(page(admin, range=range_), "Requests")[0] == shown
 
 
-def test_the_page_is_narrowed_by_project_key_and_model(
+def test_the_page_is_filtered_by_project_key_and_model(
     admin: Client, api_key: Key, other_key: ApiKey
 ) -> None:
     used(api_key[0])
@@ -106,7 +106,7 @@ def test_the_table_is_by_model_project_or_key(
     assert row.group(1) == "1"
 
 
-def test_the_same_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: ApiKey) -> None:
+def test_the_selection_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: ApiKey) -> None:
     used(api_key[0])
     used(other_key, model="small")
     query: dict[str, str | int] = {"range": "1h", "project": other_key.project_id}
@@ -117,18 +117,18 @@ def test_the_same_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: A
     assert (row["requests"], row["input_tokens"]) == ("1", "100")
 
 
-def test_usage_is_downloaded_by_who_may_see_it(admin: Client) -> None:
+def test_the_download_needs_the_usage_permission(admin: Client) -> None:
     user = get_user_model().objects.create_user("staff", is_staff=True)
     admin.force_login(user)
     assert admin.get("/admin/usage.csv").status_code == 403
 
 
-def test_nonsense_in_the_address_shows_the_default(admin: Client) -> None:
+def test_invalid_query_values_become_the_defaults(admin: Client) -> None:
     query = {"range": "x", "project": "-1", "key": "9" * 30, "by": "password", "model": ""}
     assert 'value="24h" checked' in page(admin, **query)
 
 
-def test_the_usage_log_itself_is_only_asked_for_what_waits(admin: Client, api_key: Key) -> None:
+def test_the_usage_log_is_read_only_for_waiting_generations(admin: Client, api_key: Key) -> None:
     used(api_key[0])
     with CaptureQueriesContext(connection) as captured:
         page(admin)

@@ -43,7 +43,7 @@ def ask(browser: Client, **body: Any) -> Any:
 
 
 @pytest.mark.django_db
-def test_a_user_has_one_key_of_the_playground_that_no_secret_opens() -> None:
+def test_a_user_has_one_playground_key_without_a_secret() -> None:
     users = get_user_model().objects
     alice, bob = (users.create_user(name, is_staff=True) for name in ("alice", "bob"))
     callers = [playground_caller(user) for user in (alice, alice, bob)]
@@ -69,7 +69,7 @@ def test_a_revoked_key_closes_the_playground_to_its_user() -> None:
 
 
 @pytest.mark.django_db
-def test_a_project_and_a_key_of_a_tenant_are_not_taken_for_those_of_the_playground() -> None:
+def test_a_tenant_named_playground_is_not_used_by_the_playground() -> None:
     tenant = Project.objects.create(name="playground")
     create_key(tenant, "alice")
     key = key_of("alice")
@@ -79,13 +79,13 @@ def test_a_project_and_a_key_of_a_tenant_are_not_taken_for_those_of_the_playgrou
 
 
 @pytest.mark.django_db
-def test_a_name_that_is_given_again_is_another_user() -> None:
+def test_a_new_user_with_a_former_name_gets_another_key() -> None:
     first = key_of("alice")
     get_user_model().objects.all().delete()
     assert key_of("alice").pk != first.pk
 
 
-def test_no_secret_is_made_for_a_key_of_the_playground(admin: Client) -> None:
+def test_a_playground_key_is_not_rotated(admin: Client) -> None:
     key = key_of("alice")
     chosen = {"action": "rotate", "_selected_action": [key.pk]}
     text = admin.post("/admin/accounts/apikey/", chosen, follow=True).content.decode()
@@ -94,7 +94,7 @@ def test_no_secret_is_made_for_a_key_of_the_playground(admin: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_only_own_answers_are_built_on() -> None:
+def test_only_own_responses_can_be_continued() -> None:
     alice, bob = key_of("alice"), key_of("bob")
     answer = Chain(alice).turn("a secret")
     refused = ask(browser_of(bob), previous_response_id=answer.public_id)
@@ -115,14 +115,14 @@ def test_only_own_answers_are_built_on() -> None:
         ({"previous_response_id": 1}, "previous_response_id"),
     ],
 )
-def test_other_ways_to_what_is_stored_are_closed(body: dict[str, Any], param: str) -> None:
+def test_conversations_and_item_references_are_refused(body: dict[str, Any], param: str) -> None:
     refused = ask(browser_of(key_of("alice")), **body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
 
 
 @pytest.mark.django_db
-def test_only_own_answers_are_stopped() -> None:
+def test_only_own_responses_can_be_stopped() -> None:
     alice, bob = key_of("alice"), key_of("bob")
     waiting = Chain(alice).accept("a")
     stop = f"{ADDRESS}/{waiting.public_id}/stop"
@@ -133,7 +133,7 @@ def test_only_own_answers_are_stopped() -> None:
 
 
 @pytest.mark.django_db
-def test_the_models_are_those_that_the_key_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_lists_the_models_that_the_key_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = catalogue.demo_specs()[0]
     others = dataclasses.replace(demo, id="of-others", projects=("other",))
     second = dataclasses.replace(demo, id="second")
@@ -150,7 +150,7 @@ def test_the_models_are_those_that_the_key_may_use(monkeypatch: pytest.MonkeyPat
     assert '<option value="second">' in text
 
 
-def test_the_page_says_why_no_model_can_be_asked(
+def test_the_page_says_why_no_model_can_answer(
     staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -167,7 +167,7 @@ def test_the_page_says_why_no_model_can_be_asked(
     assert "was revoked" in response.content.decode()
 
 
-def test_the_page_is_for_the_staff(staff: Callable[..., Client]) -> None:
+def test_the_page_is_for_staff_only(staff: Callable[..., Client]) -> None:
     assert staff().get("/playground").status_code == 200
     assert Client().get("/playground")["Location"] == "/admin/login/?next=/playground"
     customer = get_user_model().objects.create_user("customer")

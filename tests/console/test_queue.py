@@ -34,7 +34,7 @@ def test_waiting_is_shown_by_project_and_class(
     assert "<td>other</td><td>background</td><td>1</td>" in text
 
 
-def test_one_that_is_moved_up_is_claimed_first(admin: Client, api_key: Key) -> None:
+def test_a_generation_that_is_moved_up_is_claimed_first(admin: Client, api_key: Key) -> None:
     create_generation(api_key[0])
     late = create_generation(api_key[0], service_class=ServiceClass.BACKGROUND)
     assert act(admin, late, "up") == 302
@@ -49,7 +49,7 @@ def ids(text: str) -> list[int]:
     return [int(pk) for pk in re.findall(r"/admin/generations/generation/(\d+)/change/", text)]
 
 
-def test_the_line_is_in_the_order_in_which_it_is_taken(
+def test_waiting_generations_are_listed_in_claim_order(
     admin: Client, api_key: Key, other_key: ApiKey
 ) -> None:
     create_generation(api_key[0])

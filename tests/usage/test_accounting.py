@@ -43,7 +43,7 @@ def rollup(period: Period, **filters: Any) -> UsageRollup:
     return UsageRollup.objects.get(period=period, **filters)
 
 
-def test_what_ended_is_in_the_rollups_of_its_minute_hour_and_day(api_key: Key) -> None:
+def test_an_ended_generation_is_in_the_rollups_of_its_minute_hour_and_day(api_key: Key) -> None:
     ended(api_key[0], cached_tokens=4, reasoning_tokens=5, cost=Decimal("0.25"), decode_ms=7)
     ended(api_key[0], status=Status.FAILED, cost=Decimal("0.5"), prefill_ms=2)
     ended(api_key[0], status=Status.CANCELLED, first_token_at=None, output_tokens=0)
@@ -63,7 +63,7 @@ def test_what_ended_is_in_the_rollups_of_its_minute_hour_and_day(api_key: Key) -
         assert row.cost == Decimal("0.75")
 
 
-def test_a_later_step_adds_to_what_is_there(api_key: Key) -> None:
+def test_a_later_step_adds_to_existing_rollups(api_key: Key) -> None:
     for _ in range(3):
         ended(api_key[0])
         account()
@@ -73,7 +73,7 @@ def test_a_later_step_adds_to_what_is_there(api_key: Key) -> None:
     assert (ttft.bucket, ttft.count) == (bucket_of(2000), 3)
 
 
-def test_what_runs_or_waits_is_not_accounted(api_key: Key) -> None:
+def test_running_and_waiting_generations_are_not_accounted(api_key: Key) -> None:
     create_generation(api_key[0])
     create_generation(api_key[0], status=Status.RUNNING)
     assert account() == []
@@ -95,7 +95,7 @@ def test_latencies_are_counted_in_their_buckets(api_key: Key) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_however_many_account_at_once_all_is_counted_once() -> None:
+def test_concurrent_steps_count_every_generation_once() -> None:
     project = Project.objects.create(name="p")
     key = ApiKey.objects.create(project=project, name="k")
     budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=10**9)
@@ -123,7 +123,7 @@ def test_however_many_account_at_once_all_is_counted_once() -> None:
     assert not Generation.objects.filter(is_accounted=False).exists()
 
 
-def test_a_step_waits_for_another_only_for_as_long_as_it_is_told(db: None) -> None:
+def test_a_step_waits_for_another_at_most_wait_ms(db: None) -> None:
     url = connection.get_connection_params()
     own = {k: url[k] for k in ("dbname", "user", "host", "port") if k in url}
     with psycopg.connect(**own) as other:
@@ -140,7 +140,7 @@ def spend(budget: Budget) -> tuple[float, float]:
     return float(row.spent), float(row.reserved)
 
 
-def test_a_budget_gets_what_was_used_for_what_was_held_back(api_key: Key) -> None:
+def test_actual_usage_replaces_the_reservation_of_a_budget(api_key: Key) -> None:
     key = api_key[0]
     made = {"created_at": NOON - dt.timedelta(days=1)}
     tokens = Budget.objects.create(
@@ -158,7 +158,7 @@ def test_a_budget_gets_what_was_used_for_what_was_held_back(api_key: Key) -> Non
     assert spend(money) == (0.01, 0.1)
 
 
-def test_other_keys_and_projects_draw_on_no_budget_of_this_key(
+def test_other_keys_and_projects_do_not_affect_the_budget_of_a_key(
     api_key: Key, project: Project
 ) -> None:
     other_key = ApiKey.objects.create(project=project, name="other")
@@ -174,7 +174,7 @@ def test_other_keys_and_projects_draw_on_no_budget_of_this_key(
     assert spend(whole)[0] == 42
 
 
-def test_a_budget_made_while_something_runs_holds_nothing_back_for_it(api_key: Key) -> None:
+def test_a_new_budget_has_no_reservation_for_running_generations(api_key: Key) -> None:
     """Its end must not take away what is held back for another."""
     key = api_key[0]
     budget = Budget.objects.create(

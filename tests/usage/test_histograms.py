@@ -23,7 +23,7 @@ def test_a_percentile_is_within_a_bucket_of_the_true_one(found: list[float], sha
     assert true / 1.4143 <= read <= true * 1.4143
 
 
-def test_nothing_has_no_percentile() -> None:
+def test_an_empty_histogram_has_no_percentile() -> None:
     assert percentile({}, 0.5) is None
 
 

@@ -111,7 +111,7 @@ def test_reservations_are_rebuilt(api_key: Key) -> None:
     assert budget.spends.get().reserved == 30
 
 
-def test_a_new_budget_begins_with_what_was_used_before(api_key: Key) -> None:
+def test_a_new_budget_starts_with_the_usage_of_its_period(api_key: Key) -> None:
     key = api_key[0]
     create_generation(key, status=Status.COMPLETED, finished_at=timezone.now(), output_tokens=40)
     account()
@@ -130,6 +130,6 @@ def test_usage_is_printed_as_csv(api_key: Key, project: Project) -> None:
     assert (row["requests"], row["output_tokens"]) == ("1", "7")
 
 
-def test_days_must_be_some() -> None:
+def test_days_must_be_positive() -> None:
     with pytest.raises(CommandError, match="--days"):
         usage("--days", "0")

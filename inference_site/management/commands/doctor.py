@@ -1,4 +1,4 @@
-"""``manage.py doctor``: check everything the site needs; print each fault and its fix."""
+"""``manage.py doctor``: look at everything the site needs; say what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVE
 _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("versions", host.check_versions, ""),
     ("settings", host.check_settings, ""),
-    ("disk", host.check_disk, "Create the directories that DATA_DIR and MODELS_DIR name."),
+    ("disk", host.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
     ("PostgreSQL", services.check_postgres, _DATABASE),
     ("migrations", services.check_migrations, _DATABASE),
     ("Redis", services.check_redis, _REDIS),
@@ -24,7 +24,7 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
     (
         "models",
         fleet.check_models,
-        "Correct the models file; docs/models.example.yaml explains each key.",
+        "Correct the models file; docs/models.example.yaml has each key.",
     ),
     ("workers", fleet.check_workers, _REDIS),
     ("maintenance", fleet.check_maintenance, _REDIS),
@@ -32,21 +32,21 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
 
 
 class Command(BaseCommand):
-    """Exits with status 1 if a check fails; warnings do not count."""
+    """Exit status 1 when anything fails; warnings are none."""
 
-    help = "Check versions, services, models, disk, clocks and workers; print a fix for each fault."
-    requires_system_checks: list[str] = []  # The command reports faults instead of stopping.
+    help = "Check versions, services, models, disk, clocks and workers; name a fix for each fault."
+    requires_system_checks: list[str] = []  # It has to say what is wrong, not to stop at it.
 
     def handle(self, *_: Any, **__: Any) -> None:
         findings = [found for what, check, fix in _CHECKS for found in guarded(what, check, fix)]
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            self._print(finding, width)
+            self._tell(finding, width)
         count = {level: sum(f.level == level for f in findings) for level in Level}
         self.stdout.write(", ".join(f"{number} {level.value}" for level, number in count.items()))
         sys.exit(1 if count[Level.FAIL] else 0)
 
-    def _print(self, finding: Finding, width: int) -> None:
+    def _tell(self, finding: Finding, width: int) -> None:
         style = {
             Level.OK: self.style.SUCCESS,
             Level.WARN: self.style.WARNING,
