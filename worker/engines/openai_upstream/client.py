@@ -97,9 +97,9 @@ class Upstream:
             try:
                 found = answer.json()
             except ValueError as exc:
-                raise GenerationFailed("The model's server did not send JSON.") from exc
+                raise GenerationFailed("The model's server sent no JSON.") from exc
             if not isinstance(found, dict):
-                raise GenerationFailed("The model's server did not send a JSON object.")
+                raise GenerationFailed("The model's server sent no JSON object.")
             return found
 
         with watching(sink):
