@@ -119,7 +119,7 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class ChatAssembly(Assembly):
-    """How a chat completion is told."""
+    """How a chat completion is written for its client."""
 
     completion_id: str
     created: int
@@ -295,7 +295,7 @@ def wire_usage(usage: Usage) -> CompletionUsage:
 
 
 def wire_timings(usage: Usage) -> Timings:
-    """Return how long the prompt and the answer took, as llama.cpp tells it."""
+    """Return how long the prompt and the answer took, as llama.cpp reports it."""
     computed = usage.input_tokens - usage.cached_tokens
     return Timings(
         cache_n=usage.cached_tokens,

@@ -82,7 +82,7 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class CompletionAssembly(Assembly):
-    """How a completion is told.
+    """How a completion is written for its client.
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
     choices for each prompt the ``n`` likeliest are answered; None answers them all.

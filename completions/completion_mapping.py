@@ -8,7 +8,7 @@ from completions.mapping import require_stream_for_options
 from completions.wire.completion import CompletionRequest, Prompt
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require_fields
+from inference_site.request_fields.capabilities import require_endpoint, require_fields
 from inference_site.request_fields.mapping import (
     ToolPlan,
     to_choices,
@@ -27,9 +27,10 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
     With ``best_of`` the engine gives as many choices; the assembler picks the ``n`` best.
     """
     require_stream_for_options(body)
-    require_fields(model, "completions", body)
+    require_endpoint(model, "completions")
     prompts = to_prompts(body.prompt)
     _refuse_contradictions(body, prompts)
+    require_fields(model, "completions", body)
     return replace(
         to_sampled_request(body, model.spec),
         operation="complete",

@@ -21,7 +21,7 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True)
 class EmbeddingAssembly(Assembly):
-    """How embeddings are told; ``dimensions`` shortens them and makes their length 1 again."""
+    """How embeddings are encoded; ``dimensions`` shortens them and makes their length 1 again."""
 
     model: str
     encoding: Literal["float", "base64"] = "float"

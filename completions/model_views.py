@@ -100,12 +100,12 @@ def _commanded(request: Request, command: Callable[[str | None, str], list[str]]
     if spec is None:
         raise _unknown(body.model)
     try:
-        told = command(body.worker, spec.id)
+        workers = command(body.worker, spec.id)
     except fleet.UnknownWorker as exc:
         raise NotFoundError(str(exc), param="worker", code="worker_not_found") from exc
     except fleet.FleetError as exc:
         raise ConflictError(str(exc), param="model") from exc
-    response = Response(ModelCommanded(model=spec.id, workers=told).model_dump())
+    response = Response(ModelCommanded(model=spec.id, workers=workers).model_dump())
     if body.ignored_params:
         response["x-unsupported-params"] = ",".join(body.ignored_params)
     return response

@@ -63,7 +63,7 @@ def _line(data: ItemData) -> str:
 
 @dataclass(frozen=True)
 class CompactionAssembly(Assembly):
-    """How a compaction is told; ``kept`` are the user's messages, as the API shows them."""
+    """How a compaction is written; ``kept`` are the user's messages, as the API shows them."""
 
     response_id: str
     created_at: int

@@ -27,7 +27,7 @@ from responses_api.wire.request import ResponseRequest
 
 @dataclass(frozen=True)
 class ResponseAssembly(Assembly):
-    """How a response is told (see ``ResponseAssembler``); ``response`` is a JSON object."""
+    """How a response is written (see ``ResponseAssembler``); ``response`` is a JSON object."""
 
     response: dict[str, Any]
     emits: bool = True
@@ -35,7 +35,7 @@ class ResponseAssembly(Assembly):
     seal_for: int | None = None
 
     def assembler(self) -> ResponseAssembler:
-        """Return the assembler that tells it so."""
+        """Return the assembler that writes it so."""
         return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
 
 

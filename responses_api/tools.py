@@ -50,7 +50,7 @@ def to_tool_plan(body: ContextFields) -> ToolPlan:
 
 
 def hosted_tools(body: ContextFields) -> list[str]:
-    """Return names for the tools that are left out, for the caller to be told."""
+    """Return names for the tools that are left out, for a header of the answer."""
     return [f"tools.{tool.type}" for tool in body.tools or () if isinstance(tool, HostedTool)]
 
 

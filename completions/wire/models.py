@@ -49,7 +49,7 @@ class ModelCommand(WireRequest):
 
 
 class ModelCommanded(WireObject):
-    """What was told to which workers; the events of the model say what came of it."""
+    """Which workers got the command; the events of the model say what came of it."""
 
     object: Literal["model.command"] = "model.command"
     model: str

@@ -47,7 +47,7 @@ class ToStore:
 
 @dataclass(frozen=True)  # Without slots it is encoded faster.
 class Document(Generic[AssemblyT]):
-    """A request document: what the engine is asked, how its answer is told, what is kept of it.
+    """A request document: what the engine is asked, how the answer is written, what is kept.
 
     ``traceparent`` is of the trace it belongs to, if any. During an upgrade the release before and
     the release after read it too. So a new field here, or in anything that this contains, has a

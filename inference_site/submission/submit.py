@@ -26,7 +26,7 @@ from inference_site.usage.settlement import settle_for_request
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request: what to generate, how its answer is told, who pays, what is kept.
+    """A validated request: what to generate, how the answer is written, who pays, what is kept.
 
     ``document`` has all that the worker needs. ``frames`` are what its stream begins with;
     ``with_row`` is written in the transaction that accepts it. In the ``background`` it outlives
