@@ -72,8 +72,8 @@ async def _first_in(
 ) -> T:
     ended_id = ""
     while attempt.wait is not None and (left_s := deadline - time.monotonic()) > 0:
-        if line.holder_id == ended_id:
-            # Nothing to wait for: a stream may end a moment before its row does.
+        if line.holder_id in ("", ended_id):
+            # Nothing to wait for. A stream may end a moment before its row does.
             await asyncio.sleep(_PAUSE_S)
         else:
             ended_id = line.holder_id

@@ -172,6 +172,25 @@ def test_who_loses_the_race_waits_for_the_new_holder(monkeypatch: pytest.MonkeyP
     with_crowd(monkeypatch, scenario)
 
 
+def test_a_conversation_that_nobody_holds_any_more_is_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(crowd: Crowd) -> None:
+        client, task = crowd.send(b"0")
+        await until(lambda: crowd.view.calls == 1)
+        crowd.hub.running[""] = asyncio.Event()  # Locked, but by nobody who can be named.
+        crowd.view.holder = ""
+        crowd.hub.end("g0")
+        await until(lambda: crowd.view.calls >= 3)
+        crowd.hub.running.pop("")
+        await until(lambda: crowd.has_other_holder(""))
+        crowd.hub.end(crowd.view.holder)
+        await task
+        assert (client.status, crowd.hub.waited_for) == (200, ["g0"])
+
+    with_crowd(monkeypatch, scenario)
+
+
 def test_waiters_give_up_with_the_answer_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(crowd: Crowd) -> None:
         waiters = [crowd.send(b"%d" % n) for n in range(50)]
