@@ -89,7 +89,7 @@ def apps(found: dict[str, Module]) -> list[str]:
 
 
 def feature_apps(found: dict[str, Module]) -> list[str]:
-    """Return the apps without the one of the project, whose settings and addresses name them all."""
+    """Return the apps without the project's own, whose settings and addresses name them all."""
     return [app for app in apps(found) if app != PROJECT]
 
 
@@ -195,9 +195,8 @@ def main() -> None:
     pairs = sum(source in edges[target] for source in edges for target in edges[source]) // 2
     print(f"```mermaid\n{picture(edges)}\n```\n")
     print(f"{sum(map(len, edges.values()))} arrows, {pairs} pairs of packages need one another.")
-    print(
-        f"A cycle of Django apps: {' → '.join(cycle(graph(found, feature_apps(found)))) or 'none'}.\n"
-    )
+    around = " → ".join(cycle(graph(found, feature_apps(found))))
+    print(f"A cycle of Django apps: {around or 'none'}.\n")
     print(figures(found))
 
 

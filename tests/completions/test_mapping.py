@@ -18,12 +18,12 @@ from inference_site.submission.model_access import resolved
 
 pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
 
-MODEL = resolved(ModelSpec("demo", "scripted"))
+MODEL = ModelSpec("demo", "scripted")
 
 
 def mapped(**fields: Any) -> GenerationRequest:
     body = {"model": "Demo", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return to_generation_request(parse(ChatCompletionRequest, body), MODEL)
+    return to_generation_request(parse(ChatCompletionRequest, body), resolved(MODEL))
 
 
 def test_what_is_not_given_is_left_to_the_model() -> None:

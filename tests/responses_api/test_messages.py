@@ -17,6 +17,8 @@ from responses_api.sealing import seal
 from responses_api.wire.request import ResponseRequest
 from tests.images import data_url, encoded
 
+pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+
 SPEC = ModelSpec("m", "scripted")
 SEEING = ModelSpec("m", "llama_cpp", options={"mmproj": "projector.gguf"})
 PROJECT = 7
@@ -204,7 +206,6 @@ def test_compaction_is_a_turn_of_the_system() -> None:
     )
 
 
-@pytest.mark.redis
 def test_image_needs_a_model_that_sees() -> None:
     image = {"type": "input_image", "image_url": data_url(encoded("PNG")), "detail": "low"}
     with pytest.raises(InvalidRequestError) as caught:
@@ -218,7 +219,6 @@ def test_image_of_an_id_alone_is_refused() -> None:
     assert caught.value.param == "input[0].content[0].image_url"
 
 
-@pytest.mark.redis
 def test_images_keep_their_places() -> None:
     url = data_url(encoded("PNG"))
     parts = [
