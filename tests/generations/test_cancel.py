@@ -39,7 +39,7 @@ def by_web_process(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPa
 
 
 def by_client(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "ask_again", lambda *_: None)  # Only the ASGI application can.
+    monkeypatch.setattr(views, "call_again", lambda *_: None)  # Only the ASGI application can.
     bearer = {"authorization": f"Bearer {secret}"}
     answer = Client().post(f"/v1/responses/{generation_id}/cancel", headers=bearer)
     assert answer.status_code == 200
@@ -53,7 +53,7 @@ def by_operator_at_the_queue(
     generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pk = Generation.objects.get(public_id=generation_id).pk
-    assert _admin().post(f"/admin/queue/{pk}/", {"act": "stop"}).status_code == 302
+    assert _admin().post(f"/admin/queue/{pk}/", {"action": "stop"}).status_code == 302
 
 
 def by_operator_at_the_response(

@@ -51,7 +51,7 @@ class ChildWorkers:
         with self._lock:
             if model in self._processes:
                 return
-            # This process's own port is taken; it asks its child workers, and tells for all of them.
+            # The port of this process is taken; it serves the metrics of its child workers too.
             port = _free_port() if settings.METRICS_PORT else 0
             # Its end of the pipe is closed when this process ends, however that happens.
             process = subprocess.Popen(

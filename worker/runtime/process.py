@@ -38,8 +38,8 @@ def run_worker(
 ) -> int:
     """Serve these models until stopped; return the exit status. Raise EngineLoadError.
 
-    SIGTERM ends it gently: no new work, running generations get ``DRAIN_TIMEOUT_S`` to end. While
-    the models are loaded it ends it at once. ``parent`` is the worker that started this one as its child.
+    SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
+    models are loading, SIGTERM ends it at once. ``parent`` is the id of a child worker's parent.
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
