@@ -9,15 +9,19 @@ class CompletionsConfig(AppConfig):
 
     def ready(self) -> None:
         """Declare how the generations of this API are assembled and kept."""
-        from completions.assembler import CHAT, ChatAssembler, ChatAssembly
-        from completions.completion_assembler import (
+        from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
+        from completions.assemblers.completion import (
             COMPLETION,
             CompletionAssembler,
             CompletionAssembly,
         )
-        from completions.embedding_assembler import EMBEDDING, EmbeddingAssembler, EmbeddingAssembly
+        from completions.assemblers.embedding import (
+            EMBEDDING,
+            EmbeddingAssembler,
+            EmbeddingAssembly,
+        )
+        from completions.assemblers.token import TOKENS, TokenAssembler, TokenAssembly
         from completions.storage import store_result
-        from completions.token_assembler import TOKENS, TokenAssembler, TokenAssembly
         from inference_site.generations.kinds import Kind, register
         from inference_site.generations.whole_answer import failure
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from completions.assembler import ChatAssembler
+from completions.assemblers.chat import ChatAssembler
 from completions.models import StoredCompletion
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler

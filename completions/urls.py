@@ -2,16 +2,16 @@
 
 from django.urls import path
 
-from completions.model_views import (
+from completions.views.chat import ChatCompletionsView, CompletionsView
+from completions.views.models import (
     ModelEventsView,
     ModelLoadView,
     ModelsView,
     ModelUnloadView,
     ModelView,
 )
-from completions.stored_views import StoredCompletionView, StoredMessagesView
-from completions.token_views import DetokenizeView, EmbeddingsView, RenderView, TokenizeView
-from completions.views import ChatCompletionsView, CompletionsView
+from completions.views.stored import StoredCompletionView, StoredMessagesView
+from completions.views.token import DetokenizeView, EmbeddingsView, RenderView, TokenizeView
 
 urlpatterns = [
     path("chat/completions", ChatCompletionsView.as_view()),

@@ -8,7 +8,7 @@ from channels.routing import URLRouter
 from django.urls import path, re_path
 
 from inference_site.gateway.unrouted import UnroutedConsumer
-from responses_api.consumers import ResponsesConsumer
+from responses_api.views.socket import ResponsesConsumer
 
 websockets: Any = URLRouter(
     [

@@ -13,12 +13,16 @@ class ResponsesApiConfig(AppConfig):
         from inference_site.generations.kinds import Kind, register
         from inference_site.generations.whole_answer import failure
         from inference_site.streams.request_documents import Assembly
-        from responses_api import assembler
-        from responses_api.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
-        from responses_api.counting import INPUT_TOKENS, CountAssembler
-        from responses_api.creation import ResponseAssembly
-        from responses_api.recovery import rebuild, recover
-        from responses_api.storage import settle
+        from responses_api.output import assembler
+        from responses_api.request.compaction import (
+            COMPACTION,
+            CompactionAssembler,
+            CompactionAssembly,
+        )
+        from responses_api.request.counting import INPUT_TOKENS, CountAssembler
+        from responses_api.request.creation import ResponseAssembly
+        from responses_api.request.recovery import rebuild, recover
+        from responses_api.state.storage import settle
 
         assemble = ResponseAssembly.assembler
         kind = Kind(ResponseAssembly, assemble, assembler.failure, settle, recover, rebuild)

@@ -2,14 +2,14 @@
 
 from django.urls import path
 
-from responses_api.context_views import ResponseCompactView, ResponseInputTokensView
-from responses_api.conversations import (
+from responses_api.views.context import ResponseCompactView, ResponseInputTokensView
+from responses_api.views.conversations import (
     ConversationItemsView,
     ConversationItemView,
     ConversationsView,
     ConversationView,
 )
-from responses_api.views import (
+from responses_api.views.responses import (
     ResponseCancelView,
     ResponseInputItemsView,
     ResponsesView,

@@ -31,7 +31,7 @@ from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_am
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
 from inference_site.submission.model_access import may_use
-from responses_api.views import ResponsesView
+from responses_api.views.responses import ResponsesView
 from responses_api.wire.items import ItemReference
 from responses_api.wire.request import ResponseRequest
 

@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
-from inference_site.gateway.follower import Follower
-from inference_site.gateway.hub import hub
+from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.hub.hub import hub
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 

@@ -19,7 +19,6 @@ from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import ApiError, PayloadTooLargeError
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
-from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.http_answers import (
@@ -30,7 +29,8 @@ from inference_site.gateway.http_answers import (
     own_headers,
     send_response,
 )
-from inference_site.gateway.hub import hub
+from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.streams.ending import Ending

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from inference_site.gateway.handoff import Wait
-from inference_site.gateway.hub import hub
+from inference_site.gateway.hub.hub import hub
 
 _PAUSE_S = 0.05
 

@@ -13,9 +13,9 @@ from rest_framework.request import Request
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
 from inference_site.api.idempotency import GRACE_S, HEADER
-from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off
-from inference_site.gateway.hub import hub
+from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.models import Generation, ServiceClass
 from inference_site.generations.queue import WithRow, enqueue

@@ -10,9 +10,9 @@ from inference_site.admin_pages.bubbles import pretty
 from inference_site.errors.api_errors import ConflictError
 from inference_site.generations.models import Generation
 from inference_site.submission.submit import submit
-from responses_api.creation import create
-from responses_api.history import before
 from responses_api.models import StoredResponse
+from responses_api.request.creation import create
+from responses_api.state.history import before
 from responses_api.wire.request import ResponseRequest
 
 _OF_THE_CLIENT = ("background", "stream", "stream_options")

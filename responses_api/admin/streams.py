@@ -9,7 +9,7 @@ from inference_site.api.staff import HasPermission, StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import NotFoundError
 from responses_api.models import StoredResponse
-from responses_api.views import stream
+from responses_api.views.responses import stream
 
 
 class WatchView(ApiView):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.admin_pages.bubbles import Bubble, Piece, image_piece, text_piece
-from responses_api.items import ItemData
 from responses_api.models import Item, StoredResponse
+from responses_api.state.items import ItemData
 
 MOST_TURNS = 20
 """How many responses of a chain one page shows."""

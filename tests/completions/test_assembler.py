@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completions.assembler import CHAT, ChatAssembler, ChatAssembly
+from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
 from inference_site.domain.deltas import (
     Delta,

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import orjson
 import pytest
 
-from completions.assembler import ChatAssembler, ChatAssembly
-from completions.completion_assembler import CompletionAssembler, CompletionAssembly
-from completions.embedding_assembler import EmbeddingAssembler, EmbeddingAssembly
-from completions.token_assembler import TokenAssembler, TokenAssembly
+from completions.assemblers.chat import ChatAssembler, ChatAssembly
+from completions.assemblers.completion import CompletionAssembler, CompletionAssembly
+from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
+from completions.assemblers.token import TokenAssembler, TokenAssembly
 from inference_site.domain.deltas import (
     Delta,
     EmbeddingDelta,

@@ -11,10 +11,10 @@ import pytest
 from django.http import HttpResponse
 
 from inference_site.gateway import delivery, relay, waiting
-from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff
-from inference_site.gateway.hub import Hub
+from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.hub.hub import Hub
 from inference_site.gateway.relay import Relay
 from tests.gateway.asgi import FakeClient, scope
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub.follower import Follower
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
 

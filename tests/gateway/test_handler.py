@@ -11,14 +11,14 @@ from django.core import signals
 from django.db import close_old_connections
 from django.http.response import HttpResponseBase
 
-from completions import model_views
+from completions.views import models
 from inference_site.accounts.models import ApiKey
 from inference_site.api import views as http_views
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
-from inference_site.gateway.hub import hub
+from inference_site.gateway.hub.hub import hub
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import queue_name
@@ -162,7 +162,7 @@ def test_an_internal_fault_is_an_envelope_without_its_details(
     def broken() -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(model_views, "catalogue", broken)
+    monkeypatch.setattr(models, "catalogue", broken)
     response = api("GET", "/v1/models", x_request_id="req-broken")
     assert response.status_code == 500
     assert error_of(response)["type"] == "server_error"

@@ -13,17 +13,17 @@ from channels.layers import get_channel_layer
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.gateway import hub as hub_module
-from inference_site.gateway import lost_streams
-from inference_site.gateway.follower import Follower
-from inference_site.gateway.hub import Hub
+from inference_site.gateway.hub import hub as hub_module
+from inference_site.gateway.hub import lost_streams
+from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.hub.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch
 from inference_site.streams.request_documents import Loaded, load_document, save_document
-from responses_api.events import DONE, decode
+from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
 from tests.responses_api.validation import check
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from completions.assembler import CHAT, ChatAssembly
+from completions.assemblers.chat import CHAT, ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest

@@ -18,8 +18,8 @@ from inference_site.generations.operator_actions import stop
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import cancel_key, log_key, read_log
 from inference_site.streams.request_documents import load_document, save_document
-from responses_api import views
 from responses_api.models import StoredResponse
+from responses_api.views import responses
 from tests.gateway.test_hub import on_site
 from tests.generations.rows import chat_document, create_generation
 from tests.responses_api.chains import Chain, end_generation
@@ -39,7 +39,7 @@ def by_web_process(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPa
 
 
 def by_client(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "call_again", lambda *_: None)  # Only the ASGI application can.
+    monkeypatch.setattr(responses, "call_again", lambda *_: None)  # Only the ASGI application can.
     bearer = {"authorization": f"Bearer {secret}"}
     answer = Client().post(f"/v1/responses/{generation_id}/cancel", headers=bearer)
     assert answer.status_code == 200

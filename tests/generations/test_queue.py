@@ -15,7 +15,7 @@ from pytest_django.fixtures import Settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from completions.assembler import ChatAssembly
+from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import live_view

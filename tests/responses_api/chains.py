@@ -11,11 +11,11 @@ from inference_site.domain.deltas import Delta, Finish, TextDelta
 from inference_site.domain.errors import GenerationFailed
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from responses_api.context import resolve
 from responses_api.models import StoredResponse
-from responses_api.objects import new_response
-from responses_api.reading import current_response
-from responses_api.storage import accept, settle
+from responses_api.output.objects import new_response
+from responses_api.state.context import resolve
+from responses_api.state.reading import current_response
+from responses_api.state.storage import accept, settle
 from responses_api.wire.request import ResponseRequest
 from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler

@@ -7,9 +7,9 @@ from typing import Any
 
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.streams.ending import Ending
-from responses_api import objects
-from responses_api.assembler import ResponseAssembler
-from responses_api.events import DONE, decode
+from responses_api.output import objects
+from responses_api.output.assembler import ResponseAssembler
+from responses_api.output.events import DONE, decode
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.validation import StreamCheck
 

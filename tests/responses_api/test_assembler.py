@@ -23,10 +23,10 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
-from responses_api.events import DONE, accepted, decode, encode, events_of
-from responses_api.output import Output
-from responses_api.recovery import recover
-from responses_api.sealing import unseal
+from responses_api.output.events import DONE, accepted, decode, encode, events_of
+from responses_api.output.sealing import unseal
+from responses_api.output.sent_output import Output
+from responses_api.request.recovery import recover
 from responses_api.wire.events import ResponseStateEvent
 from responses_api.wire.output import Message, OutputText, changed
 from responses_api.wire.response import ResponseObject

@@ -11,9 +11,10 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
 from inference_site.submission.model_access import resolved
-from responses_api.items import to_data
-from responses_api.messages import PlacedItem, to_messages
-from responses_api.sealing import seal
+from responses_api.output.sealing import seal
+from responses_api.request.messages import to_messages
+from responses_api.state.context import PlacedItem
+from responses_api.state.items import to_data
 from responses_api.wire.request import ResponseRequest
 from tests.images import data_url, encoded
 

@@ -14,15 +14,15 @@ from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelt
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
-from responses_api.context import Context
-from responses_api.events import DONE
-from responses_api.history import before, history_of, items_of
-from responses_api.items import IdentifiedItem, new_item
 from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.reading import current_response
-from responses_api.recovery import rebuild
-from responses_api.replay import replay
-from responses_api.storage import ConversationLocked, accept, append, delete, settle
+from responses_api.output.events import DONE
+from responses_api.request.recovery import rebuild
+from responses_api.state.context import Context
+from responses_api.state.history import before, history_of, items_of
+from responses_api.state.items import IdentifiedItem, new_item
+from responses_api.state.reading import current_response
+from responses_api.state.replay import replay
+from responses_api.state.storage import ConversationLocked, accept, append, delete, settle
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
@@ -184,7 +184,7 @@ def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.M
         def find(self, name: str) -> ModelSpec:
             return ModelSpec("m", "scripted")
 
-    monkeypatch.setattr("responses_api.recovery.catalogue", Catalogue)
+    monkeypatch.setattr("responses_api.request.recovery.catalogue", Catalogue)
     first = chain.turn("a", "A")
     stored = chain.accept(
         "b", previous_response_id=first.public_id, background=True, instructions="i",

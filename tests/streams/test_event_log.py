@@ -11,7 +11,7 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completions.assembler import ChatAssembly
+from completions.assemblers.chat import ChatAssembly
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from completions.assembler import ChatAssembly
+from completions.assemblers.chat import ChatAssembly
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import Finish, TextDelta, Usage
@@ -20,7 +20,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import document_key
 from inference_site.streams.request_documents import Document, decode, encode
-from responses_api.creation import ResponseAssembly
+from responses_api.request.creation import ResponseAssembly
 from tests.generations.rows import create_generation
 from tests.worker.runtime.test_run import LocalStream
 from worker.engines.base import Sink

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
-from completions.assembler import CHAT
+from completions.assemblers.chat import CHAT
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError

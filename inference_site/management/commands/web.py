@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.gateway.server import run_server
+from inference_site.gateway.server.daphne import run_server
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 

@@ -1,0 +1,1 @@
+"""From deltas to chunks and final objects, for each kind; views and `apps.py` import it."""

@@ -1,0 +1,185 @@
+"""Deltas → the chunks and the final object of a completion (see ``chat``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import orjson
+
+from completions.assemblers.chat import SYSTEM_FINGERPRINT, drop_none, wire_timings, wire_usage
+from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
+from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.generations.kinds import Assembler
+from inference_site.generations.whole_answer import DONE, failure
+from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Assembly
+
+COMPLETION = "text_completion"
+"""Name of this kind of generation."""
+
+
+class _ChoiceFold:
+    """What one choice has come to so far; ``echo`` is the prompt, when it is to be repeated."""
+
+    def __init__(self, index: int, echo: str) -> None:
+        self.index, self.echo = index, echo
+        self.text = ""
+        self.logprobs: list[TokenLogprob] = []
+        self.offset = len(echo)
+        self.finish: Literal["stop", "length"] | None = None
+        self.stop: str | int | None = None
+        self.is_begun = False
+
+    def take(self, delta: TextDelta) -> CompletionChoice:
+        """Add a piece; return the choice of its chunk."""
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        shown = self._shown(delta.logprobs) if delta.logprobs else None
+        text = delta.text if self.is_begun else self.echo + delta.text
+        self.is_begun = True
+        return CompletionChoice(text=text, index=self.index, logprobs=shown)
+
+    def end(self) -> CompletionChoice:
+        """Return the choice of the last chunk."""
+        text = "" if self.is_begun else self.echo
+        return CompletionChoice(
+            text=text, index=self.index, finish_reason=self.finish, stop_str=self.stop
+        )
+
+    def whole(self, index: int, with_logprobs: bool) -> CompletionChoice:
+        """Return the choice of an answer, under this index."""
+        self.offset = len(self.echo)
+        return CompletionChoice(
+            text=self.echo + self.text,
+            index=index,
+            logprobs=self._shown(self.logprobs) if with_logprobs else None,
+            finish_reason=self.finish,
+            stop_str=self.stop,
+        )
+
+    @property
+    def likelihood(self) -> float:
+        """The mean log probability of its tokens; what ``best_of`` goes by."""
+        if not self.logprobs:
+            return -math.inf
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
+
+    def _shown(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        offsets = []
+        for entry in logprobs:
+            offsets.append(self.offset)
+            self.offset += len(entry.token)
+        return CompletionLogprobs(
+            tokens=[entry.token for entry in logprobs],
+            token_logprobs=[entry.logprob for entry in logprobs],
+            top_logprobs=[{o.token: o.logprob for o in entry.top} for entry in logprobs],
+            text_offset=offsets,
+        )
+
+
+@dataclass(frozen=True)
+class CompletionAssembly(Assembly):
+    """How a completion is written for its client.
+
+    ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
+    choices for each prompt the ``n`` likeliest are answered; None answers them all.
+    """
+
+    completion_id: str
+    created: int
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    echoes: list[str] = field(default_factory=lambda: [""])
+    logprobs: bool = False
+    n: int | None = None
+    best_of: int = 1
+    timings: bool = False
+
+
+class CompletionAssembler(Assembler):
+    """Assembles one completion (see ``generations.kinds.Assembler``)."""
+
+    def __init__(self, assembly: CompletionAssembly) -> None:
+        self._assembly = assembly
+        self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(assembly.echoes)]
+        self._usage = Usage()
+        self._begun = False
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta; return the chunks it makes."""
+        match delta:
+            case TextDelta():
+                return self._chunk([self._choices[delta.index].take(delta)])
+            case Finish(reason, index, stop):
+                choice = self._choices[index]
+                choice.finish = "length" if reason == "length" else "stop"
+                choice.stop = stop
+                return self._chunk([choice.end()])
+            case Usage():
+                self._usage = delta
+        return ()
+
+    def complete(self) -> Ending:
+        """End with usage, if it was asked for, and ``[DONE]``."""
+        is_asked = self._assembly.include_usage or self._assembly.timings
+        last = self._chunk([], is_last=True) if is_asked else ()
+        finish = self._choices[0].finish or ""
+        return Ending([*last, DONE], 200, self._body(), finish_reason=finish)
+
+    def cancel(self) -> Ending:
+        """End because it was stopped."""
+        return Ending([DONE], 200, self._body())
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error, and with what was answered until then."""
+        has_output = any(choice.text for choice in self._choices)
+        return replace(
+            failure(error, self._whole() if has_output else None), is_early=not self._begun
+        )
+
+    def _chunk(self, choices: list[CompletionChoice], is_last: bool = False) -> Sequence[bytes]:
+        if not self._assembly.stream:
+            return ()
+        self._begun = True
+        chunk = self._wire(choices, is_last)
+        if not self._assembly.include_usage:
+            del chunk["usage"]
+        return (b"data: " + orjson.dumps(chunk) + b"\n\n",)
+
+    def _body(self) -> bytes:
+        return b"" if self._assembly.stream else orjson.dumps(self._whole())
+
+    def _whole(self) -> dict[str, Any]:
+        """Return the object as a client that does not stream gets it."""
+        chosen = self._choices if self._assembly.n is None else self._best()
+        choices = [
+            choice.whole(index, self._assembly.logprobs) for index, choice in enumerate(chosen)
+        ]
+        return self._wire(choices, is_last=True)
+
+    def _best(self) -> list[_ChoiceFold]:
+        """Return the likeliest choices of each prompt."""
+        best: list[_ChoiceFold] = []
+        for first in range(0, len(self._choices), self._assembly.best_of):
+            candidates = self._choices[first : first + self._assembly.best_of]
+            best += sorted(candidates, key=lambda c: c.likelihood, reverse=True)[: self._assembly.n]
+        return best
+
+    def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
+        completion = Completion(
+            id=self._assembly.completion_id,
+            created=self._assembly.created,
+            model=self._assembly.model,
+            choices=choices,
+            system_fingerprint=SYSTEM_FINGERPRINT,
+            usage=wire_usage(self._usage) if is_last else None,
+            timings=wire_timings(self._usage) if is_last and self._assembly.timings else None,
+        ).model_dump()
+        drop_none(completion, "timings")
+        for choice in completion["choices"]:
+            drop_none(choice, "stop_str")
+        return completion

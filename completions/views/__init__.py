@@ -1,0 +1,1 @@
+"""The endpoints of completions, embeddings, tokens and models; only routes import it."""

@@ -1,0 +1,137 @@
+"""Views of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from completions.views.model_events import model_events
+from completions.wire.models import (
+    Model,
+    ModelCommand,
+    ModelCommanded,
+    ModelEvent,
+    ModelList,
+)
+from inference_site.accounts.models import Scope
+from inference_site.api.authentication import caller_of
+from inference_site.api.payload import parse
+from inference_site.api.schema import documented
+from inference_site.api.views import ApiView
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import ConflictError, NotFoundError
+from inference_site.fleet import fleet
+from inference_site.fleet.leases import LiveWorker, live_view
+from inference_site.gateway.handoff import hand_feed
+from inference_site.submission.model_access import may_use
+
+
+class ModelsView(ApiView):
+    """``GET /v1/models``."""
+
+    @documented(answer=ModelList)
+    def get(self, request: Request) -> Response:
+        """List the models."""
+        caller = caller_of(request)
+        listed = catalogue().listed(caller.project_name)
+        models = _wire_models([spec for spec in listed if may_use(caller, spec)])
+        return Response(ModelList(data=models).model_dump())
+
+
+class ModelView(ApiView):
+    """``GET /v1/models/{id}``; the id may contain slashes."""
+
+    @documented(answer=Model)
+    def get(self, request: Request, model_id: str) -> Response:
+        """Get a model; its id may contain slashes."""
+        caller = caller_of(request)
+        spec = catalogue().find(model_id, caller.project_name)
+        if spec is None or not may_use(caller, spec):
+            raise _unknown(model_id)
+        return Response(_wire_models([spec])[0].model_dump())
+
+
+class ModelLoadView(ApiView):
+    """``POST /v1/models/load``: has a worker load a model, for the whole site."""
+
+    scope = Scope.MODELS
+
+    @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
+    def post(self, request: Request) -> Response:
+        """Have a worker load a model."""
+        return _commanded(request, lambda worker, model: [fleet.load(worker, model)])
+
+
+class ModelUnloadView(ApiView):
+    """``POST /v1/models/unload``: has workers drop a model; what runs on it may end."""
+
+    scope = Scope.MODELS
+
+    @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
+    def post(self, request: Request) -> Response:
+        """Have workers drop a model."""
+        return _commanded(request, fleet.unload)
+
+
+class ModelEventsView(ApiView):
+    """``GET /v1/models/{id}/events``: a stream of how the model is, on each worker.
+
+    It ends, with ``[DONE]``, when nothing is under way.
+    """
+
+    scope = Scope.MODELS
+
+    @documented(answer=ModelEvent, event=ModelEvent)
+    def get(self, request: Request, model_id: str) -> HttpResponse:
+        """Follow the loads and unloads of a model."""
+        spec = catalogue().find(model_id)
+        if spec is None:
+            raise _unknown(model_id)
+        return hand_feed(request, model_events(spec.id))
+
+
+def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
+    body = parse(ModelCommand, request.data)
+    spec = catalogue().find(body.model)
+    if spec is None:
+        raise _unknown(body.model)
+    try:
+        workers = command(body.worker, spec.id)
+    except fleet.UnknownWorker as exc:
+        raise NotFoundError(str(exc), param="worker", code="worker_not_found") from exc
+    except fleet.FleetError as exc:
+        raise ConflictError(str(exc), param="model") from exc
+    response = Response(ModelCommanded(model=spec.id, workers=workers).model_dump())
+    if body.ignored_params:
+        response["x-unsupported-params"] = ",".join(body.ignored_params)
+    return response
+
+
+def _unknown(model: str) -> NotFoundError:
+    return NotFoundError(
+        f"The model '{model[:100]}' does not exist", param="model", code="model_not_found"
+    )
+
+
+def _wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
+    live = live_view.workers()
+    statuses = fleet.statuses_among(live, [spec.id for spec in specs])
+    return [_wire_model(spec, statuses[spec.id], live) for spec in specs]
+
+
+def _wire_model(spec: ModelSpec, status: fleet.ModelStatus, live: Iterable[LiveWorker]) -> Model:
+    created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
+    return Model(
+        id=spec.id,
+        created=created,
+        owned_by="inference-site",
+        status=status.value,
+        context_length=spec.context_length,
+        workers=sum(worker.serves(spec.id) for worker in live),
+        capabilities=sorted(fleet.capabilities_of(spec)),
+        lora_adapters=sorted(spec.lora_adapters),
+    )

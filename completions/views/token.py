@@ -1,0 +1,127 @@
+"""Views of embeddings, tokens and prompts: what is asked of a model without an answer from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembly
+from completions.assemblers.token import TOKENS, TokenAssembly
+from completions.completion_mapping import to_prompts
+from completions.mapping import to_generation_request
+from completions.wire.chat import ChatCompletionRequest
+from completions.wire.embedding import EmbeddingList, EmbeddingRequest
+from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
+from inference_site.accounts.models import Scope
+from inference_site.api.authentication import caller_of
+from inference_site.api.payload import WireRequest, parse
+from inference_site.api.schema import documented
+from inference_site.api.views import ApiView
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import require_endpoint, require_fields
+from inference_site.streams.request_documents import Document
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Submission, respond
+
+
+class EmbeddingsView(ApiView):
+    """``POST /v1/embeddings``."""
+
+    @documented(body=EmbeddingRequest, answer=EmbeddingList, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Embed texts or tokens."""
+        body = parse(EmbeddingRequest, request.data)
+        caller = caller_of(request)
+        model = served_model(caller, body.model)
+        require_fields(model, "embeddings", body)
+        asked = GenerationRequest(model.spec.id, operation="embed", prompts=_inputs(body))
+        assembly = EmbeddingAssembly(
+            model.spec.id, body.encoding_format or "float", body.dimensions
+        )
+        submission = Submission(
+            EMBEDDING,
+            new_id("embd-"),
+            caller,
+            Document(asked, assembly),
+            ignored_params=body.ignored_params,
+            end_user=body.user or "",
+        )
+        return respond(request, submission)
+
+
+def _inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+    inputs = to_prompts(body.input)
+    if "" in inputs:
+        raise InvalidRequestError("Invalid 'input': a text must not be empty.", param="input")
+    return inputs
+
+
+class TokenizeView(ApiView):
+    """``POST /v1/tokenize``: of a text, or of a chat through the model's template."""
+
+    @documented(body=TokenizeRequest | ChatCompletionRequest, answer=Tokens, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Turn a text, or the messages of a chat, into tokens."""
+        if isinstance(request.data, dict) and "messages" in request.data:
+            return _render(request, "tokens")
+        body = parse(TokenizeRequest, request.data)
+        model = served_model(caller_of(request), body.model)
+        require_fields(model, "tokens", body)
+        asked = GenerationRequest(model.spec.id, operation="tokenize", prompts=(body.prompt,))
+        return _submit(request, body, model.spec, asked, "tokens")
+
+
+class DetokenizeView(ApiView):
+    """``POST /v1/detokenize``."""
+
+    @documented(body=DetokenizeRequest, answer=Text, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Turn tokens into a text."""
+        body = parse(DetokenizeRequest, request.data)
+        model = served_model(caller_of(request), body.model)
+        require_fields(model, "tokens", body)
+        prompts = (tuple(body.tokens),)
+        asked = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
+        return _submit(request, body, model.spec, asked, "text")
+
+
+class RenderView(ApiView):
+    """``POST /v1/chat/render``: the prompt that a chat completion's messages come to."""
+
+    scope = Scope.DEBUG
+
+    @documented(body=ChatCompletionRequest, answer=ChatPrompt, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Get the prompt that the messages of a chat come to."""
+        return _render(request, "prompt")
+
+
+def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpResponse:
+    body = parse(ChatCompletionRequest, request.data)
+    model = served_model(caller_of(request), body.model)
+    require_endpoint(model, "render")
+    asked = replace(to_generation_request(body, model), operation="render", choices=1)
+    return _submit(request, body, model.spec, asked, answer)
+
+
+def _submit(
+    request: Request,
+    body: WireRequest,
+    spec: ModelSpec,
+    asked: GenerationRequest,
+    answer: Literal["tokens", "text", "prompt"],
+) -> HttpResponse:
+    submission = Submission(
+        TOKENS,
+        new_id("tok-"),
+        caller_of(request),
+        Document(asked, TokenAssembly(answer, spec.id, spec.context_length)),
+        ignored_params=body.ignored_params,
+    )
+    return respond(request, submission)

@@ -1,0 +1,1 @@
+"""What a web process follows and cancels; the gateway, the API and submission import it."""

@@ -1,0 +1,248 @@
+"""The hub: one channel for each web process, and the followers that wait on it.
+
+Workers send the frames of every stream that this process follows to its channel. For a follower
+that starts late, sees a gap, or receives nothing for a second, the event log is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import redis.exceptions
+from asgiref.sync import sync_to_async
+from channels.layers import get_channel_layer
+from django.db import DatabaseError
+from prometheus_client import Counter
+
+from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
+from inference_site.gateway.hub.grace import keep_from_cancelling
+from inference_site.gateway.hub.lost_streams import end_lost, kinds_of
+from inference_site.generations.cancel import cancel_waiting, flag_writes
+from inference_site.generations.models import TERMINAL
+from inference_site.storage.connections import lent_connection
+from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.streams.event_log import AsyncEventLog, Batch
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 1.0
+_RETRY_S = 0.5
+_LOG_READS = Counter(
+    "inference_log_reads",
+    "Looks of a reader into the event log, because frames were missing or nothing came.",
+    ["reason"],
+)
+for _reason in ("gap", "silence"):
+    _LOG_READS.labels(_reason)  # Shown at 0 from the start.
+_VANISHED_S = 10.0
+"""After this long without a frame it is checked whether the stream's log is gone for good."""
+
+
+class Hub:
+    """This process's channel and followers. ``follow`` and ``leave`` are for any thread."""
+
+    def __init__(self) -> None:
+        self.channel = f"web.{uuid.uuid4().hex}"
+        self._followers: dict[str, list[Follower]] = {}
+        self._logs: list[AsyncEventLog] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lock = threading.Lock()
+        self._to_cancel: set[str] = set()
+        self._cancel_wanted = asyncio.Event()
+        self._stored: asyncio.Future[None] | None = None
+        self._to_unqueue: set[str] = set()
+        self._unqueue_wanted = asyncio.Event()
+
+    def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
+        """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
+        follower = Follower(generation_id, after, grace_s)
+        with self._lock:
+            self._followers.setdefault(generation_id, []).append(follower)
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """Remove a reader. For any thread."""
+        with self._lock:
+            others = self._followers.get(follower.generation_id, [])
+            if follower in others:
+                others.remove(follower)
+            if not others:
+                self._followers.pop(follower.generation_id, None)
+
+    def readers(self, generation_id: str) -> list[Follower]:
+        """Return who reads this stream here. For any thread."""
+        with self._lock:
+            return list(self._followers.get(generation_id, ()))
+
+    def followed(self) -> int:
+        """Return how many readers there are here. For any thread."""
+        return len(self._all_readers())
+
+    async def wait_for_ending(self, generation_id: str, timeout_s: float) -> None:
+        """Return when the stream of a generation has ended, or after the timeout."""
+        follower = self.follow(generation_id, after=ENDING_ONLY)
+        try:
+            with contextlib.suppress(redis.exceptions.RedisError):  # Then silence is noticed.
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
+            await self._catch_up([follower])  # It may have ended before this process followed.
+            await follower.wait(timeout_s)
+        finally:
+            self.leave(follower)
+
+    def _all_readers(self) -> list[Follower]:
+        with self._lock:
+            return [f for followers in self._followers.values() for f in followers]
+
+    def ensure_running(self) -> None:
+        """Start listening, if this loop does not already."""
+        if not self._tasks:
+            clients = new_async_clients()
+            self._logs = [AsyncEventLog(client) for client in clients]
+            self._tasks = [
+                asyncio.create_task(self._listen()),
+                asyncio.create_task(self._watch()),
+                asyncio.create_task(keep_from_cancelling(self._all_readers, clients[0])),
+                asyncio.create_task(self._cancel_all()),
+                asyncio.create_task(self._unqueue_all()),
+            ]
+
+    def cancel(self, generation_id: str) -> asyncio.Future[None]:
+        """Ask the worker of a generation to stop it, and take it out of the queue if it waits.
+
+        Returns at once; the future is done when the worker's side is stored. That is retried until
+        it succeeds: a thousand clients may leave in one moment, or while Redis is away.
+        """
+        if self._stored is None:
+            self._stored = asyncio.get_running_loop().create_future()
+        self._to_cancel.add(generation_id)
+        self._cancel_wanted.set()
+        return self._stored
+
+    async def _cancel_all(self) -> None:
+        """Store what ``cancel`` was asked for, all that has come up in one go."""
+        while True:
+            await self._cancel_wanted.wait()
+            self._cancel_wanted.clear()
+            ids, stored = self._to_cancel, self._stored
+            self._to_cancel, self._stored = set(), None
+            # Side by side: a server that is away must not hold up the stops of the others.
+            await asyncio.gather(*map(_persist, flag_writes(self._logs, ids)))
+            if stored is not None:
+                stored.set_result(None)
+            self._to_unqueue |= ids
+            self._unqueue_wanted.set()
+
+    async def _unqueue_all(self) -> None:
+        """Take out of the queue what still waits; apart, so that a slow database delays no stop."""
+        while True:
+            await self._unqueue_wanted.wait()
+            self._unqueue_wanted.clear()
+            ids, self._to_unqueue = self._to_unqueue, set()
+            unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
+            await _persist(partial(unqueue, ids))
+
+    async def _listen(self) -> None:
+        layer = get_channel_layer()
+        while True:
+            try:
+                message = await layer.receive(self.channel)
+                await self._dispatch(message["streams"])
+            except (redis.exceptions.RedisError, OSError) as exc:
+                logger.warning("hub: channel layer: %s", exc)
+                await asyncio.sleep(_SILENCE_S)
+                with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                    await layer.flush()  # It takes a failed subscription for a good one.
+            except Exception:
+                logger.exception("hub: a message was dropped; its readers will read the log")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _dispatch(self, streams: Iterable[tuple[str, bytes]]) -> None:
+        behind = []
+        for generation_id, payload in streams:
+            followers = self.readers(generation_id)
+            if not followers:
+                continue
+            batch = Batch.unpack(payload) if payload else None
+            behind += [f for f in followers if batch is None or not f.offer(batch)]
+        if behind:
+            _LOG_READS.labels("gap").inc(len(behind))
+            await self._catch_up(behind)
+
+    async def _watch(self) -> None:
+        """Read the log for the followers that receive nothing."""
+        while True:
+            await asyncio.sleep(_SILENCE_S / 2)
+            now = time.monotonic()
+            silent = [
+                f
+                for f in self._all_readers()
+                if now - max(f.received_at, f.checked_at) > _SILENCE_S
+            ]
+            if not silent:
+                continue
+            _LOG_READS.labels("silence").inc(len(silent))
+            try:
+                await self._catch_up(silent)
+                await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
+            except (redis.exceptions.RedisError, DatabaseError) as exc:
+                logger.warning("hub: cannot catch up: %s", exc)
+            except Exception:
+                logger.exception("hub: cannot catch up")
+
+    async def _catch_up(self, followers: Sequence[Follower]) -> None:
+        """Read the log for these followers, in one round trip for each server."""
+        now = time.monotonic()
+        shards: dict[int, list[Follower]] = {}
+        for follower in followers:
+            follower.checked_at = now
+            shards.setdefault(shard_of(follower.generation_id), []).append(follower)
+        for shard, readers in shards.items():
+            try:
+                await self._read_shard(shard, readers)
+            except redis.exceptions.RedisError as exc:  # The others go on meanwhile.
+                logger.warning("hub: event log %d: %s", shard, exc)
+
+    async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
+        wanted = [(reader.generation_id, reader.next_number) for reader in readers]
+        found = await self._logs[shard].read_many(wanted)
+        followed = zip(readers, found, strict=True)
+        torn = [reader for reader, batches in followed if not all(map(reader.offer, batches))]
+        end_lost(torn, await kinds_of(torn))
+
+    async def _end_vanished(self, followers: Sequence[Follower]) -> None:
+        """End the readers of generations that are over and whose log was lost with its Redis."""
+        kinds = await kinds_of(followers, status__in=TERMINAL)
+        over = [follower for follower in followers if follower.generation_id in kinds]
+        await self._catch_up(over)  # The end may have come between the two looks.
+        end_lost(over, kinds)
+
+
+async def _persist(act: Callable[[], Awaitable[None]]) -> None:
+    """Do it, and do it again while a server is away."""
+    while True:
+        try:
+            await act()
+        except (redis.exceptions.RedisError, DatabaseError) as exc:
+            logger.warning("hub: cannot cancel yet: %s", exc)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("hub: cannot cancel")
+            return
+        else:
+            return
+
+
+def _cancel_queued(ids: set[str]) -> None:
+    with lent_connection():
+        cancel_waiting(ids)
+
+
+hub = Hub()
+"""The hub of this process."""

@@ -1,0 +1,40 @@
+"""Streams whose frames were lost with their Redis: their readers get an error for an ending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from asgiref.sync import sync_to_async
+
+from inference_site.errors.api_errors import UnavailableError
+from inference_site.gateway.hub.follower import Follower
+from inference_site.generations.kinds import kind_of
+from inference_site.generations.models import Generation
+from inference_site.storage.connections import lent_connection
+from inference_site.streams.event_log import Batch
+
+
+async def kinds_of(followers: Sequence[Follower], **states: object) -> dict[str, str]:
+    """Return the kinds of the generations that are followed, of those in these states."""
+    ids = {follower.generation_id for follower in followers}
+    if not ids:
+        return {}
+    return await sync_to_async(_kinds, thread_sensitive=False)(ids, states)
+
+
+def _kinds(ids: set[str], states: dict[str, object]) -> dict[str, str]:
+    with lent_connection():
+        found = Generation.objects.filter(public_id__in=ids, **states)
+        return dict(found.values_list("public_id", "kind"))
+
+
+def end_lost(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:
+    """End the readers of streams whose frames are lost, in the words of their kind."""
+    for follower in followers:
+        error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
+        kind, first = kinds.get(follower.generation_id), follower.next_number
+        if kind is None:
+            continue
+        ending = kind_of(kind).failure(error, first=first)
+        follower.offer(Batch(first, ending.frames, replace(ending, frames=(), is_early=False)))

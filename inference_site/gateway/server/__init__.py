@@ -1,0 +1,1 @@
+"""Daphne with bounded requests and a drain; only the command `web` imports it."""

@@ -1,0 +1,1 @@
+"""How a response and its events are made from deltas; state, requests and views import it."""

@@ -1,0 +1,152 @@
+"""From a request to what is submitted: for the endpoint, the WebSocket and a second attempt."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+
+from inference_site.accounts.keys import Caller
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.models import ServiceClass
+from inference_site.generations.queue import new_id
+from inference_site.streams.request_documents import Assembly, Document
+from inference_site.submission.model_access import ResolvedModel, served_model
+from inference_site.submission.submit import Submission
+from responses_api.output.assembler import RESPONSE, ResponseAssembler
+from responses_api.output.events import accepted
+from responses_api.output.objects import new_response
+from responses_api.request.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.request.tools import hosted_tools
+from responses_api.state.context import Context, Memory, resolve
+from responses_api.state.storage import accept
+from responses_api.wire.request import ResponseRequest
+
+
+@dataclass(frozen=True)
+class ResponseAssembly(Assembly):
+    """How a response is written (see ``ResponseAssembler``); ``response`` is a JSON object."""
+
+    response: dict[str, Any]
+    emits: bool = True
+    sends_done: bool = True
+    seal_for: int | None = None
+
+    def assembler(self) -> ResponseAssembler:
+        """Return the assembler that writes it so."""
+        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
+
+
+@dataclass(frozen=True, slots=True)
+class NewResponse:
+    """A response that is stored: it and its input are written with the generation's row."""
+
+    project_id: int
+    response: dict[str, Any]
+    body: ResponseRequest
+    context: Context
+
+    def write(self) -> None:
+        """Write them. Raise ConversationLocked (see ``generations.queue.WithRow``)."""
+        accept(self.project_id, self.response, self.body, self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A response that is about to be: its object, its context and what is submitted."""
+
+    response: dict[str, Any]
+    context: Context
+    submission: Submission
+
+
+def create(
+    caller: Caller, body: ResponseRequest, memory: Memory | None = None, *, grace_s: int = 0
+) -> Creation:
+    """Return what is to be submitted. Raise ApiError for what cannot be done.
+
+    ``grace_s`` is by how much one that is stored may outlive its client.
+    """
+    _refuse_contradictions(body)
+    project_id = caller.project_id
+    model = served_model(caller, body.model, background=bool(body.background))
+    context = resolve(
+        project_id, body.input, body.previous_response_id, body.conversation_id, memory
+    )
+    if context.is_unstored and body.store is not False:
+        raise InvalidRequestError(
+            "Invalid 'store': what builds on a response that is not stored cannot be stored.",
+            param="store",
+        )
+    response = new_response(
+        body,
+        response_id=new_id("resp_"),
+        created_at=int(time.time()),
+        model=model.spec.id,
+        previous_response_id=context.previous_response_id,
+        conversation_id=context.conversation.public_id if context.conversation else None,
+        metadata=body.metadata or {},
+    ).model_dump()
+    document = to_document(project_id, body, context, model, response)
+    submission = _submission(caller, body, response, context, document, grace_s)
+    return Creation(response, context, submission)
+
+
+def _submission(
+    caller: Caller,
+    body: ResponseRequest,
+    response: dict[str, Any],
+    context: Context,
+    document: Document[ResponseAssembly],
+    grace_s: int,
+) -> Submission:
+    is_background, is_stored = bool(body.background), response["store"]
+    is_late = is_background or body.service_tier == "flex"
+    return Submission(
+        RESPONSE,
+        response["id"],
+        caller,
+        document,
+        stream=bool(body.stream),
+        ignored_params=[*body.ignored_params, *hosted_tools(body)],
+        service_class=ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
+        end_user=body.safety_identifier or body.user or "",
+        frames=accepted(response) if document.assembly.emits else (),
+        with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
+        background=is_background,
+        grace_s=grace_s if is_stored and not is_background else 0,
+        continues=context.continues,
+    )
+
+
+def to_document(
+    project_id: int,
+    body: ResponseRequest,
+    context: Context,
+    model: ResolvedModel,
+    response: dict[str, Any],
+) -> Document[ResponseAssembly]:
+    """Return the request document. Raise InvalidRequestError for what the model cannot do."""
+    asked = to_generation_request(body, context.placed(), model, project_id)
+    assembly = ResponseAssembly(
+        response,
+        emits=bool(body.stream) or response["store"],
+        sends_done=settings.RESPONSES_SEND_DONE,
+        seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
+    )
+    return Document(asked, assembly)
+
+
+def _refuse_contradictions(body: ResponseRequest) -> None:
+    if body.background and body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'background': a response in the background must be stored.",
+            param="background",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )

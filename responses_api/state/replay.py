@@ -1,0 +1,55 @@
+"""The stream of a response that has ended, once its event log is gone or was never closed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from django.conf import settings
+from django.utils import timezone
+
+from inference_site.generations.models import Generation
+from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch
+from responses_api.models import StoredResponse
+from responses_api.output.events import DONE, encode, error_event, opening, terminal
+from responses_api.output.item_events import ItemEvents
+from responses_api.state.reading import current_response
+from responses_api.wire.events import Event
+from responses_api.wire.output import changed
+
+_CLOSING_S = 5
+"""Within this time of its end the log of a response is closed, unless Redis is away."""
+
+
+def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
+    """Whether the log of one that has ended will never say so: its worker died just before that,
+    or Redis was away."""
+    if logged[-1].ending is not None:
+        return False
+    patience = dt.timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _CLOSING_S)
+    ended = Generation.objects.filter(public_id=stored.public_id)
+    return ended.filter(finished_at__lt=timezone.now() - patience).exists()
+
+
+def replay(stored: StoredResponse) -> list[Batch]:
+    """Return the stream of a response that has ended, made from what is stored.
+
+    The items come in the order they had, each with its text in one delta.
+    """
+    frames = [encode(event) for event in _events(stored)]
+    if settings.RESPONSES_SEND_DONE:
+        frames.append(DONE)
+    return [Batch(0, frames, Ending((), 200, b""))]
+
+
+def _events(stored: StoredResponse) -> Iterator[Event]:
+    response, numbers = current_response(stored), count()
+    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    yield from opening(changed(response, **unset, status="in_progress", output=[]), numbers)
+    for index, item in enumerate(response.output):
+        yield from ItemEvents(item.id, index, numbers).whole(item)
+    if stored.error is not None:
+        yield error_event(stored.error, numbers)
+    yield terminal(response, numbers)

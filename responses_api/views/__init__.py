@@ -1,0 +1,1 @@
+"""The endpoints of responses and conversations, and the WebSocket; only routes import it."""

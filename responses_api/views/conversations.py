@@ -1,0 +1,144 @@
+"""Views of conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.api.authentication import caller_of
+from inference_site.api.payload import parse
+from inference_site.api.schema import ListObject, documented
+from inference_site.api.views import ApiView
+from inference_site.errors.api_errors import NotFoundError
+from inference_site.generations.queue import new_id
+from responses_api.models import Conversation, Item
+from responses_api.state.context import find_conversation, new_items
+from responses_api.state.items import IdentifiedItem
+from responses_api.state.listing import page_of_rows
+from responses_api.state.storage import append
+from responses_api.wire import conversations as wire
+from responses_api.wire.items import InputItem
+from responses_api.wire.output import AnyItem
+from responses_api.wire.queries import NewestFirst
+
+
+class ConversationsView(ApiView):
+    """``POST /v1/conversations``."""
+
+    @documented(body=wire.ConversationRequest, answer=wire.Conversation, errors=(NotFoundError,))
+    def post(self, request: Request) -> Response:
+        """Create a conversation, with items if there are some already."""
+        body = parse(wire.ConversationRequest, request.data or {})
+        project_id = caller_of(request).project_id
+        with transaction.atomic():
+            conversation = Conversation.objects.create(
+                public_id=new_id("conv_"), project_id=project_id, metadata=body.metadata or {}
+            )
+            _add(conversation, body.items or ())
+        return Response(_wire(conversation))
+
+
+class ConversationView(ApiView):
+    """``/v1/conversations/{id}``."""
+
+    @documented(answer=wire.Conversation)
+    def get(self, request: Request, conversation_id: str) -> Response:
+        """Get a conversation."""
+        return Response(_wire(_found(request, conversation_id)))
+
+    @documented(body=wire.ConversationUpdate, answer=wire.Conversation)
+    def post(self, request: Request, conversation_id: str) -> Response:
+        """Replace the metadata of a conversation."""
+        metadata = parse(wire.ConversationUpdate, request.data).metadata
+        conversation = _found(request, conversation_id)
+        conversation.metadata = metadata
+        conversation.save(update_fields=["metadata"])
+        return Response(_wire(conversation))
+
+    @documented(answer=wire.DeletedConversation)
+    def delete(self, request: Request, conversation_id: str) -> Response:
+        """Delete a conversation; its responses stay readable, and may be built on."""
+        conversation = _found(request, conversation_id)
+        conversation.deleted_at = timezone.now()
+        conversation.save(update_fields=["deleted_at"])
+        return Response(wire.DeletedConversation(id=conversation_id).model_dump())
+
+
+class ConversationItemsView(ApiView):
+    """``/v1/conversations/{id}/items``."""
+
+    @documented(query=NewestFirst, answer=ListObject[AnyItem])
+    def get(self, request: Request, conversation_id: str) -> Response:
+        """List the items of a conversation."""
+        conversation = _found(request, conversation_id)
+        return page_of_rows(request, Item.objects.filter(conversation=conversation))
+
+    @documented(body=wire.ItemsRequest, answer=ListObject[AnyItem])
+    def post(self, request: Request, conversation_id: str) -> Response:
+        """Add items to a conversation; those that were added are answered."""
+        body = parse(wire.ItemsRequest, request.data)
+        with transaction.atomic():
+            conversation = _found(request, conversation_id, lock=True)
+            added = _add(conversation, body.items)
+        data = [item.wire() for item in added]
+        listed = {"first_id": added[0].id, "last_id": added[-1].id, "has_more": False}
+        return Response({"object": "list", "data": data, **listed})
+
+
+class ConversationItemView(ApiView):
+    """``/v1/conversations/{id}/items/{item_id}``."""
+
+    @documented(answer=AnyItem)
+    def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Get an item of a conversation."""
+        item = _found_item(_found(request, conversation_id), item_id)
+        return Response(IdentifiedItem(item.public_id, item.data).wire())
+
+    @documented(answer=wire.Conversation)
+    def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Take an item out of the conversation; answer the conversation."""
+        conversation = _found(request, conversation_id)
+        item = _found_item(conversation, item_id)
+        if item.response_id is None:
+            item.delete()
+        else:  # Its response keeps it.
+            item.conversation = item.conversation_position = None
+            item.save(update_fields=["conversation", "conversation_position"])
+        return Response(_wire(conversation))
+
+
+def _found(request: Request, conversation_id: str, *, lock: bool = False) -> Conversation:
+    project_id = caller_of(request).project_id
+    return find_conversation(project_id, conversation_id, lock=lock)
+
+
+def _found_item(conversation: Conversation, item_id: str) -> Item:
+    found = Item.objects.filter(conversation=conversation, public_id=item_id).first()
+    if found is None:
+        raise NotFoundError(f"Item with id '{item_id[:100]}' not found.")
+    return found
+
+
+def _add(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Store items at the end of a conversation."""
+    items = new_items(conversation.project_id, given)
+    rows = Item.objects.bulk_create(
+        Item(public_id=item.id, project_id=conversation.project_id, data=item.data)
+        for item in items
+    )
+    append(conversation, rows)
+    conversation.save(update_fields=["next_position"])
+    return items
+
+
+def _wire(conversation: Conversation) -> dict[str, Any]:
+    return wire.Conversation(
+        id=conversation.public_id,
+        created_at=int(conversation.created_at.timestamp()),
+        metadata=conversation.metadata,
+    ).model_dump()
