@@ -22,7 +22,7 @@ GRACE_S = 2
 SLACK_S = 5
 """What is added when nobody could say that the client left."""
 LATE_S = 15
-"""How long upkeep and the worker may take, on a busy machine."""
+"""How long maintenance and the worker may take, on a busy machine."""
 LONG = int((GRACE_S + SLACK_S + 2) / 0.05)
 """Words of a response that goes on only as long as it is read."""
 ENDLESS = slow(6000)

@@ -160,7 +160,7 @@ def running(stack: ServedStack) -> int:
 
 def test_two_workers_share_the_work_and_each_keeps_its_conversations(stack: ServedStack) -> None:
     with second_worker(stack) as process, ThreadPoolExecutor(4) as pool:
-        # A bell that a busy worker cannot answer is heard by the other.
+        # A wake-up that a busy worker cannot answer is read by the other.
         long = [ask(stack, "single", LONG, background=True) for _ in range(2)]
         wait_until(lambda: running(stack) == 2, 5, "both run")
         assert len({worker_of(stack, response) for response in long}) == 2
