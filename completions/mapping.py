@@ -24,6 +24,7 @@ from inference_site.request_fields.capabilities import require_fields, require_m
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
+    require_text,
     to_choices,
     to_constraint,
     to_sampled_request,
@@ -38,9 +39,11 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
     require_stream_for_options(body)
     plan = to_tool_plan(body)
+    constraint = to_constraint(_formatted(body), "response_format", body.grammar)
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     messages = to_messages(body.messages)
     require_media(model, messages)
+    require_text(constraint, plan)
     return replace(
         to_sampled_request(body, model.spec),
         messages=messages,
@@ -48,7 +51,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         stop=to_stop(body.stop),
         choices=to_choices(body.n, model.spec),
         top_logprobs=_top_logprobs(body),
-        constraint=to_constraint(_formatted(body), "response_format", body.grammar, plan),
+        constraint=constraint,
         template_vars=_template_vars(body),
         reasoning_budget=body.reasoning_budget,
         tools=plan.tools,

@@ -126,24 +126,27 @@ def to_template_vars(
 
 
 def to_constraint(
-    formatted: Constraint | None, field: str, grammar: str | Grammar | None, plan: ToolPlan
+    formatted: Constraint | None, field: str, grammar: str | Grammar | None
 ) -> Constraint | None:
     """Return what the text must match: what ``field`` asks for or a ``grammar``, or None.
 
-    Raise InvalidRequestError for two constraints, and for one that a call cannot meet.
+    Raise InvalidRequestError for two constraints.
     """
     if grammar is not None and formatted is not None:
         raise InvalidRequestError(
             f"Request `grammar` and `{field}` were both provided but are mutually exclusive.",
             param="grammar",
         )
-    constraint = formatted if grammar is None else from_grammar(grammar)
+    return formatted if grammar is None else from_grammar(grammar)
+
+
+def require_text(constraint: Constraint | None, plan: ToolPlan) -> None:
+    """Raise InvalidRequestError for a constraint of an answer that must be a call."""
     if constraint is not None and plan.must_call:
         raise InvalidRequestError(
             f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
             param=constraint.param,
         )
-    return constraint
 
 
 def from_grammar(grammar: str | Grammar) -> Constraint:
