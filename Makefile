@@ -23,7 +23,7 @@ check: .venv/.installed-dev
 	$(MAKE) --no-print-directory -j4 --output-sync=target ruff imports types check-tests
 
 check-tests: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --without-services
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --without-services
 
 lint: ruff imports types
 	$(BIN)/python -m tests.checks

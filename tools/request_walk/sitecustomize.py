@@ -32,7 +32,7 @@ class Notes:
         name = frame.f_code.co_filename
         if self.is_on and event == "call" and name.startswith(_ROOT):
             inside = name.removeprefix(_ROOT).lstrip("/")
-            if not inside.startswith("."):
+            if not inside.startswith((".", "tools/")):
                 self._entered.setdefault(inside, {})[frame.f_code.co_qualname] = None
 
     def switch(self, *_: Any) -> None:

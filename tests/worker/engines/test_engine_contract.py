@@ -29,6 +29,8 @@ from tests.waiting import wait_until
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 
+pytestmark = pytest.mark.slow  # It generates with weights.
+
 CONTEXT_LENGTH = 256
 
 

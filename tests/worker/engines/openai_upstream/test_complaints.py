@@ -27,6 +27,8 @@ from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.errors import retry_after_s
 
+pytestmark = pytest.mark.slow  # Refusals are tried again after a pause.
+
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 
 

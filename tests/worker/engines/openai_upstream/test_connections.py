@@ -25,6 +25,8 @@ from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 from worker.engines.openai_upstream import client
 
+pytestmark = pytest.mark.slow  # Connections time out and are tried again.
+
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 
 

@@ -20,6 +20,8 @@ from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.chunks import EventLines, NoEventStream
 
+pytestmark = pytest.mark.slow  # A server of its own answers each.
+
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 
 
