@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from completions.mapping import require_stream_for_options
 from completions.wire.completion import CompletionRequest, Prompt
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_endpoint, require_fields
 from inference_site.request_fields.mapping import (
+    require_stream_for_options,
     to_choices,
     to_constraint,
     to_sampled_request,
@@ -25,7 +25,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
 
     With ``best_of`` the engine gives as many choices; the assembler picks the ``n`` best.
     """
-    require_stream_for_options(body)
+    require_stream_for_options(body.stream_options, body.stream)
     require_endpoint(model, "completions")
     prompts = to_prompts(body.prompt)
     _refuse_contradictions(body, prompts)

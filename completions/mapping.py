@@ -8,7 +8,6 @@ from typing import Any
 
 from completions.messages import to_messages
 from completions.wire.chat import ChatCompletionRequest
-from completions.wire.completion import CompletionRequest
 from completions.wire.tools import (
     AllowedToolsChoice,
     CustomTool,
@@ -24,6 +23,7 @@ from inference_site.request_fields.capabilities import require_fields, require_m
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
+    require_stream_for_options,
     require_text,
     to_choices,
     to_constraint,
@@ -37,7 +37,7 @@ from inference_site.submission.model_access import ResolvedModel
 
 def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
-    require_stream_for_options(body)
+    require_stream_for_options(body.stream_options, body.stream)
     plan = to_tool_plan(body)
     constraint = to_constraint(_formatted(body), "response_format", body.grammar)
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
@@ -61,15 +61,6 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         add_generation_prompt=body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
     )
-
-
-def require_stream_for_options(body: ChatCompletionRequest | CompletionRequest) -> None:
-    """Raise InvalidRequestError for ``stream_options`` without a stream."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-            param="stream_options",
-        )
 
 
 def _formatted(body: ChatCompletionRequest) -> Constraint | None:

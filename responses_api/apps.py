@@ -22,10 +22,10 @@ class ResponsesApiConfig(AppConfig):
         from responses_api.request.counting import INPUT_TOKENS, CountAssembler
         from responses_api.request.creation import ResponseAssembly
         from responses_api.request.recovery import rebuild, recover
-        from responses_api.state.storage import settle
+        from responses_api.state.storage import store_result
 
         assemble = ResponseAssembly.assembler
-        kind = Kind(ResponseAssembly, assemble, assembler.failure, settle, recover, rebuild)
+        kind = Kind(ResponseAssembly, assemble, assembler.failure, store_result, recover, rebuild)
         register(assembler.RESPONSE, kind)
         register(COMPACTION, Kind(CompactionAssembly, CompactionAssembler, failure))
         register(INPUT_TOKENS, Kind(Assembly, CountAssembler, failure))

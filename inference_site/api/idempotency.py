@@ -26,7 +26,7 @@ from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import follow, read_log
+from inference_site.streams.event_log import followed_log, read_log
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -170,9 +170,7 @@ def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpRespo
         logged = read_log(known.generation_id)
         if not logged and has_ended:
             raise _expired()
-        if not (logged and logged[-1].ending):
-            follow(known.generation_id, hub.channel)
-            logged = read_log(known.generation_id)
+        logged = followed_log(known.generation_id, hub.channel, logged)
     except BaseException:
         hub.leave(follower)
         raise

@@ -43,6 +43,15 @@ def only(
     return tuple(tool for tool in tools if tool.name in names)
 
 
+def require_stream_for_options(stream_options: object, stream: bool | None) -> None:
+    """Raise InvalidRequestError for ``stream_options`` without a stream."""
+    if stream_options is not None and not stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+
+
 def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationRequest:
     """Return a request with these fields and nothing to answer yet. Raise InvalidRequestError."""
     return GenerationRequest(

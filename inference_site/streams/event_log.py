@@ -195,8 +195,7 @@ class AsyncEventLog:
     async def follow(self, generation_id: str, channel: str) -> None:
         """Have the writer send this stream's frames to the channel as well."""
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.sadd(followers_key(generation_id), channel)
-        pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+        add_follower(pipeline, generation_id, channel)
         await pipeline.execute()
 
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
@@ -207,12 +206,25 @@ class AsyncEventLog:
         await pipeline.execute()
 
 
+def add_follower(pipeline: Any, generation_id: str, channel: str) -> None:
+    """Add to a pipeline, of either sort of client, what registers a channel for this stream."""
+    pipeline.sadd(followers_key(generation_id), channel)
+    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+
+
 def follow(generation_id: str, channel: str) -> None:
     """Register a channel to which the writer sends this stream's frames."""
     pipeline = client_for(generation_id).pipeline(transaction=False)
-    pipeline.sadd(followers_key(generation_id), channel)
-    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+    add_follower(pipeline, generation_id, channel)
     pipeline.execute()
+
+
+def followed_log(generation_id: str, channel: str, known: list[Batch]) -> list[Batch]:
+    """Return the log, of which this much was read; a channel gets what a live stream adds to it."""
+    if known and known[-1].ending:
+        return known
+    follow(generation_id, channel)
+    return read_log(generation_id)
 
 
 def request_cancel(generation_id: str) -> None:

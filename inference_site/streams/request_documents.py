@@ -19,6 +19,7 @@ from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import (
     FIELD,
     Batch,
+    add_follower,
     batches_of,
     cancel_key,
     document_key,
@@ -103,8 +104,7 @@ def save_document(
     pipeline = client_for(generation_id).pipeline(transaction=False)
     pipeline.set(document_key(generation_id), encode(document), ex=settings.RUN_TTL_S)
     if follower is not None:
-        pipeline.sadd(followers_key(generation_id), follower)
-        pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
+        add_follower(pipeline, generation_id, follower)
     if frames:
         batch = Batch(0, frames)
         pipeline.xadd(log_key(generation_id), {FIELD: batch.pack()}, id=batch.entry_id)

@@ -12,6 +12,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
+from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Assembly, Document
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission
@@ -145,8 +146,4 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
             "Invalid 'background': a response in the background must be stored.",
             param="background",
         )
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-            param="stream_options",
-        )
+    require_stream_for_options(body.stream_options, body.stream)

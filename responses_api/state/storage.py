@@ -102,7 +102,9 @@ def _rows(
     ]
 
 
-def settle(generation_id: str, status: str, assembler: Assembler, store: ToStore | None) -> None:
+def store_result(
+    generation_id: str, status: str, assembler: Assembler, store: ToStore | None
+) -> None:
     """Keep the end of a response, if it is stored (see ``generations.kinds.StoreResult``)."""
     assert isinstance(assembler, ResponseAssembler)
     final = assembler.response

@@ -15,7 +15,7 @@ from inference_site.errors.api_errors import ConflictError, InvalidRequestError,
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, follow, read_log
+from inference_site.streams.event_log import Batch, followed_log, read_log
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
@@ -138,10 +138,8 @@ def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
     known, has_ended = read_log(stored.public_id), stored.status in ENDED
     if has_ended and (not known or is_cut_off(stored, known)):
         return replay(stored), True
-    if not (known and known[-1].ending):  # It may have ended, and its log be closed only soon.
-        follow(stored.public_id, hub.channel)
-        known = read_log(stored.public_id)
-    return known, False
+    # It may have ended, and its log be closed only soon.
+    return followed_log(stored.public_id, hub.channel, known), False
 
 
 def _starting_after(query: QueryDict) -> int:

@@ -15,7 +15,7 @@ from responses_api.models import StoredResponse
 from responses_api.output.objects import new_response
 from responses_api.state.context import resolve
 from responses_api.state.reading import current_response
-from responses_api.state.storage import accept, settle
+from responses_api.state.storage import accept, store_result
 from responses_api.wire.request import ResponseRequest
 from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
@@ -67,7 +67,7 @@ class Chain:
             case _:
                 ending, status = assembler.fail(GenerationFailed(end)), Status.FAILED
         end_generation(stored, status)
-        settle(stored.public_id, status, assembler, None)
+        store_result(stored.public_id, status, assembler, None)
         found = StoredResponse.objects.select_related("previous", "conversation")
         return found.get(pk=stored.pk), [*frames, *ending.frames]
 

@@ -22,7 +22,7 @@ from responses_api.state.history import before, history_of, items_of
 from responses_api.state.items import IdentifiedItem, new_item
 from responses_api.state.reading import current_response
 from responses_api.state.replay import replay
-from responses_api.state.storage import ConversationLocked, accept, append, delete, settle
+from responses_api.state.storage import ConversationLocked, accept, append, delete, store_result
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
@@ -153,7 +153,7 @@ def test_stream_made_anew_ends_as_the_site_has_it(chain: Chain, settings: Settin
 def test_end_of_what_is_not_stored_is_not_kept() -> None:
     assembler = new_assembler()
     assembler.complete()
-    settle("resp_none", Status.COMPLETED, assembler, None)
+    store_result("resp_none", Status.COMPLETED, assembler, None)
     assert not StoredResponse.objects.exists()
 
 

@@ -97,10 +97,6 @@ class Runtime:
         """How long the oldest frame waits that is not in the event log, in seconds."""
         return self._publisher.lag_s
 
-    def is_open(self, model: str) -> bool:
-        """Whether a generation of this model would be taken now."""
-        return model in self.open_models()
-
     def open_models(self) -> list[str]:
         """Return the models of which a generation would be taken now."""
         if self._takes_nothing:

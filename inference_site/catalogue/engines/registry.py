@@ -37,11 +37,6 @@ ENGINES = {
 LIBRARIES = {name: engine.library for name, engine in ENGINES.items() if engine.library}
 
 
-def engine_options(name: str) -> frozenset[str]:
-    """Return the keys of ``models.yaml`` that only this engine understands."""
-    return frozenset(ENGINES[name].options.model_fields)
-
-
 def model_capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for; see docs/glossary.md."""
     return ENGINES[spec.engine].capabilities(spec)

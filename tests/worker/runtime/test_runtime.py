@@ -139,7 +139,7 @@ def test_a_draining_worker_claims_nothing_and_says_that_it_serves_nothing(
     row.refresh_from_db()
     assert row.status == Status.QUEUED
     assert not runtime.described().serves("m")
-    assert not runtime.is_open("m")
+    assert "m" not in runtime.open_models()
 
 
 @pytest.mark.django_db
@@ -303,7 +303,7 @@ def test_an_unloaded_model_ends_what_runs_and_is_gone(
         wait_until(lambda: (found := announced(runtime)) is not None and not found.models)
     row.refresh_from_db()
     assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
-    assert not runtime.is_open("m")
+    assert "m" not in runtime.open_models()
 
 
 def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
@@ -324,10 +324,10 @@ def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
 
 def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> None:
     obey(runtime, "drain")
-    wait_until(lambda: not runtime.is_open("m"))
+    wait_until(lambda: "m" not in runtime.open_models())
     wait_until(lambda: (found := announced(runtime)) is not None and found.is_draining)
     obey(runtime, "resume")
-    wait_until(lambda: runtime.is_open("m"))
+    wait_until(lambda: "m" in runtime.open_models())
 
 
 def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.catalogue.engines.registry import engine_options, model_capabilities
+from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.messages import Message
@@ -65,7 +65,8 @@ def test_a_bad_option_is_named(options: dict[str, Any], reason: str) -> None:
 
 
 def test_options_are_known_to_the_models_file() -> None:
-    assert {"base_url", "api_key_env", "fields", "flavor"} <= engine_options("openai_upstream")
+    options = ENGINES["openai_upstream"].options.model_fields.keys()
+    assert {"base_url", "api_key_env", "fields", "flavor"} <= options
 
 
 def spec(**options: Any) -> ModelSpec:
