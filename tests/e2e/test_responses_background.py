@@ -42,7 +42,7 @@ def running(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def test_background_answers_at_once_and_is_polled(client: openai.OpenAI) -> None:
-    made = begin(client, slow(10, 30))
+    made = begin(client, slow(10, 100))
     assert (made.status, made.output, made.background) == ("queued", [], True)
     seen: list[Any] = []
 
