@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
@@ -12,7 +18,21 @@ from inference_site.request_fields.wire.constraint import GrammarField
 from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Take a list of nothing but token ids as it is: looking at each would take six times as long."""
+    if isinstance(value, list) and set(map(type, value)) == {int}:
+        if 0 <= min(value) and max(value) < 2**31:
+            return value
+    return validate(value)
+
+
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]],
+    Field(min_length=1),
+    WrapValidator(_good_at_once),
+]
 
 
 def _prompt_kind(value: object) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from completions.wire.completion import TokenIds
 from inference_site.api.payload import WireObject, WireRequest
 
 
@@ -30,7 +29,7 @@ class DetokenizeRequest(WireRequest):
     """The body of ``POST /v1/detokenize``."""
 
     model: str
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+    tokens: TokenIds
 
 
 class Text(WireObject):

@@ -8,26 +8,60 @@ from __future__ import annotations
 
 import itertools
 import re
+import reprlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from django.conf import settings
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
 
 from inference_site.errors.api_errors import InvalidRequestError
 
 _MOST_NAMES = 32
 """The most ignored fields that a header and a row name."""
+_MOST_LOOKED_AT = 1_000
+"""Undeclared fields, of which those names are taken."""
+_MOST_ENTRIES = 2048
+"""The most entries of an array or object of a request whose field sets no other bound."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _LONGEST_ECHO = 100
 """Characters of a bad value that its error repeats."""
 
 
+def _bound(schema: Any) -> None:
+    """Have every array and object of a schema stop at its first error, and bound its entries.
+
+    Tokens and free-form JSON are bounded by the body's size and its number of values.
+    """
+    if isinstance(schema, list):
+        for inner in schema:
+            _bound(inner)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") in ("list", "dict"):
+        schema["fail_fast"] = True
+        entries = schema.get("items_schema") or schema.get("values_schema") or {"type": "any"}
+        if entries["type"] not in ("any", "int"):
+            schema.setdefault("max_length", _MOST_ENTRIES)
+    for inner in schema.values():
+        _bound(inner)
+
+
 class WireRequest(BaseModel):
-    """Base of request bodies. Undeclared fields are kept, to be named in the answer."""
+    """Base of request bodies. Undeclared fields are kept, to be named in the answer.
+
+    Arrays and objects are validated up to their first invalid entry: only one error is answered,
+    and a megabyte of them would take seconds and hundreds of megabytes to build.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _bound(schema)
+        return schema
 
     @property
     def ignored_params(self) -> list[str]:
@@ -36,8 +70,8 @@ class WireRequest(BaseModel):
         A field of a nested object is named by its path without positions: ``messages[].name``.
         Names that do not fit a response header are left out; no API has such a field.
         """
-        names = (name for name in dict.fromkeys(self._ignored()) if _NAME.fullmatch(name))
-        return list(itertools.islice(names, _MOST_NAMES))
+        found = dict.fromkeys(itertools.islice(self._ignored(), _MOST_LOOKED_AT))
+        return list(itertools.islice(filter(_NAME.fullmatch, found), _MOST_NAMES))
 
     def _ignored(self) -> Iterator[str]:
         yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
@@ -46,7 +80,8 @@ class WireRequest(BaseModel):
             if isinstance(value, WireRequest):
                 yield from (f"{field}.{name}" for name in value._ignored())
             elif isinstance(value, list):
-                parts = (part for part in value if isinstance(part, WireRequest))
+                first = itertools.islice(value, _MOST_ENTRIES)
+                parts = (part for part in first if isinstance(part, WireRequest))
                 yield from (f"{field}[].{name}" for part in parts for name in part._ignored())
 
 
@@ -165,7 +200,7 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
         )
     if kind in ("literal_error", "union_tag_invalid"):
         supported = _listed(context.get("expected") or context["expected_tags"])
-        echo = repr(str(context.get("tag", given))[:_LONGEST_ECHO])
+        echo = repr(_shown(context.get("tag", given)))
         return "invalid_value", f"Invalid value: {echo}. Supported values are: {supported}."
     if kind in _BOUNDS:
         side, what, sign, key = _BOUNDS[kind]
@@ -197,6 +232,12 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
             ),
         )
     return "invalid_value", f"Invalid '{param}': {error['msg']}."
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a bad value, at a cost that does not depend on its size."""
+    text = value if isinstance(value, str) else reprlib.repr(value)
+    return text[:_LONGEST_ECHO]
 
 
 def _listed(quoted: str) -> str:

@@ -166,7 +166,7 @@ def _item_kind(value: object) -> str | None:
     kind = value.get("type")
     if kind is None:
         return "item_reference" if "id" in value and "role" not in value else "message"
-    return str(kind)
+    return kind if isinstance(kind, str) else ""
 
 
 InputItem = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import orjson
 import pytest
 from django.http import QueryDict
 
@@ -28,6 +29,30 @@ def test_a_body_that_could_not_be_encoded_again_is_refused(levels: int) -> None:
 
 def test_a_body_may_hold_many_objects_beside_each_other() -> None:
     assert len(JsonParser().parse(io.BytesIO(b"[" + b"{}," * 999 + b"{}]"))) == 1000
+
+
+@pytest.mark.parametrize("entry", [b"{}", b"[]", b'{"a":0}', b'{"[":[]}', b"[[[]]]"])
+def test_a_body_of_too_many_containers_is_refused(entry: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="holds more than"):
+        JsonParser().parse(io.BytesIO(b"[" + b",".join([entry] * 30_001) + b"]"))
+
+
+@pytest.mark.parametrize("entry", [b"0", b'""', b"0.5", b"null"])
+def test_a_body_of_too_many_values_is_refused(entry: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="holds more than"):
+        JsonParser().parse(io.BytesIO(b"[" + b",".join([entry] * 1_000_002) + b"]"))
+
+
+def test_brackets_in_a_text_are_no_containers() -> None:
+    text = '{"[\\"' * 40_000 + "\\"
+    body = orjson.dumps({"a": text, "b": [1]})
+    assert JsonParser().parse(io.BytesIO(body)) == {"a": text, "b": [1]}
+
+
+@pytest.mark.parametrize("number", [b"1e999999", b"-1e999999", b"9" * 1_000_000])
+def test_a_number_that_none_can_hold_is_refused(number: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        JsonParser().parse(io.BytesIO(b'{"seed":' + number + b"}"))
 
 
 @pytest.mark.parametrize("limit", ["", "0", "101", "-1", "1.5", "²", "00000000101", "9" * 5000])

@@ -1,0 +1,118 @@
+"""What a body may cost: errors that are built, and memory, whatever is in it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from completions.wire.chat import ChatCompletionRequest
+from completions.wire.completion import CompletionRequest
+from completions.wire.embedding import EmbeddingRequest
+from completions.wire.tokens import DetokenizeRequest
+from inference_site.api.payload import WireRequest, parse
+from inference_site.errors.api_errors import InvalidRequestError
+from responses_api.wire.conversations import ItemsRequest
+from responses_api.wire.request import ResponseRequest
+
+_MOST_ERRORS = 30
+_ENTRIES = 5_000
+_BODIES: dict[type[WireRequest], list[dict[str, Any]]] = {
+    ChatCompletionRequest: [
+        {"model": "m", "messages": "x"},
+        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+        {"messages": [{"role": "assistant", "tool_calls": []}, {"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+    ],
+    CompletionRequest: [{"model": "m", "prompt": [[1]]}, {"prompt": [1]}],
+    EmbeddingRequest: [{"model": "m", "input": ["x"]}, {"input": [[1]]}],
+    DetokenizeRequest: [{"model": "m", "tokens": [1]}],
+    ResponseRequest: [
+        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        {"input": [{"type": "reasoning", "summary": [], "content": []}, {"id": "x"}]},
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        {"tools": [{"type": "function", "name": "f", "parameters": {}}], "text": {"format": {}}},
+    ],
+    ItemsRequest: [{"items": [{"role": "user", "content": []}]}],
+}
+_JUNK: list[Any] = [0, -1, 1.5, "", "x", None, True, {}, [], [0], {"type": "x"}, {"role": 0}]
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a body with a key of it, whose value may be replaced."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in list(entries):
+        yield value, key
+        if isinstance(inner, (dict, list)):
+            yield from _places(inner)
+
+
+@st.composite
+def hostile_bodies(draw: st.DrawFn) -> tuple[type[WireRequest], dict[str, Any]]:
+    """A body that is good but for one place, which holds thousands of something."""
+    model = draw(st.sampled_from(list(_BODIES)))
+    body = orjson.loads(orjson.dumps(draw(st.sampled_from(_BODIES[model]))))
+    for field in model.model_fields:
+        body.setdefault(field, None)
+    places = [*_places(body), (body, "unknown")]
+    container, key = draw(st.sampled_from(places))
+    junk = draw(st.sampled_from(_JUNK))
+    many = [junk] * _ENTRIES
+    keys = draw(st.sampled_from(["{}", "k{}", "!{}"]))
+    as_object = {keys.format(number): entry for number, entry in enumerate(many)}
+    container[key] = draw(st.sampled_from([many, as_object, [many], [as_object], {"type": many}]))
+    return model, body
+
+
+@given(hostile_bodies())
+def test_few_errors_are_built_of_any_body(hostile: tuple[type[WireRequest], dict[str, Any]]) -> None:
+    model, body = hostile
+    try:
+        model.model_validate(body)
+    except ValidationError as exc:
+        assert exc.error_count() <= _MOST_ERRORS
+
+
+@given(hostile_bodies())
+def test_a_body_takes_at_most_ten_times_its_size(
+    hostile: tuple[type[WireRequest], dict[str, Any]],
+) -> None:
+    model, body = hostile
+    size = len(orjson.dumps(body))
+    tracemalloc.start()
+    try:
+        assert len(str(parse(model, body).ignored_params)) < 5_000
+    except InvalidRequestError as exc:
+        assert len(exc.message) < 1_000
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 10 * size + 500_000
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": ""}] * 2049}, "messages"),
+        (ResponseRequest, {"input": [{"role": "user", "content": ""}] * 2049}, "input"),
+        (
+            ChatCompletionRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 2049}]},
+            "messages[0].content",
+        ),
+    ],
+)
+def test_an_array_has_at_most_2048_entries(
+    model: type[WireRequest], body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(model, {"model": "m", **body})
+    assert (refused.value.param, refused.value.code) == (param, "array_above_max_length")
