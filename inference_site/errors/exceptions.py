@@ -89,6 +89,10 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
 """The API error of each exception; the first matching row applies."""
 
 
+STORAGE_CODES = frozenset({"database_unavailable", "queue_unavailable"})
+"""The codes of a failure of PostgreSQL or Redis."""
+
+
 def api_error(exc: Exception) -> ApiError:
     """Return the API error for this exception: a 500 if the table has no matching row."""
     if isinstance(exc, ApiError):

@@ -1,26 +1,32 @@
-"""Views on pooled threads, and the refusal of requests that would only pile up.
+"""Views on pooled threads: shared out among projects, and refused when they would only pile up.
 
 A database that is frozen, not closed, answers nothing: the views that asked it hang. One that is
 down costs each view its time-out. Either way more requests come in than go out, so they are refused
-at once, and what was refused is not run later.
+at once, and what was refused is not run later. A view that computes for long is no such failure.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
+import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import UnavailableError
+from inference_site.errors.exceptions import STORAGE_CODES
+from inference_site.gateway.thread_shares import Share, ThreadShares
+from inference_site.gateway.view_activity import ViewActivity
 
-_MOST_WAITING = 2_000
 _FAILED_SLOWLY_S = 1.0
 _REFUSE_S = 1.0
-"""For how long requests are refused after a view failed slowly."""
+"""For how long requests are refused after a view failed slowly, for want of storage."""
 _LOOK_S = 0.5
 
 
@@ -29,50 +35,88 @@ class ViewPool:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="view")
-        self._waiting = 0
+        self._shares = ThreadShares(threads)
+        self._activity = ViewActivity()
         self._progress_at = 0.0
         self._refuse_until = 0.0
 
     async def run(
-        self, respond: Callable[[], HttpResponseBase], on_abandoned: Callable[[], object]
+        self,
+        respond: Callable[[], HttpResponseBase],
+        on_abandoned: Callable[[], object],
+        share: Share = Share(),
     ) -> HttpResponseBase:
         """Return the view's response.
 
-        Raise UnavailableError when too many wait, when a view has just failed slowly, or when none
-        has come back for ``WEB_STALL_S``. ``on_abandoned`` runs when a view that was given up, or
-        whose client left, ends after all.
+        Raise UnavailableError when too many wait, when a view has just failed slowly for want of
+        storage, or when none has come back for ``WEB_STALL_S`` and some hang. ``on_abandoned`` runs
+        when a view that was given up, or whose client left, ends after all.
         """
         now = time.monotonic()
-        if self._waiting >= _MOST_WAITING or now < self._refuse_until:
+        if now < self._refuse_until:
             raise UnavailableError
-        self._waiting += 1
-        job = self._pool.submit(self._timed, respond)
+        await self._thread_for(share, now)
+        job = self._start(respond, share)
         try:
-            return await self._wait(job, now)
+            await self._wait(asyncio.wrap_future(job), now, is_running=True)
+            return job.result()
         except (asyncio.CancelledError, UnavailableError):
             if not job.cancel():
                 job.add_done_callback(lambda _: on_abandoned())
             raise
-        finally:
-            self._waiting -= 1
 
-    async def _wait(self, job: Future[HttpResponseBase], submitted_at: float) -> HttpResponseBase:
-        future = asyncio.wrap_future(job)
+    async def _thread_for(self, share: Share, began_at: float) -> None:
+        turn = self._shares.take(share)
+        if turn is None:
+            return
+        try:
+            await self._wait(turn, began_at)
+        except BaseException:
+            self._shares.forgo(share, turn)
+            raise
+
+    def _start(
+        self, respond: Callable[[], HttpResponseBase], share: Share
+    ) -> Future[HttpResponseBase]:
+        loop = asyncio.get_running_loop()
+        job = self._pool.submit(self._timed, respond)
+
+        def give_back(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                loop.call_soon_threadsafe(partial(self._shares.give_back, share))
+
+        job.add_done_callback(give_back)
+        return job
+
+    async def _wait(
+        self, future: asyncio.Future[Any], began_at: float, *, is_running: bool = False
+    ) -> None:
         while True:
             done, _ = await asyncio.wait({future}, timeout=_LOOK_S)
             if done:
-                return future.result()
+                return
             now = time.monotonic()
-            stalled = now - max(submitted_at, self._progress_at) >= settings.WEB_STALL_S
-            if stalled or (now < self._refuse_until and not job.running()):
+            hangs = self._activity.hangs(now, settings.WEB_STALL_S - _LOOK_S / 2)
+            stalled = now - max(began_at, self._progress_at) >= settings.WEB_STALL_S and hangs
+            if stalled or (now < self._refuse_until and not is_running):
                 raise UnavailableError("The server's storage does not respond.")
 
     def _timed(self, respond: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-        started = time.monotonic()
-        response = respond()
+        with self._activity.noted() as started:
+            response = respond()
         now = time.monotonic()
-        if response.status_code == 503 and now - started > _FAILED_SLOWLY_S:
+        if now - started > _FAILED_SLOWLY_S and _is_storage_failure(response):
             self._refuse_until = now + _REFUSE_S
         else:
             self._progress_at = now
         return response
+
+
+def _is_storage_failure(response: HttpResponseBase) -> bool:
+    if response.status_code != 503 or response.streaming:
+        return False
+    try:
+        error = orjson.loads(response.content)["error"]  # type: ignore[attr-defined]  # Set on HttpResponse.
+    except (ValueError, LookupError, TypeError):
+        return False
+    return isinstance(error, dict) and error.get("code") in STORAGE_CODES

@@ -12,6 +12,9 @@ from django.http import HttpResponse
 from pytest_django.fixtures import Settings
 
 from inference_site.errors.api_errors import UnavailableError
+from inference_site.gateway import thread_shares
+from inference_site.gateway.handler import error_response
+from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 
 
@@ -88,10 +91,10 @@ def test_a_client_that_leaves_while_its_view_runs_is_told_of_its_end() -> None:
     assert told.wait(2)
 
 
-def test_after_a_slow_failure_requests_are_refused_for_a_while() -> None:
+def test_after_a_slow_failure_of_storage_requests_are_refused_for_a_while() -> None:
     def slow_failure() -> HttpResponse:
         time.sleep(1.05)
-        return HttpResponse(status=503)
+        return error_response(UnavailableError(code="database_unavailable"))
 
     async def main() -> None:
         pool = ViewPool(1)
@@ -99,6 +102,129 @@ def test_after_a_slow_failure_requests_are_refused_for_a_while() -> None:
         with pytest.raises(UnavailableError):
             await pool.run(answer(), ignore)
         await asyncio.sleep(1.05)
+        assert (await pool.run(answer(), ignore)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_another_slow_503_closes_the_door_to_nobody() -> None:
+    def slow_refusal() -> HttpResponse:
+        time.sleep(1.05)
+        return error_response(UnavailableError(code="queue_full"))
+
+    async def main() -> None:
+        pool = ViewPool(1)
+        assert (await pool.run(slow_refusal, ignore)).status_code == 503
+        assert (await pool.run(answer(), ignore)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_views_that_compute_are_no_stall(settings: Settings) -> None:
+    settings.WEB_STALL_S = 0.3
+    done = threading.Event()
+
+    def compute() -> HttpResponse:
+        until = time.thread_time() + 2
+        while time.thread_time() < until and not done.is_set():
+            sum(range(1000))
+        return HttpResponse(status=201)
+
+    async def main() -> None:
+        pool = ViewPool(2)
+        computing = asyncio.create_task(pool.run(compute, ignore, Share(1)))
+        waiting = asyncio.create_task(pool.run(answer(), ignore, Share(1)))
+        await asyncio.sleep(1.2)
+        assert not computing.done()
+        done.set()
+        assert [(await task).status_code for task in (computing, waiting)] == [201, 200]
+
+    asyncio.run(main())
+
+
+def test_a_project_has_at_most_half_of_the_threads() -> None:
+    stuck = Stuck()
+
+    async def main() -> None:
+        pool = ViewPool(4)
+        busy = [asyncio.create_task(pool.run(stuck, ignore, Share(1))) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        assert stuck.ran == 2
+        assert (await pool.run(answer(), ignore, Share(2))).status_code == 200
+        stuck.let_go.set()
+        assert len(await asyncio.gather(*busy)) == 20
+
+    asyncio.run(main())
+
+
+def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
+    stuck = Stuck()
+
+    async def main() -> None:
+        pool = ViewPool(4)
+        large = Share(1, is_large=True)
+        busy = [asyncio.create_task(pool.run(stuck, ignore, large)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert stuck.ran == 1
+        assert (await pool.run(answer(), ignore, Share(1))).status_code == 200
+        stuck.let_go.set()
+        assert len(await asyncio.gather(*busy)) == 3
+
+    asyncio.run(main())
+
+
+def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
+    order: list[int] = []
+
+    def view(project: int) -> Callable[[], HttpResponse]:
+        return lambda: order.append(project) or HttpResponse()  # type: ignore[func-returns-value]
+
+    async def main() -> None:
+        pool, stuck = ViewPool(1), Stuck()
+        first = asyncio.create_task(pool.run(stuck, ignore, Share(1)))
+        await asyncio.sleep(0.05)
+        rest = [pool.run(view(1), ignore, Share(1)) for _ in range(50)]
+        rest += [pool.run(view(project), ignore, Share(project)) for project in (2, 3)]
+        tasks = [asyncio.create_task(coroutine) for coroutine in rest]
+        await asyncio.sleep(0.05)
+        stuck.let_go.set()
+        await asyncio.gather(first, *tasks)
+
+    asyncio.run(main())
+    assert {2, 3} <= set(order[:4])
+    assert len(order) == 52
+
+
+def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_MOST_WAITING", 10)
+
+    async def main() -> None:
+        pool, stuck = ViewPool(1), Stuck()
+        flood = [asyncio.create_task(pool.run(stuck, ignore, Share(1))) for _ in range(30)]
+        await asyncio.sleep(0.05)
+        assert sum(task.done() for task in flood) == 19
+        other = asyncio.create_task(pool.run(answer(), ignore, Share(2)))
+        await asyncio.sleep(0.05)
+        stuck.let_go.set()
+        assert (await other).status_code == 200
+        await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_the_line_keeps_no_thread() -> None:
+    async def main() -> None:
+        pool, stuck = ViewPool(1), Stuck()
+        first = asyncio.create_task(pool.run(stuck, ignore))
+        await asyncio.sleep(0.05)
+        leaving = [asyncio.create_task(pool.run(answer(), ignore)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        stuck.let_go.set()
+        while not first.done():
+            await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
         assert (await pool.run(answer(), ignore)).status_code == 200
 
     asyncio.run(main())
