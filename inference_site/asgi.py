@@ -11,12 +11,14 @@ from django.core.asgi import get_asgi_application
 
 _django: Any = get_asgi_application()
 
-from inference_site.gateway.access import accounted  # noqa: E402  # Needs Django set up.
+from inference_site.api.head import look_at  # noqa: E402  # Needs Django set up.
+from inference_site.gateway.access import accounted  # noqa: E402  # As above.
+from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
 from inference_site.gateway.http_answers import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
-_relay = Relay()
+_relay, _pages = Relay(look_at), bounded_forms(_django)
 
 
 async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -28,7 +30,7 @@ async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         raise ValueError(f"Unsupported protocol: {scope['type']}")
     path: str = scope["path"]
     is_api = path == "/v1" or path.startswith(("/v1/", "/health", "/metrics", "/console/"))
-    await (_relay if is_api else _django)(scope, receive, send)
+    await (_relay if is_api else _pages)(scope, receive, send)
 
 
 application = accounted(_route)

@@ -193,6 +193,11 @@ DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no 
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
 MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
+# What the bodies of all requests that are being received or checked may take, in one web process.
+MAX_BODIES_BYTES = environment.number("MAX_BODIES_BYTES", 8 * MAX_BODY_BYTES, minimum=1)
+BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
+# How long a client that reads nothing of its answer keeps its connection.
+READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
 # Whether limits are passed over while the Redis that counts is away; else requests get a 503.
 RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)

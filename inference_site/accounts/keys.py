@@ -113,6 +113,12 @@ def find_caller(secret: str) -> Caller | None:
     return found
 
 
+def known_caller(secret: str) -> tuple[Caller | None, bool]:
+    """Return the caller that was found for this secret, at once, and whether that counts still."""
+    expires_at, caller = _cache.get(_digest(secret), (0.0, None))
+    return caller, expires_at > time.monotonic()
+
+
 def caller_of_key(pk: int) -> Caller | None:
     """Return the caller of this key without its secret; None if the key is not valid.
 

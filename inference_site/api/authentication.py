@@ -54,7 +54,7 @@ def caller_of(request: Request) -> Caller:
 
 def authenticated(authorization: str, api_key: str) -> Caller:
     """Return the caller by the two headers. Raise AuthenticationError."""
-    secret = _secret(authorization, api_key)
+    secret = given_secret(authorization, api_key)
     caller = find_caller(secret)
     if caller is None:
         raise AuthenticationError(
@@ -63,7 +63,8 @@ def authenticated(authorization: str, api_key: str) -> Caller:
     return caller
 
 
-def _secret(authorization: str, api_key: str) -> str:
+def given_secret(authorization: str, api_key: str) -> str:
+    """Return the secret that the two headers hold. Raise AuthenticationError if they hold none."""
     scheme, _, secret = authorization.partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()

@@ -23,10 +23,10 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import followed_log, read_log
+from inference_site.streams.event_log import last_entry
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -167,11 +167,10 @@ def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpRespo
     """Hand the stream of the first answer over, from its beginning."""
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
     try:
-        logged = read_log(known.generation_id)
-        if not logged and has_ended:
+        if has_ended and not last_entry(known.generation_id):
             raise _expired()
-        logged = followed_log(known.generation_id, hub.channel, logged)
+        read_from_log(follower)
     except BaseException:
         hub.leave(follower)
         raise
-    return hand_off(request, HandOff(follower, known.stream, known=logged, cancels=False))
+    return hand_off(request, HandOff(follower, known.stream, cancels=False))

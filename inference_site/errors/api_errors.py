@@ -6,6 +6,7 @@
     ├── ForbiddenError          403  the key is valid, but lacks the permission
     ├── NotFoundError           404
     ├── MethodNotAllowedError   405
+    ├── RequestTimeoutError     408  the body did not come in time
     ├── ConflictError           409
     ├── PayloadTooLargeError    413
     ├── UnsupportedMediaError   415
@@ -111,6 +112,14 @@ class MethodNotAllowedError(ApiError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_supported"
+
+
+class RequestTimeoutError(ApiError):
+    """The request body did not come in time. Please try again."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class ConflictError(ApiError):

@@ -69,10 +69,14 @@ class Delivery:
     async def _deliver(self) -> None:
         ending = None
         while ending is None:
+            if self._follower.is_behind and not self._is_gone:
+                await hub.read_on(self._follower)
             if not self._is_gone:  # It may have left during a write, when nothing could be woken.
                 await self._follower.wait(self._sink.quiet_s)
             if self._is_gone:
                 raise ClientGone
             batches = self._follower.take()
+            if not batches and self._follower.is_behind:
+                continue
             ending = batches[-1].ending if batches else None
             await self._sink.write(batches, ending)

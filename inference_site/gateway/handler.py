@@ -8,10 +8,11 @@ a request runs from routing to response in one call on a pooled thread.
 from __future__ import annotations
 
 import io
+import logging
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,8 @@ from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.tracing import current
+
+logger = logging.getLogger(__name__)
 
 _WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -64,6 +67,18 @@ class ApiHandler:
         if access := scope.get(access_key):
             access.facts["request_id"] = request_id
         return _with_common_headers(error_response(error), request_id, started)
+
+    def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
+        """Return an empty answer, or the refusal of who may not send a body. Never raises."""
+        started = time.monotonic()
+        try:
+            check()
+        except Exception as exc:
+            error = api_error(exc)
+            if error.status == 500:
+                logger.exception("the check of a request's head failed")
+            return self.refuse(scope, error, started)
+        return HttpResponse(status=204)
 
     @staticmethod
     def _answer(request: HttpRequest) -> HttpResponseBase:

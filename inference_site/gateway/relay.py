@@ -1,7 +1,8 @@
 """The relay: the ASGI application of /v1, between the server and Django.
 
-It reads the body, has Django answer on a pooled thread, and sends that answer; or, when the view
-has left a hand-off, follows the generation's frames and sends them as SSE or as one JSON body.
+It decides on the head, reads the body, has Django answer on a pooled thread, and sends that answer;
+or, when the view has left a hand-off, follows the generation's frames and sends them as SSE or as
+one JSON body.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.errors.api_errors import ApiError, PayloadTooLargeError
+from inference_site.errors.api_errors import ApiError
+from inference_site.gateway.bodies import BodyRoom, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
+from inference_site.gateway.head import LookAt, length_of_body
 from inference_site.gateway.http_answers import (
     JsonSink,
     Receive,
@@ -31,6 +35,7 @@ from inference_site.gateway.http_answers import (
 )
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.streams.ending import Ending
@@ -40,8 +45,11 @@ logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
 
+_LARGE = 256 * 1024
+"""Bytes of a body that is decoded and checked on the one thread for large ones of its project."""
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready", "/metrics")
+_FEED_PAUSE_S = 0.1
 _FEED_END = Ending((), 200, b"")
 _FEED_FAILED = Ending((), 500, b"", error_code="server_error", is_early=True)
 
@@ -49,8 +57,10 @@ _FEED_FAILED = Ending((), 500, b"", error_code="server_error", is_early=True)
 class Relay:
     """ASGI application for http scopes."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_at: LookAt) -> None:
+        self._look_at = look_at
         self._handler = ApiHandler()
+        self._bodies = BodyRoom()
         self._views = ViewPool(settings.WEB_THREADS)
         # Apart from the others, and from each other: they must answer when all of those hang.
         self._health_views = {path: ViewPool(_HEALTH_THREADS) for path in _HEALTH_PATHS}
@@ -67,8 +77,7 @@ class Relay:
         started_at = time.monotonic()
         hub.ensure_running()
         try:
-            body = await _read_body(receive)
-            answer = await answer_of(lambda: self._call_view(scope, body), started_at)
+            answer = await self._answer(scope, receive, started_at)
         except ClientGone:
             return
         except ApiError as exc:
@@ -76,15 +85,49 @@ class Relay:
             return
         await _send_answer(answer, started_at, receive, send)
 
-    async def _call_view(self, scope: dict[str, Any], body: bytes) -> Attempt[Answer]:
-        pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
+    async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
+        """Return the view's answer, or the refusal of a body that is not taken."""
+        head = self._look_at(scope)
+        share = Share(head.project_id)
+        if head.check is not None:
+            checked = await self._run(scope, partial(self._handler.check, scope, head.check), share)
+            if checked.status_code != HTTPStatus.NO_CONTENT:
+                return checked, Outcome()
+        if not head.takes_body:
+            return await self._call(scope, b"", share, started_at)
+        project_id = self._look_at(scope).project_id
+        size = length_of_body(scope)
+        async with self._bodies.held(project_id, size):
+            share = Share(project_id, is_large=size > _LARGE)
+            return await self._call(scope, await read_body(receive), share, started_at)
+
+    async def _call(
+        self, scope: dict[str, Any], body: bytes, share: Share, started_at: float
+    ) -> Answer:
+        return await answer_of(lambda: self._call_view(scope, body, share), started_at)
+
+    async def _call_view(
+        self, scope: dict[str, Any], body: bytes, share: Share
+    ) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
-        response = await pool.run(
+        response = await self._run(
+            scope,
             lambda: self._handler.respond({**scope, SCOPE_KEY: outcome}, body),
+            share,
             on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
         )
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
         return Attempt((response, outcome), outcome.wait, started_id)
+
+    async def _run(
+        self,
+        scope: dict[str, Any],
+        respond: Callable[[], HttpResponseBase],
+        share: Share,
+        on_abandoned: Callable[[], object] = bool,
+    ) -> HttpResponseBase:
+        pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
+        return await pool.run(respond, on_abandoned, share)
 
 
 async def _send_answer(answer: Answer, started_at: float, receive: Receive, send: Send) -> None:
@@ -125,11 +168,19 @@ async def _read_feed(feed: AsyncIterator[bytes], follower: Follower) -> None:
     ending = _FEED_END
     try:
         async for frame in feed:
+            await _room_in(follower)
             follower.offer(Batch(follower.next_number, [frame]))
     except Exception:
         logger.exception("relay: a feed failed")
         ending = _FEED_FAILED
+    await _room_in(follower)
     follower.offer(Batch(follower.next_number, (), ending))
+
+
+async def _room_in(follower: Follower) -> None:
+    """Return when the client has read: no log has what a feed's follower does not take."""
+    while follower.is_full:
+        await asyncio.sleep(_FEED_PAUSE_S)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -143,21 +194,3 @@ def _abandon(outcome: Outcome) -> None:
         if outcome.handoff.cancels:
             hub.cancel(outcome.handoff.generation_id)
         hub.leave(outcome.handoff.follower)
-
-
-async def _read_body(receive: Receive) -> bytes:
-    """Return the request's body. Raise ClientGone, or PayloadTooLargeError past the limit."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > settings.MAX_BODY_BYTES:
-            raise PayloadTooLargeError(
-                f"The request body is larger than {settings.MAX_BODY_BYTES} bytes."
-            )
-        if not message.get("more_body", False):
-            return b"".join(chunks)

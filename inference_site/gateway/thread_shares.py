@@ -23,6 +23,9 @@ class Share:
     is_large: bool = False
 
 
+NOBODY = Share()
+
+
 class ThreadShares:
     """The threads that are free, and who waits for one. For the event loop's thread only."""
 

@@ -21,7 +21,7 @@ from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.errors.exceptions import STORAGE_CODES
-from inference_site.gateway.thread_shares import Share, ThreadShares
+from inference_site.gateway.thread_shares import NOBODY, Share, ThreadShares
 from inference_site.gateway.view_activity import ViewActivity
 
 _FAILED_SLOWLY_S = 1.0
@@ -44,7 +44,7 @@ class ViewPool:
         self,
         respond: Callable[[], HttpResponseBase],
         on_abandoned: Callable[[], object],
-        share: Share = Share(),
+        share: Share = NOBODY,
     ) -> HttpResponseBase:
         """Return the view's response.
 

@@ -83,6 +83,11 @@ end
 return followers
 """
 
+_LAST = """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+return tail[1] and tail[1][1]
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -185,11 +190,16 @@ class AsyncEventLog:
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
 
-    async def read_many(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
-        """Return the batches from the frame number on, for each (generation id, frame number)."""
+    async def read_many(
+        self, wanted: Sequence[tuple[str, int]], most: int | None = None
+    ) -> list[list[Batch]]:
+        """Return the batches from the frame number on, for each (generation id, frame number).
+
+        No more than ``most`` batches of each.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
-            pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
+            pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0", count=most)
         return [batches_of(entries) for entries in await pipeline.execute()]
 
     async def follow(self, generation_id: str, channel: str) -> None:
@@ -219,12 +229,15 @@ def follow(generation_id: str, channel: str) -> None:
     pipeline.execute()
 
 
-def followed_log(generation_id: str, channel: str, known: list[Batch]) -> list[Batch]:
-    """Return the log, of which this much was read; a channel gets what a live stream adds to it."""
-    if known and known[-1].ending:
-        return known
-    follow(generation_id, channel)
-    return read_log(generation_id)
+def last_entry(generation_id: str) -> bytes:
+    """Return the id of the last entry of a log; empty, if there is no log."""
+    found: Any = client_for(generation_id).eval(_LAST, 1, log_key(generation_id))
+    return bytes(found or b"")
+
+
+def is_closed(last: bytes) -> bool:
+    """Return whether a log with this last entry has its ending."""
+    return last == _LAST_ID
 
 
 def request_cancel(generation_id: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 
 from django.conf import settings
@@ -23,11 +23,9 @@ _CLOSING_S = 5
 """Within this time of its end the log of a response is closed, unless Redis is away."""
 
 
-def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
-    """Whether the log of one that has ended will never say so: its worker died just before that,
-    or Redis was away."""
-    if logged[-1].ending is not None:
-        return False
+def is_cut_off(stored: StoredResponse) -> bool:
+    """Whether the open log of one that has ended will never say so: its worker died just before
+    that, or Redis was away."""
     patience = dt.timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _CLOSING_S)
     ended = Generation.objects.filter(public_id=stored.public_id)
     return ended.filter(finished_at__lt=timezone.now() - patience).exists()

@@ -13,9 +13,9 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, followed_log, read_log
+from inference_site.streams.event_log import Batch, is_closed, last_entry
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
@@ -121,25 +121,27 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     """
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known, is_compacted = _known(stored)
+        known = _compacted(stored)
+        if not known:
+            read_from_log(follower)
     except BaseException:
         hub.leave(follower)
         raise
-    _REATTACHED.labels("compacted" if is_compacted else "log").inc()
+    _REATTACHED.labels("compacted" if known else "log").inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
     response = hand_off(request, handoff)
-    if is_compacted:
+    if known:
         response["x-replay"] = "compacted"
     return response
 
 
-def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
-    """Return what there is of a stream, and whether it was made anew; have the rest sent here."""
-    known, has_ended = read_log(stored.public_id), stored.status in ENDED
-    if has_ended and (not known or is_cut_off(stored, known)):
-        return replay(stored), True
+def _compacted(stored: StoredResponse) -> list[Batch]:
+    """Return the stream of a response that has ended, made anew, if its log does not have it."""
+    last, has_ended = last_entry(stored.public_id), stored.status in ENDED
     # It may have ended, and its log be closed only soon.
-    return followed_log(stored.public_id, hub.channel, known), False
+    if has_ended and (not last or (not is_closed(last) and is_cut_off(stored))):
+        return replay(stored)
+    return []
 
 
 def _starting_after(query: QueryDict) -> int:

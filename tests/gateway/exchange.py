@@ -13,6 +13,7 @@ from django.http import HttpResponse
 from inference_site.gateway import delivery, relay, waiting
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff
+from inference_site.gateway.head import Head
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import Hub
 from inference_site.gateway.relay import Relay
@@ -61,7 +62,7 @@ class Exchange:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stream: bool | None) -> None:
         self.hub = QuietHub()
         self.handler = FakeHandler(self.hub, stream)
-        self.relay = Relay()
+        self.relay = Relay(lambda _: Head(1, takes_body=True))
         self.relay._handler = self.handler
         self.client = FakeClient(b"{}")
         for module in (delivery, relay, waiting):

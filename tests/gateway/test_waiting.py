@@ -15,6 +15,7 @@ from django.http import HttpResponse
 from inference_site.gateway import delivery, relay, waiting
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
+from inference_site.gateway.head import Head
 from inference_site.gateway.relay import Relay
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
@@ -83,7 +84,7 @@ class Crowd:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at_most_s: float) -> None:
         self.hub = EndingsHub()
         self.view = OneConversation(self.hub, at_most_s)
-        self._relay = Relay()
+        self._relay = Relay(lambda _: Head(1, takes_body=True))
         self._relay._handler = self.view
         for module in (delivery, relay, waiting):
             monkeypatch.setattr(module, "hub", self.hub)

@@ -7,6 +7,8 @@ import time
 
 from inference_site.streams.event_log import Batch, trim
 
+_MOST_HELD = 256 * 1024
+"""Bytes of frames that a reader may leave unread in memory, beside one batch."""
 ENDING_ONLY = 2**62
 """Follows what comes after this frame, which no stream has: its ending."""
 
@@ -14,17 +16,20 @@ ENDING_ONLY = 2**62
 class Follower:
     """One reader's position in one stream.
 
-    With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
+    What its client does not read is held up to a bound; then it ``is_behind``, takes nothing more,
+    and whoever takes what it holds has the hub read on in the log. With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
     ``generations.disconnect_grace``).
     """
 
     __slots__ = (
         "_batches",
         "_ended",
+        "_held",
         "_waiter",
         "checked_at",
         "generation_id",
         "grace_s",
+        "is_behind",
         "next_number",
         "received_at",
     )
@@ -35,25 +40,35 @@ class Follower:
         self.next_number = after + 1
         self.received_at = self.checked_at = time.monotonic()
         self._batches: list[Batch] = []
+        self._held = 0
         self._ended = False
+        self.is_behind = False
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, batch: Batch) -> bool:
-        """Take a batch; False when frames before it are missing.
+        """Take a batch; False when frames before it are missing and nobody is to read them yet.
 
         What is known already is cut; after the ending nothing is taken any more.
         """
         if self._ended:
             return True
-        if batch.first > self.next_number:
-            return False
+        if self.is_full:
+            self.is_behind = True
+        if batch.first > self.next_number or self.is_full:
+            return self.is_behind
         self.received_at = time.monotonic()
         for rest in trim([batch], self.next_number):
+            self._held += sum(map(len, rest.frames))
             self.next_number = rest.next
             self._ended = rest.ending is not None
             self._batches.append(rest)
             self.wake()
         return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as much as it may."""
+        return self._held > _MOST_HELD
 
     def wake(self) -> None:
         """End the current ``wait``."""
@@ -62,7 +77,7 @@ class Follower:
 
     def take(self) -> list[Batch]:
         """Return what has come, in order, and forget it."""
-        batches, self._batches = self._batches, []
+        batches, self._batches, self._held = self._batches, [], 0
         return batches
 
     async def wait(self, timeout_s: float) -> None:

@@ -28,12 +28,14 @@ from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.event_log import AsyncEventLog, Batch
+from inference_site.streams.event_log import AsyncEventLog, Batch, follow
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
+_READ_AT_ONCE = 64
+"""Entries of a log that are read for a reader before it has been written what it holds."""
 _LOG_READS = Counter(
     "inference_log_reads",
     "Looks of a reader into the event log, because frames were missing or nothing came.",
@@ -95,6 +97,11 @@ class Hub:
             await follower.wait(timeout_s)
         finally:
             self.leave(follower)
+
+    async def read_on(self, follower: Follower) -> None:
+        """Read on in the log for a reader that was behind, up to what it may hold."""
+        follower.is_behind = False
+        await self._catch_up([follower])
 
     def _all_readers(self) -> list[Follower]:
         with self._lock:
@@ -183,7 +190,7 @@ class Hub:
             silent = [
                 f
                 for f in self._all_readers()
-                if now - max(f.received_at, f.checked_at) > _SILENCE_S
+                if now - max(f.received_at, f.checked_at) > _SILENCE_S and not f.is_full
             ]
             if not silent:
                 continue
@@ -211,9 +218,14 @@ class Hub:
 
     async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
         wanted = [(reader.generation_id, reader.next_number) for reader in readers]
-        found = await self._logs[shard].read_many(wanted)
-        followed = zip(readers, found, strict=True)
-        torn = [reader for reader, batches in followed if not all(map(reader.offer, batches))]
+        found = await self._logs[shard].read_many(wanted, _READ_AT_ONCE)
+        torn = []
+        for reader, batches in zip(readers, found, strict=True):
+            if not all(map(reader.offer, batches)):
+                torn.append(reader)
+            elif len(batches) == _READ_AT_ONCE:
+                reader.is_behind = True
+                reader.wake()
         end_lost(torn, await kinds_of(torn))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
@@ -246,3 +258,12 @@ def _cancel_queued(ids: set[str]) -> None:
 
 hub = Hub()
 """The hub of this process."""
+
+
+def read_from_log(follower: Follower) -> None:
+    """Have a reader begin with what the log has; what a live stream adds is sent here. For views.
+
+    Raise RedisError.
+    """
+    follow(follower.generation_id, hub.channel)
+    follower.is_behind = True

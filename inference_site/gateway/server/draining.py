@@ -17,7 +17,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.server.request_bounds import BoundedServer
+from inference_site.gateway.server.paced_server import PacedServer
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ _LOOK_S = 0.1
 _reactor: Any = reactor  # Its class is chosen at run time.
 
 
-class DrainingServer(BoundedServer):
+class DrainingServer(PacedServer):
     """Daphne's server with a drain before its end."""
 
     connections: dict[Any, dict[str, Any]]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, application: Any, **options: Any) -> None:
+        super().__init__(application, **options)
         self._ports: list[Any] = []
         self.is_draining = False
 

@@ -1,60 +1,161 @@
-"""A bound on the body that Daphne takes in before the application sees it.
+"""Daphne that runs the application at a request's head, and paces what it reads and writes.
 
-Daphne collects the whole body, in memory or in a file, before it runs the application; without a
-bound a client could fill both. It has no setting for that (https://github.com/django/daphne/issues/483):
-once it has, or reads a body while the application runs, this module can go.
+Daphne collects a whole body before it runs the application, so that whoever sends one, with a key
+or without, fills memory or the disk (https://github.com/django/daphne/issues/483); and it keeps
+what a client does not read in memory, without bound. Here the application runs when the head has
+come: it takes the body as it comes, or answers without it. A write ends when the client has read
+most of what was written before. Once Daphne does both, this module can go.
 """
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
-from daphne.server import Server
-from django.conf import settings
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
+from twisted.internet import reactor
 
-_GIVE_UP_AT = 8
-"""A body this many times over the limit is not read to its end; the connection is closed."""
+from inference_site.gateway.server.pacing import Paced
+
+_HEAD_S = 30.0
+"""The longest time from the first line of a request to the end of its head."""
+_LINGER_S = 30.0
+"""For how long a body that was answered without being taken is read and dropped: a client that
+still sends would lose the answer if the connection were closed."""
+_later: Any = reactor  # Its class is chosen at run time.
 
 
-class BoundedRequest(WebRequest):  # type: ignore[misc]  # Daphne has no types.
-    """Keeps one byte more of a body than is allowed, so that the relay can refuse it.
+class _NotKept(io.BytesIO):
+    """Daphne reads no body out of a file that is closed."""
 
-    The rest is read and dropped, so that the client is answered.
-    """
+    closed = True  # type: ignore[assignment]  # A property of its base.
 
-    _kept = _received = 0
 
-    def gotLength(self, length: int | None) -> None:  # Twisted's name.
-        """Prepare for a body of this length."""
-        super().gotLength(None if length is None else min(length, settings.MAX_BODY_BYTES + 1))
+class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no types.
+    """A request whose application runs from the end of its head on."""
+
+    _is_streamed = _is_answered = _expects_continue = False
+    _has_ended = True
+    _timer: Any = None
+
+    def __init__(self, channel: Any, queued: bool = False) -> None:
+        # Forms are none of Twisted's business: it would parse them on the event loop.
+        super().__init__(channel, queued, parsePOSTFormSubmission=False)
+        self._timer = _later.callLater(_HEAD_S, channel.forceAbortClient)
+
+    def gotLength(self, length: int | None) -> None:  # Twisted's name: the head is complete.
+        """Run the application, unless there is no body: then Daphne does."""
+        self._stop_timer()
+        super().gotLength(0)
+        if length == 0:
+            return
+        expectation = self.requestHeaders.getRawHeaders("Expect") or [""]
+        self._expects_continue = expectation[0].lower() == "100-continue"
+        self.requestHeaders.removeHeader("Expect")  # Twisted would ask for the body now.
+        self.requestHeaders.removeHeader("Upgrade")  # Daphne would keep the body.
+        self.content = _NotKept()
+        self._is_streamed, self._has_ended = True, False
+        channel = self.channel
+        super().requestReceived(channel._command, channel._path, channel._version)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Note the end of the body. Twisted's name."""
+        if not self._is_streamed:
+            super().requestReceived(command, path, version)
+            return
+        self._has_ended = True
+        if self._is_answered:
+            self.finish()
+        elif self.application_queue is not None:
+            self.application_queue.put_nowait({"type": "http.request", "more_body": False})
 
     def handleContentChunk(self, data: bytes) -> None:  # Twisted's name.
-        """Keep what fits."""
-        kept = data[: settings.MAX_BODY_BYTES + 1 - self._kept]
-        self._kept += len(kept)
-        self._received += len(data)
-        if kept:
-            super().handleContentChunk(kept)
-        if self._received > _GIVE_UP_AT * settings.MAX_BODY_BYTES:
-            self.channel.forceAbortClient()
+        """Pass on what comes of the body; drop what comes after the answer."""
+        if self.application_queue is not None and not self._is_answered:
+            self.application_queue.put_nowait(
+                {"type": "http.request", "body": data, "more_body": True}
+            )
+            self.has_come(len(data))
+
+    async def receive(self, receive: Any) -> Any:
+        """Return the next message for the application; ask for the body if the client waits."""
+        if self._expects_continue and self.clientproto == b"HTTP/1.1" and self.channel is not None:
+            self._expects_continue = False
+            self.channel.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        message = await receive()
+        self.was_taken(len(message.get("body", b"")))
+        return message
+
+    def handle_reply(self, message: dict[str, Any]) -> None:
+        """Write a part of the answer."""
+        if self._is_answered:
+            return
+        if message["type"] == "http.response.start" and not self._response_started:
+            self.registerProducer(self, True)
+        super().handle_reply(message)
+
+    def finish(self) -> None:
+        """End the answer; before the body has come, read and drop the rest of that for a while."""
+        if self.producer is not None:
+            self.unregisterProducer()
+        if self._has_ended:
+            self._stop_timer()
+            super().finish()
+        elif not self._is_answered:
+            self._is_answered = True
+            self.was_taken(self.untaken)
+            self._timer = _later.callLater(_LINGER_S, self.channel.forceAbortClient)
+
+    def connectionLost(self, reason: Any) -> None:  # Twisted's name.
+        """End what waits for the client."""
+        self._stop_timer()
+        self.stopProducing()
+        super().connectionLost(reason)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
 
 
-class _BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
+class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above.
+    """A WebSocket that is read and written at the pace of the application and the client."""
+
+    def onOpen(self) -> None:  # Autobahn's name.
+        """Take the place of the HTTP connection that the socket was."""
+        self.transport.unregisterProducer()
+        self.transport.registerProducer(self, True)
+        super().onOpen()
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:  # Autobahn's name.
+        """Pass a message on."""
+        super().onMessage(payload, isBinary)
+        self.has_come(len(payload))
+
+    async def receive(self, receive: Any) -> Any:
+        """Return the next message for the application."""
+        message = await receive()
+        self.was_taken(len(message.get("bytes") or (message.get("text") or "").encode()))
+        return message
+
+    def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # Autobahn's name.
+        """End what waits for the client."""
+        self.stopProducing()
+        super().onClose(wasClean, code, reason)
+
+
+class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
+    """Makes connections of such requests."""
+
     def buildProtocol(self, addr: Any) -> Any:  # Twisted's name.
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest
         return protocol
 
 
-class BoundedServer(Server):  # type: ignore[misc]  # As above.
-    """Daphne's server, with bounded requests on all its ports."""
-
-    @property
-    def http_factory(self) -> HTTPFactory:
-        """The factory of connections. ``run`` sets Daphne's own just before it listens."""
-        return self._http_factory
-
-    @http_factory.setter
-    def http_factory(self, _: HTTPFactory) -> None:
-        self._http_factory = _BoundedFactory(self)
+def bounded_sockets(factory: WebSocketFactory) -> WebSocketFactory:
+    """Have a factory make such sockets; they tell why they are closed, as with 1009 (too big)."""
+    factory.protocol = BoundedSocket
+    factory.setProtocolOptions(failByDrop=False)
+    return factory

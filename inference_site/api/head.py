@@ -1,0 +1,67 @@
+"""Looks at the head of a request: whose it is, and whether its body is worth receiving."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import Any
+
+from django.core.handlers.asgi import ASGIRequest
+from django.urls import Resolver404, resolve
+from rest_framework.utils.mediatypes import media_type_matches
+
+from inference_site.accounts.keys import known_caller
+from inference_site.api.authentication import KeyAuthentication, given_secret
+from inference_site.api.parsers import JsonParser
+from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
+from inference_site.gateway.head import Head, length_of_body
+from inference_site.storage.connections import lent_connection
+
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+def look_at(scope: dict[str, Any]) -> Head:
+    """Return the head of a request.
+
+    Raise AuthenticationError without a key, PayloadTooLargeError, and UnsupportedMediaError.
+    """
+    headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    caller, is_fresh = _known(headers)
+    project_id = None if caller is None else caller.project_id
+    view = _view(scope) if scope["method"] in _WITH_BODY else None
+    if not hasattr(view, scope["method"].lower()) or not view.authentication_classes:
+        return Head(project_id)
+    has_key = KeyAuthentication in view.authentication_classes
+    if has_key:
+        given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
+    if length_of_body(scope) == 0:
+        return Head(project_id)
+    content_type = headers.get(b"content-type", "")
+    if not media_type_matches(JsonParser.media_type, content_type):
+        raise UnsupportedMediaError
+    is_known = has_key and is_fresh
+    return Head(project_id, True, None if is_known else partial(_authenticate, scope, view))
+
+
+def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:
+    try:
+        secret = given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
+    except ApiError:
+        return None, False
+    return known_caller(secret)
+
+
+def _view(scope: dict[str, Any]) -> Any:
+    """Return the class of the view; None when there is none."""
+    try:
+        return getattr(resolve(scope["path"].rstrip("/")).func, "cls", None)
+    except Resolver404:
+        return None
+
+
+def _authenticate(scope: dict[str, Any], view: Any) -> None:
+    """Raise what the view would raise of who calls."""
+    headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+    bare = ASGIRequest({**scope, "headers": headers}, io.BytesIO())
+    with lent_connection():
+        _ = view().initialize_request(bare).user

@@ -1,0 +1,123 @@
+"""The bodies of requests: how they are received, and how much of memory they may take together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpResponse
+
+from inference_site.errors.api_errors import ApiError, RequestTimeoutError, UnavailableError
+from inference_site.gateway.access import Application
+from inference_site.gateway.delivery import ClientGone
+from inference_site.gateway.head import length_of_body, too_large
+from inference_site.gateway.http_answers import Receive, Send, send_response
+
+_LARGEST_FORM = 1024 * 1024
+
+
+class BodyRoom:
+    """The room for bodies in this process; a project has at most a quarter of it, or one body.
+
+    For the event loop's thread only.
+    """
+
+    def __init__(self) -> None:
+        self._held: Counter[int | None] = Counter()
+        self._waiting: dict[asyncio.Future[None], tuple[int | None, int]] = {}
+
+    @asynccontextmanager
+    async def held(self, project_id: int | None, size: int) -> AsyncIterator[None]:
+        """Hold room for a body. Raise UnavailableError when there is none in time."""
+        await self._take(project_id, size)
+        try:
+            yield
+        finally:
+            self._give_back(project_id, size)
+
+    async def _take(self, project_id: int | None, size: int) -> None:
+        if self._fits(project_id, size):
+            self._held[project_id] += size
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = project_id, size
+        try:
+            async with asyncio.timeout(settings.BODY_TIMEOUT_S):
+                await turn
+        except BaseException as exc:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled():
+                self._give_back(project_id, size)
+            if isinstance(exc, TimeoutError):
+                raise UnavailableError("Too many large requests are being received.") from None
+            raise
+
+    def _give_back(self, project_id: int | None, size: int) -> None:
+        self._held[project_id] -= size
+        if not self._held[project_id]:
+            del self._held[project_id]
+        for turn, (waiting_id, wanted) in list(self._waiting.items()):
+            if not turn.done() and self._fits(waiting_id, wanted):
+                del self._waiting[turn]
+                self._held[waiting_id] += wanted
+                turn.set_result(None)
+
+    def _fits(self, project_id: int | None, size: int) -> bool:
+        most, own = settings.MAX_BODIES_BYTES, self._held[project_id]
+        return (own == 0 or own + size <= most // 4) and (
+            self._held.total() == 0 or self._held.total() + size <= most
+        )
+
+
+def bounded_forms(application: Application) -> Application:
+    """Return the application of pages, which takes in no more of a body than a form needs.
+
+    Django would take any body of anyone in before it looks at who sends it.
+    """
+
+    async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        try:
+            length_of_body(scope, _LARGEST_FORM)
+            body = await read_body(receive, _LARGEST_FORM)
+        except ClientGone:
+            return
+        except ApiError as exc:
+            await send_response(HttpResponse(exc.message, status=exc.status), send)
+            return
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def again() -> dict[str, Any]:
+            return next(messages, None) or await receive()
+
+        await application(scope, again, send)
+
+    return app
+
+
+async def read_body(receive: Receive, most: int | None = None) -> bytes:
+    """Return a request's body.
+
+    Raise ClientGone, PayloadTooLargeError past the limit, which is ``MAX_BODY_BYTES`` unless given,
+    and RequestTimeoutError when the body does not come within ``BODY_TIMEOUT_S``.
+    """
+    most = settings.MAX_BODY_BYTES if most is None else most
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > most:
+                    raise too_large(most)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise RequestTimeoutError from None

@@ -1,0 +1,50 @@
+"""What the head of a request decides: whose it is, and whether its body is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+
+from inference_site.errors.api_errors import InvalidRequestError, PayloadTooLargeError
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Whose request it is, as far as is known without a look into the database.
+
+    A body is taken only if ``takes_body``, and after ``check``, which is for a thread, has not
+    raised. The view is called in any case, and checks again who calls.
+    """
+
+    project_id: int | None = None
+    takes_body: bool = False
+    check: Callable[[], object] | None = None
+
+
+LookAt = Callable[[dict[str, Any]], Head]
+"""Returns the head of a scope, at once. Raises ApiError for what is refused by its head alone."""
+
+
+def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
+    """Return the bytes of a body, or the most that they may be; 0: there is none.
+
+    Raise PayloadTooLargeError, and InvalidRequestError for a length that is no number.
+    """
+    most = int(settings.MAX_BODY_BYTES) if most is None else most
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return most
+    given = headers.get(b"content-length", b"0")
+    if not given.isdigit() or len(given) > 18:
+        raise InvalidRequestError("The header 'Content-Length' is no length.")
+    if int(given) > most:
+        raise too_large(most)
+    return int(given)
+
+
+def too_large(most: int) -> PayloadTooLargeError:
+    """Return the error of a body that is larger than it may be."""
+    return PayloadTooLargeError(f"The request body is larger than {most} bytes.")

@@ -1,0 +1,236 @@
+"""Clients that send what costs much, or read nothing: the others are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from tests.e2e.keys import MadeKey, make_key
+from tests.e2e.scripts import script
+from tests.served_stack import ServedStack, wait_until
+
+CHAT = "/v1/chat/completions"
+MIB = 1024 * 1024
+LIMIT = 20 * MIB
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def attacker(stack: ServedStack) -> MadeKey:
+    return make_key(stack)
+
+
+@contextlib.contextmanager
+def bystander(stack: ServedStack) -> Iterator[None]:
+    """Another project that asks one thing after the other; each has to succeed."""
+    key, done, seen = make_key(stack), threading.Event(), list[Any]()
+
+    def ask() -> None:
+        with key.http(stack) as http:
+            while not done.is_set():
+                answer = http.post(CHAT, json={"model": "scripted", "messages": "x"})
+                seen.append(answer.status_code if answer.is_success else answer.text)
+                done.wait(0.05)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        wait_until(lambda: seen, 20, "the bystander's first answer")
+        yield
+        before = len(seen)
+        wait_until(lambda: len(seen) > before + 2, 20, "the bystander's last answers")
+    finally:
+        done.set()
+        thread.join()
+    assert set(seen) == {200}
+
+
+class Web:
+    """The web process: what it has used since."""
+
+    def __init__(self, stack: ServedStack) -> None:
+        self._process = psutil.Process(stack.pid_of("web"))
+        self._memory = self._process.memory_info().rss
+        self._cpu = self._cpu_s()
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def cpu_s(self) -> float:
+        return self._cpu_s() - self._cpu
+
+    @property
+    def grown(self) -> int:
+        """Bytes of memory."""
+        return int(self._process.memory_info().rss - self._memory)
+
+
+def raw(stack: ServedStack, head: str, *, small: bool = False) -> socket.socket:
+    """A connection on which this head was sent."""
+    connection = socket.socket()
+    if small:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", stack.port))
+    connection.settimeout(30)
+    connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    return connection
+
+
+def post(key: str = "", length: int = LIMIT, more: str = "", path: str = CHAT) -> str:
+    """The head of a request with a body of this length."""
+    authorization = f"\nAuthorization: Bearer {key}" if key else ""
+    content_type = "" if "Content-Type" in more else "\nContent-Type: application/json"
+    return (
+        f"POST {path} HTTP/1.1\nHost: x{authorization}{content_type}\nContent-Length: {length}"
+        + more
+    )
+
+
+def status_of(connection: socket.socket) -> int:
+    """The status of the next answer, which is read to its end."""
+    with connection.makefile("rb") as lines:
+        status = int(lines.readline().split()[1])
+        length = 0
+        while (line := lines.readline()) != b"\r\n":
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        lines.read(length)
+    return status
+
+
+@pytest.mark.parametrize("body", ['{"messages":[%s0]}', '{"model":"demo","messages":[%s0]}'])
+def test_a_body_of_a_million_errors_costs_little(
+    stack: ServedStack, attacker: MadeKey, body: str
+) -> None:
+    content = body % ("0," * MIB)
+    with bystander(stack), attacker.http(stack) as http:
+        web = Web(stack)
+        answers = [http.post(CHAT, content=content, headers=JSON) for _ in range(4)]
+        used_s, grown = web.cpu_s, web.grown
+    assert {answer.status_code for answer in answers} == {400}
+    assert used_s < 4  # Before: 5 s for one, and a gigabyte.
+    assert grown < 200 * MIB
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "length", "status"),
+    [
+        ("", "", LIMIT, 401),
+        ("sk-unknown", "", LIMIT, 401),
+        ("good", "", LIMIT + 1, 413),
+        ("good", "\nContent-Type: text/plain", LIMIT, 415),
+    ],
+)
+def test_a_request_is_refused_by_its_head(
+    stack: ServedStack, attacker: MadeKey, key: str, more: str, length: int, status: int
+) -> None:
+    secret = attacker.secret if key == "good" else key
+    with raw(stack, post(secret, length, more)) as connection:
+        assert status_of(connection) == status
+        # The rest is dropped, and the connection goes on.
+        connection.sendall(b" " * length)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status_of(connection) == 200
+
+
+def test_a_body_is_asked_for_only_when_it_is_wanted(
+    stack: ServedStack, attacker: MadeKey
+) -> None:
+    body = json.dumps({"model": "scripted", "messages": "x"}).encode()
+    expecting = "\nExpect: 100-continue"
+    with raw(stack, post("sk-unknown", len(body), expecting)) as connection:
+        assert status_of(connection) == 401
+    with raw(stack, post(attacker.secret, len(body), expecting)) as connection:
+        assert status_of(connection) == 100
+        connection.sendall(body)
+        assert status_of(connection) == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/nowhere", "/health", "/admin/login/", "/metrics"])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_who_has_no_key_has_no_memory(stack: ServedStack, path: str, kind: str) -> None:
+    half = b"a=b&" * (LIMIT // 8)
+    with bystander(stack), contextlib.ExitStack() as opened:
+        web = Web(stack)
+        for _ in range(8):
+            more = f"\nContent-Type: {kind}; boundary=x"
+            connection = raw(stack, post(more=more, path=path))
+            opened.enter_context(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(half)
+        assert web.grown < 50 * MIB
+
+
+def test_large_bodies_of_one_project_do_not_refuse_others(
+    stack: ServedStack, attacker: MadeKey
+) -> None:
+    content = json.dumps({"model": "scripted", "messages": "a " * (5 * MIB)})
+    with bystander(stack), attacker.http(stack) as http, ThreadPoolExecutor(16) as threads:
+        answers = list(
+            threads.map(lambda _: http.post(CHAT, content=content, headers=JSON), range(32))
+        )
+    assert {answer.status_code for answer in answers} == {400}
+
+
+def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
+    stack: ServedStack, attacker: MadeKey
+) -> None:
+    text = "abcdefgh" * 1280
+    with attacker.http(stack) as http:
+        made = http.post(
+            "/v1/responses",
+            json={"model": "scripted", "input": script({"repeat": 400, "steps": [{"text": text}]})},
+        ).json()
+        assert len(made["output"][0]["content"][0]["text"]) == 400 * len(text)
+        path = f"/v1/responses/{made['id']}?stream=true"
+        whole = http.get(path).content
+    head = f"GET {path} HTTP/1.0\nHost: x\nAuthorization: Bearer {attacker.secret}"
+    with bystander(stack), contextlib.ExitStack() as opened:
+        web = Web(stack)
+        readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(20)]
+        time.sleep(2)  # So that much could be written.
+        grown = web.grown
+        with ThreadPoolExecutor(20) as threads:
+            streams = list(threads.map(_read_all, readers))
+    assert grown < 50 * MIB
+    assert {stream.partition(b"\r\n\r\n")[2] == whole for stream in streams} == {True}
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    received = []
+    while piece := connection.recv(MIB):
+        received.append(piece)
+    return b"".join(received)
+
+
+def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker: MadeKey) -> None:
+    headers = {"Authorization": f"Bearer {attacker.secret}"}
+    url = f"ws://127.0.0.1:{stack.port}/v1/responses"
+    with bystander(stack), connect(url, additional_headers=headers, proxy=None) as connection:
+        large = {"type": "response.create", "model": "scripted", "input": "a " * (3 * MIB)}
+        connection.send(json.dumps(large))
+        error = json.loads(connection.recv(30))
+        assert error["error"]["code"] == "context_length_exceeded"
+        connection.send(" " * (LIMIT + 1))
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+    assert str(LIMIT) in closed.value.rcvd.reason
+
+
