@@ -19,13 +19,11 @@ from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
 
-
 def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Take a list of nothing but token ids as it is: looking at each would take six times as long."""
-    if isinstance(value, list) and set(map(type, value)) == {int}:
-        if 0 <= min(value) and max(value) < 2**31:
-            return value
-    return validate(value)
+    """Take a list of nothing but token ids as it is: to look at each takes six times as long."""
+    is_all_numbers = isinstance(value, list) and set(map(type, value)) == {int}
+    is_good = is_all_numbers and min(value) >= 0 and max(value) < 2**31  # type: ignore[call-overload]
+    return value if is_good else validate(value)
 
 
 TokenIds = Annotated[

@@ -29,7 +29,8 @@ def look_at(scope: dict[str, Any]) -> Head:
     caller, is_fresh = _known(headers)
     project_id = None if caller is None else caller.project_id
     view = _view(scope) if scope["method"] in _WITH_BODY else None
-    if not hasattr(view, scope["method"].lower()) or not view.authentication_classes:
+    method = scope["method"].lower()
+    if view is None or not hasattr(view, method) or not view.authentication_classes:
         return Head(project_id)
     has_key = KeyAuthentication in view.authentication_classes
     if has_key:

@@ -106,9 +106,7 @@ class Relay:
     ) -> Answer:
         return await answer_of(lambda: self._call_view(scope, body, share), started_at)
 
-    async def _call_view(
-        self, scope: dict[str, Any], body: bytes, share: Share
-    ) -> Attempt[Answer]:
+    async def _call_view(self, scope: dict[str, Any], body: bytes, share: Share) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
         response = await self._run(
             scope,

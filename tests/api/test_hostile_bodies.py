@@ -73,12 +73,16 @@ def hostile_bodies(draw: st.DrawFn) -> tuple[type[WireRequest], dict[str, Any]]:
 
 
 @given(hostile_bodies())
-def test_few_errors_are_built_of_any_body(hostile: tuple[type[WireRequest], dict[str, Any]]) -> None:
+def test_few_errors_are_built_of_any_body(
+    hostile: tuple[type[WireRequest], dict[str, Any]],
+) -> None:
     model, body = hostile
+    errors = 0
     try:
         model.model_validate(body)
     except ValidationError as exc:
-        assert exc.error_count() <= _MOST_ERRORS
+        errors = exc.error_count()
+    assert errors <= _MOST_ERRORS
 
 
 @given(hostile_bodies())
@@ -89,12 +93,13 @@ def test_a_body_takes_at_most_ten_times_its_size(
     size = len(orjson.dumps(body))
     tracemalloc.start()
     try:
-        assert len(str(parse(model, body).ignored_params)) < 5_000
+        told = str(parse(model, body).ignored_params)
     except InvalidRequestError as exc:
-        assert len(exc.message) < 1_000
+        told = exc.message
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+    assert len(told) < 5_000
     assert peak < 10 * size + 500_000
 
 

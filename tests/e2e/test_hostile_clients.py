@@ -146,9 +146,7 @@ def test_a_request_is_refused_by_its_head(
         assert status_of(connection) == 200
 
 
-def test_a_body_is_asked_for_only_when_it_is_wanted(
-    stack: ServedStack, attacker: MadeKey
-) -> None:
+def test_a_body_is_asked_for_only_when_it_is_wanted(stack: ServedStack, attacker: MadeKey) -> None:
     body = json.dumps({"model": "scripted", "messages": "x"}).encode()
     expecting = "\nExpect: 100-continue"
     with raw(stack, post("sk-unknown", len(body), expecting)) as connection:
@@ -232,5 +230,3 @@ def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     assert str(LIMIT) in closed.value.rcvd.reason
-
-

@@ -17,8 +17,8 @@ class Follower:
     """One reader's position in one stream.
 
     What its client does not read is held up to a bound; then it ``is_behind``, takes nothing more,
-    and whoever takes what it holds has the hub read on in the log. With ``grace_s`` the generation goes on for so long when nobody reads it any more (see
-    ``generations.disconnect_grace``).
+    and whoever takes what it holds has the hub read on in the log. With ``grace_s`` the generation
+    goes on for so long when nobody reads it any more (see ``generations.disconnect_grace``).
     """
 
     __slots__ = (

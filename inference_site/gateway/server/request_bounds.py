@@ -29,7 +29,7 @@ _later: Any = reactor  # Its class is chosen at run time.
 class _NotKept(io.BytesIO):
     """Daphne reads no body out of a file that is closed."""
 
-    closed = True  # type: ignore[assignment]  # A property of its base.
+    closed = True
 
 
 class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no types.
