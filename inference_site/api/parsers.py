@@ -28,7 +28,7 @@ class JsonParser(BaseParser):
 
     def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
         """Return the decoded body. Raise InvalidRequestError when it is no JSON, or too deep."""
-        body = decoded(stream.read())
+        body = decoded_json(stream.read())
         if is_too_deep(body):
             raise InvalidRequestError(
                 f"The JSON body of your request is nested more than {_DEEPEST} levels deep."
@@ -36,7 +36,7 @@ class JsonParser(BaseParser):
         return body
 
 
-def decoded(encoded: bytes) -> Any:
+def decoded_json(encoded: bytes) -> Any:
     """Return the decoded body. Raise InvalidRequestError when it is no JSON, or of too many values.
 
     Commas and brackets in its texts count as values, which no model could read that many of; they

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
@@ -45,6 +46,8 @@ from responses_api.wire.request import ResponseRequest
 logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 16
+_LARGE = 64 * 1024
+"""Bytes of a message that is decoded on a thread."""
 _LIFETIME_S = 3600.0
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _END_PREFIXES = tuple(f"event: {name}\n".encode() for name in _ENDS)
@@ -71,7 +74,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
+        self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MOST_WAITING)
+        self._waiting_bytes = 0
         self._memory: dict[str, list[IdentifiedItem]] = {}
         self._running_id = ""
         self._is_busy = self._cancels_next = False
@@ -85,20 +89,24 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message."""
+        given = text_data if text_data is not None else bytes_data or b""
         try:
-            self._take(decoded(text_data if text_data is not None else bytes_data or b""))
+            is_large = len(given) > _LARGE
+            message = await asyncio.to_thread(decoded, given) if is_large else decoded(given)
+            self._take(message, len(given))
         except ApiError as exc:
             await self.send(text_data=error_message(exc))
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, Any], size: int) -> None:
         match message.get("type"):
             case "response.create":
-                try:
-                    self._waiting.put_nowait(message)
-                except asyncio.QueueFull:
+                waiting = self._waiting_bytes + size
+                if self._waiting.full() or waiting > settings.MAX_BODY_BYTES:
                     raise UnavailableError(
                         "Too many responses wait on this socket.", code="queue_full"
-                    ) from None
+                    )
+                self._waiting.put_nowait((message, size))
+                self._waiting_bytes = waiting
             case "response.cancel":
                 self._cancel()
             case other:
@@ -119,7 +127,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     async def _work(self) -> None:
         """Run what was asked for, one after the other."""
         while True:
-            message = await self._waiting.get()
+            message, size = await self._waiting.get()
+            self._waiting_bytes -= size
             stream_id = message.get("stream_id")
             self._is_busy = True
             try:
@@ -134,7 +143,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 self._is_busy = self._cancels_next = False
 
     async def _respond(self, message: dict[str, Any], stream_id: object) -> None:
-        creation, follower = await self._start(to_request(message))
+        creation, follower = await self._start(await asyncio.to_thread(to_request, message))
         sink = _SocketSink(self.send, creation, stream_id)
         self._running_id = follower.generation_id
         try:

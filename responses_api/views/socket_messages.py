@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from django.conf import settings
 
-from inference_site.api.parsers import is_too_deep
+from inference_site.api.parsers import decoded_json, is_too_deep
 from inference_site.api.payload import parse
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
 from responses_api.output.events import payload
@@ -17,13 +16,14 @@ _ENVELOPE = ("type", "stream", "stream_options", "stream_id")
 
 
 def decoded(message: str | bytes) -> dict[str, Any]:
-    """Return a message. Raise InvalidRequestError for what is no JSON object."""
-    if len(message) > settings.MAX_BODY_BYTES:
-        raise InvalidRequestError("The message is too large.")
+    """Return a message. Raise InvalidRequestError for what is no JSON object.
+
+    The server takes no message that is larger than a body may be.
+    """
     try:
-        decoded = orjson.loads(message)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidRequestError(f"The message is not JSON: {exc}.", code="invalid_json") from exc
+        decoded = decoded_json(message.encode() if isinstance(message, str) else message)
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(exc.message, code="invalid_json") from exc
     if not isinstance(decoded, dict) or is_too_deep(decoded):
         raise InvalidRequestError("The message must be a JSON object.", code="invalid_json")
     return decoded

@@ -135,3 +135,29 @@ def test_what_is_refused_wakes_nobody() -> None:
         assert await waited_s(follower, 0.1) >= 0.09
 
     asyncio.run(scenario())
+
+
+def test_what_is_not_read_is_held_up_to_a_bound_and_read_on_later() -> None:
+    follower = Follower("g")
+    batches = [Batch(number, [bytes([number]) * 100_000]) for number in range(10)]
+    assert all(follower.offer(batch) for batch in batches)
+    held = follower.take()
+    assert len(held) == 3
+    assert follower.is_behind
+    assert follower.next_number == 3
+    assert follower.offer(batches[9])  # Missing frames are no gap: whoever takes has them read.
+    follower.is_behind = False
+    assert all(follower.offer(batch) for batch in batches[:6])
+    assert [batch.first for batch in follower.take()] == [3, 4, 5]
+    assert not follower.is_behind
+
+
+def test_an_ending_that_a_full_follower_does_not_take_is_read_later() -> None:
+    follower = Follower("g")
+    large, last = Batch(0, [b"x" * 300_000]), Batch(1, [], Ending((), 200, b""))
+    assert follower.offer(large)
+    assert follower.offer(last)
+    assert [batch.ending for batch in follower.take()] == [None]
+    assert follower.is_behind
+    assert follower.offer(last)
+    assert [batch.ending is None for batch in follower.take()] == [False]

@@ -1,0 +1,130 @@
+"""Bodies: how much of memory they may take, and how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pytest_django.fixtures import Settings
+
+from inference_site.errors.api_errors import (
+    PayloadTooLargeError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from inference_site.gateway.bodies import BodyRoom, read_body
+from inference_site.gateway.head import length_of_body
+from tests.gateway.asgi import FakeClient, scope
+
+
+@pytest.fixture(autouse=True)
+def _small(settings: Settings) -> None:
+    settings.MAX_BODIES_BYTES = 80
+    settings.MAX_BODY_BYTES = 30
+    settings.BODY_TIMEOUT_S = 5
+
+
+class Holder:
+    """Holds room until told otherwise."""
+
+    def __init__(self, room: BodyRoom, project_id: int, size: int) -> None:
+        self.has_room, self.done = asyncio.Event(), asyncio.Event()
+        self.task = asyncio.create_task(self._hold(room, project_id, size))
+
+    async def _hold(self, room: BodyRoom, project_id: int, size: int) -> None:
+        async with room.held(project_id, size):
+            self.has_room.set()
+            await self.done.wait()
+
+    async def end(self) -> None:
+        self.done.set()
+        await self.task
+
+
+async def _settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_project_holds_a_quarter_and_others_get_the_rest() -> None:
+    async def main() -> None:
+        room = BodyRoom()
+        first, second, third = (Holder(room, 1, 10) for _ in range(3))
+        other = Holder(room, 2, 20)
+        await _settled()
+        held = [holder.has_room.is_set() for holder in (first, second, third, other)]
+        assert held == [True, True, False, True]
+        await first.end()
+        await _settled()
+        assert third.has_room.is_set()
+        for holder in (second, third, other):
+            await holder.end()
+        await Holder(room, 3, 30).end()
+
+    asyncio.run(main())
+
+
+def test_one_body_has_room_however_large_it_may_be() -> None:
+    async def main() -> None:
+        room = BodyRoom()
+        await asyncio.wait_for(Holder(room, 1, 30).end(), 1)
+        await asyncio.wait_for(Holder(room, 1, 500).end(), 1)
+
+    asyncio.run(main())
+
+
+def test_who_finds_no_room_in_time_is_refused_and_leaves_none_taken(settings: Settings) -> None:
+    settings.BODY_TIMEOUT_S = 0.05
+
+    async def main() -> None:
+        room = BodyRoom()
+        first = Holder(room, 1, 20)
+        await _settled()
+        with pytest.raises(UnavailableError):
+            await Holder(room, 1, 20).task
+        await first.end()
+        again = Holder(room, 1, 20)
+        await _settled()
+        assert again.has_room.is_set()
+        await again.end()
+
+    asyncio.run(main())
+
+
+def test_a_waiter_that_leaves_holds_no_room() -> None:
+    async def main() -> None:
+        room = BodyRoom()
+        first, leaving = Holder(room, 1, 20), Holder(room, 1, 20)
+        await _settled()
+        leaving.task.cancel()
+        await _settled()
+        await first.end()
+        last = Holder(room, 1, 20)
+        await _settled()
+        assert last.has_room.is_set()
+        await last.end()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_does_not_come_in_time_is_refused(settings: Settings) -> None:
+    settings.BODY_TIMEOUT_S = 0.05
+    client = FakeClient(b"{")
+    client._requests[-1]["more_body"] = True
+    with pytest.raises(RequestTimeoutError):
+        asyncio.run(read_body(client.receive))
+
+
+@pytest.mark.parametrize(
+    ("headers", "length"),
+    [({}, 0), ({"content-length": "30"}, 30), ({"transfer-encoding": "chunked"}, 30)],
+)
+def test_the_head_says_how_much_may_come(headers: dict[str, str], length: int) -> None:
+    assert length_of_body(scope("POST", "/v1/x", headers)) == length
+
+
+def test_a_length_past_the_limit_is_refused() -> None:
+    given: Any = scope("POST", "/v1/x", {"content-length": "31"})
+    with pytest.raises(PayloadTooLargeError):
+        length_of_body(given)
