@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from inference_site.domain.request import Constraint
+from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.grammars import check_grammar, check_references, lark_or_schema, regex_as_lark
 from worker.engines.llama_cpp.bounds import check_groups
 
@@ -60,4 +61,5 @@ def schema_fields(schema: dict[str, Any], *, from_start: bool) -> dict[str, Any]
     text = encoded.decode()
     if from_start and not LLMatcher.validate_grammar(grammar_from("json_schema", text)):
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    plain = {"schema": plain_schema(schema)}
+    return {"response_format": {"type": "json_schema", "json_schema": plain}}

@@ -12,6 +12,7 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
+from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.chat.wire import wire_message, wire_tool
 from worker.engines.llama_cpp.bounds import encode
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
@@ -131,6 +132,8 @@ def _with_tools(
         return {**payload, **shown, **call}
     if "grammar" in payload:
         return {**payload, **shown}
+    for tool in tools:
+        tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
     return {**payload, "tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
 
