@@ -21,7 +21,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch, Sent, Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
@@ -39,7 +39,7 @@ class Site:
 
     async def write(self, generation_id: str, *batches: Batch) -> None:
         """Put batches into the log."""
-        await self._log.append([(generation_id, b.entry_id, b.pack()) for b in batches])
+        await self._log.append([Write(generation_id, b.entry_id, b.pack()) for b in batches])
 
     async def hint(self, *streams: tuple[str, bytes]) -> None:
         """Send a message to the hub's channel."""
@@ -329,7 +329,7 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     on_site(monkeypatch, scenario)
     assert attempts == [400, 400]
     for generation_id in ids:
-        assert load_document(generation_id) == Loaded(None, True, [])
+        assert load_document(generation_id) == Loaded(None, True, Sent())
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before it waits", "while it waits"])

@@ -18,11 +18,12 @@ from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.output.events import DONE
 from responses_api.request.recovery import rebuild
 from responses_api.state.context import Context
+from responses_api.state.deletion import delete
 from responses_api.state.history import before, history_of, items_of
 from responses_api.state.items import IdentifiedItem, new_item
 from responses_api.state.reading import current_response
 from responses_api.state.replay import replay
-from responses_api.state.storage import ConversationLocked, accept, append, delete, store_result
+from responses_api.state.storage import ConversationLocked, accept, append, store_result
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
