@@ -12,14 +12,17 @@ import redis.client
 import redis.exceptions
 from channels.layers import get_channel_layer
 from django.db import OperationalError
+from django.db.models.functions import Now
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.fleet.leases import Lease, LiveWorker, prune
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,
+    expire_homeless,
     expire_waiting,
     give_up_abandoned,
     give_up_orphans,
@@ -316,3 +319,41 @@ def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, w
         lost.public_id: "failed",
         fresh.public_id: "running",
     }
+
+
+def test_a_claim_is_as_old_as_the_database_says(api_key: Key, worker: str) -> None:
+    """The clock of a worker's host may be ahead by more than a claim is given."""
+    fresh = running(api_key, worker)
+    Generation.objects.filter(pk=fresh.pk).update(claimed_at=Now())
+    ahead = timezone.now() + timedelta(seconds=30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timezone, "now", lambda: ahead)
+        give_up_orphans(worker, set)
+    assert state(fresh) == (Status.RUNNING, "")
+
+
+def test_a_run_that_begins_while_orphans_are_looked_for_is_none(api_key: Key, worker: str) -> None:
+    """What runs is asked after the rows."""
+    old = timezone.now() - timedelta(seconds=60)
+    row = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+    lost = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+    Generation.objects.filter(pk=lost.pk).update(attempt=2)
+    give_up_orphans(worker, lambda: {(row.public_id, 0), (lost.public_id, 1)})
+    assert state(row) == (Status.RUNNING, "")
+    assert state(lost) == (Status.FAILED, "worker_lost")
+
+
+def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    known = next(iter(catalogue().models))
+    old, young = (waiting(api_key, age, model=model, background=True) for age in (61, 59))
+    other = waiting(api_key, 1000, model=known, background=True)
+    served = waiting(api_key, 1000, model=f"{model}-served", background=True)
+    report = ModelReport(served.model, 1, 0)
+    Lease(worker, lambda: LiveWorker(worker, (report,))).renew()
+    live_view._read_at = 0.0
+    expire_homeless()
+    assert state(old) == (Status.FAILED, "model_not_found")
+    assert [state(row)[0] for row in (young, other, served)] == [Status.QUEUED] * 3
