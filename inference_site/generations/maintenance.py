@@ -224,12 +224,13 @@ def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
 
 
 def expire_homeless() -> None:
-    """Fail what waits in the background for a model that the catalogue and no worker has.
+    """Fail what would wait for ever, for a model that neither the catalogue nor a worker has.
 
     Only after ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
     """
     limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
     waiting = Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
+    waiting = waiting.exclude(service_class=ServiceClass.FOREGROUND)  # See expire_waiting.
     known = catalogue().models
     unknown = [
         model

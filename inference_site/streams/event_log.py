@@ -333,7 +333,7 @@ def _firsts(batches: Sequence[Batch]) -> Iterable[int]:
 
 def sent_so_far(batches: Sequence[Batch]) -> Sent:
     """Return what a stream has sent, by its log."""
-    frames = frames_of(batches) if is_whole(batches) else ()
+    frames = tuple(frames_of(batches)) if is_whole(batches) else ()
     return Sent(frames, batches[-1].next if batches else 0)
 
 

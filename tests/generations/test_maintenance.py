@@ -30,7 +30,7 @@ from inference_site.generations.maintenance import (
     maintain,
     wake_again,
 )
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import (
     count_wake_ups,
@@ -347,10 +347,11 @@ def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
     api_key: Key, worker: str, model: str, settings: Settings
 ) -> None:
     settings.QUEUE_TIMEOUT_S = 60
+    late = {"background": True, "service_class": ServiceClass.BACKGROUND}
     known = next(iter(catalogue().models))
-    old, young = (waiting(api_key, age, model=model, background=True) for age in (61, 59))
-    other = waiting(api_key, 1000, model=known, background=True)
-    served = waiting(api_key, 1000, model=f"{model}-served", background=True)
+    old, young = (waiting(api_key, age, model=model, **late) for age in (61, 59))
+    other = waiting(api_key, 1000, model=known, **late)
+    served = waiting(api_key, 1000, model=f"{model}-served", **late)
     report = ModelReport(served.model, 1, 0)
     Lease(worker, lambda: LiveWorker(worker, (report,))).renew()
     live_view._read_at = 0.0

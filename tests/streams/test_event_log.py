@@ -124,7 +124,7 @@ def test_a_closed_log_refuses_a_writer_that_was_taken_for_dead(generation_id: st
 
 def test_an_attempt_that_was_replaced_writes_and_ends_nothing_any_more(generation_id: str) -> None:
     append(generation_id, Batch(0, [b"0"]))
-    assert take_log(generation_id, 2) == Sent([b"0"], 1)
+    assert take_log(generation_id, 2) == Sent((b"0",), 1)
     late = append(generation_id, Batch(1, [b"late"]), Batch(1, [b"late", b"end"], END))
     assert [answer.state for answer in late] == [LogState.CLOSED] * 2
     (answer,) = append(generation_id, Batch(1, [b"1"]), attempt=2)
