@@ -2,7 +2,7 @@
 
 What others build on is hidden, and deleted with the last of them. A row is locked before it is
 asked whether it is needed: who builds on one holds it until that is committed, and the next
-statement sees it. A conversation is locked before its responses.
+statement sees it. A conversation is locked before those of its responses that have ended.
 """
 
 from __future__ import annotations
@@ -21,15 +21,9 @@ def delete(stored: StoredResponse) -> None:
     """
     drop_document(stored.public_id)
     with transaction.atomic():
-        _hide_and_sweep(stored)
-
-
-def _hide_and_sweep(stored: StoredResponse) -> None:
-    if stored.conversation_id is not None:
-        _lock_conversation(stored.conversation_id)
-    if _lock(stored.pk) is not None:
-        StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
-        _sweep(stored.pk)
+        if _lock(stored.pk) is not None:
+            StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
+            _sweep(stored.pk)
 
 
 def delete_conversation(conversation: Conversation) -> None:
@@ -42,7 +36,11 @@ def delete_conversation(conversation: Conversation) -> None:
 
 
 def _lock(pk: int) -> StoredResponse | None:
-    return StoredResponse.objects.select_for_update().filter(pk=pk).first()
+    rows = StoredResponse.objects.filter(pk=pk)
+    conversation_pk = rows.values_list("conversation_id", flat=True).first()
+    if conversation_pk is not None:
+        _lock_conversation(conversation_pk)
+    return rows.select_for_update().first()
 
 
 def _lock_conversation(pk: int) -> Conversation | None:
@@ -67,9 +65,10 @@ def _sweep_conversation(pk: int) -> None:
     conversation = _lock_conversation(pk)
     if conversation is None or conversation.deleted_at is None:
         return
-    responses = conversation.responses.select_for_update().order_by("pk")
-    if any(response.deleted_at is None for response in responses):
+    # One that runs is not hidden. It is not locked here: its end locks it before its conversation.
+    if conversation.responses.filter(deleted_at=None).exists():
         return
+    list(conversation.responses.select_for_update().order_by("pk"))
     if StoredResponse.objects.filter(previous__conversation=pk).exists():
         return
     Item.objects.filter(conversation=pk).delete()
