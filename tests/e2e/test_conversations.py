@@ -285,6 +285,43 @@ def test_deleted_response_stays_in_its_conversation(client: openai.OpenAI) -> No
     assert texts(client, made.id) == ["x", "x"]
 
 
+def test_all_of_a_conversation_is_deleted_at_once(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    """Whichever comes first, each is answered, and in the end nothing is left."""
+    with ThreadPoolExecutor(8) as threads:
+        for n in range(6):
+            made = client.conversations.create(items=[user("before")])
+            kept = [
+                client.responses.create(model="scripted", input=f"{n}", conversation=made.id).id
+                for _ in range(3)
+            ]
+            after = client.responses.create(
+                model="scripted", input="after", previous_response_id=kept[0]
+            )
+            runs = client.responses.create(
+                model="scripted", input=slow(3), conversation=made.id, background=True
+            )
+            every = [*kept, after.id, runs.id]
+            together = threading.Barrier(6)
+
+            def delete(act: Any, id_: str, together: threading.Barrier = together) -> None:
+                together.wait()
+                act(id_)
+
+            deletions = [threads.submit(delete, client.responses.delete, id_) for id_ in every]
+            deletions.append(threads.submit(delete, client.conversations.delete, made.id))
+            for deletion in deletions:
+                deletion.result()
+            rows = stack.sql(
+                "SELECT public_id FROM responses_api_storedresponse WHERE public_id = ANY(%s) "
+                "UNION ALL SELECT public_id FROM responses_api_conversation WHERE public_id = %s",
+                every,
+                made.id,
+            )
+            assert rows == []
+
+
 def test_conversation_deleted_while_a_response_runs(client: openai.OpenAI) -> None:
     made = client.conversations.create()
     runs = client.responses.create(
