@@ -39,7 +39,7 @@ class SealedCookieStorage(CookieStorage):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.signer = _Sealer()  # type: ignore[assignment]  # All of a signer that is used.
+        self.signer = _Sealer()  # All of a signer that is used.
 
 
 class SealedStorage(FallbackStorage):

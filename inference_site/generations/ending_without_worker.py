@@ -7,11 +7,11 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
-from django.db import transaction
 
-from inference_site.generations.kinds import Assembler, Kind, kind_of
+from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Generation, Status
 from inference_site.observability.metrics import count_ended
+from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import MESSAGE_TYPE, Appended, close_log, take_log
 from inference_site.streams.request_documents import drop_document
@@ -26,7 +26,7 @@ def end_in_place(
     nothing is done and False is returned.
     """
     kind = kind_of(generation.kind)
-    with transaction.atomic():
+    with impatient_transaction():
         if not move():  # From here to the commit a worker that lives after all waits with its own.
             return False
         assembler, ending, first = _ended(kind, generation, error)
@@ -53,10 +53,10 @@ def _ended(
     if kind.recover is None:
         return None, None if error is None else kind.failure(error), None
     sent = take_log(generation.public_id, generation.attempt + 1)
-    assembler = kind.recover(generation.public_id, sent)
+    assembler, first = recovered(kind, generation.public_id, sent)
     if assembler is None:
-        return None, None if error is None else kind.failure(error, first=sent.next), sent.next
-    return assembler, assembler.cancel() if error is None else assembler.fail(error), sent.next
+        return None, None if error is None else kind.failure(error, first=first), first
+    return assembler, assembler.cancel() if error is None else assembler.fail(error), first
 
 
 def _tell(generation_id: str, answer: Appended) -> None:

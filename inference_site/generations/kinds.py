@@ -113,3 +113,17 @@ def kind_of(name: str) -> Kind[Any]:
 def all_kinds() -> Collection[Kind[Any]]:
     """Return all kinds that are registered."""
     return _kinds.values()
+
+
+def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
+    """Return what ends a generation after what was sent, and the number of its first frame.
+
+    What can be recovered has sent something, so if its log is empty, that was lost.
+    """
+    if kind.recover is None:
+        return None, sent.next
+    if sent.next:
+        return kind.recover(generation_id, sent), sent.next
+    lost = sent.beyond()
+    assembler = kind.recover(generation_id, lost)
+    return assembler, 0 if assembler is None else lost.next

@@ -52,7 +52,7 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import site_client
 
@@ -167,7 +167,9 @@ def _give_up(generations: Iterable[Generation]) -> None:
 def _give_up_one(generation: Generation) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
     if generation.background and generation.attempt < MAX_ATTEMPTS:
-        if Generation.objects.requeue(*held):
+        with impatient_transaction():
+            is_waiting = Generation.objects.requeue(*held)
+        if is_waiting:
             send_wake_up(generation.model)
         return
     fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")

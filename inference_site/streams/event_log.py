@@ -28,6 +28,8 @@ from inference_site.streams.ending import Ending
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
+_LOST_FRAMES = 1_000_000
+"""More frames than a stream can have had of which the log was lost."""
 
 
 class LogState(IntEnum):
@@ -145,6 +147,11 @@ class Sent:
 
     frames: Sequence[bytes] = ()
     next: int = 0
+
+    def beyond(self) -> Sent:
+        """Return where to go on when frames are lost: at numbers that no reader expects next, so
+        that all of them are told of the loss."""
+        return Sent(next=self.next + _LOST_FRAMES)
 
 
 class Write(NamedTuple):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
+from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.event_log import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 from responses_api.request.recovery import recover
@@ -51,7 +51,7 @@ def _stale_locks() -> QuerySet[Conversation]:
     return locked.exclude(Exists(_running(OuterRef("locked_by")))).order_by("pk")
 
 
-@transaction.atomic
+@impatient_transaction()
 def _end(public_id: str) -> None:
     """End a response whose output is lost, like its generation, or as failed."""
     stored = StoredResponse.objects.select_for_update().filter(public_id=public_id).first()
@@ -68,7 +68,7 @@ def _end(public_id: str) -> None:
     store_result(public_id, status, assembler, None)
 
 
-@transaction.atomic
+@impatient_transaction()
 def _unlock(pk: int) -> None:
     """Take a stale lock away, unless another response has taken it meanwhile."""
     found = Conversation.objects.select_for_update().filter(pk=pk).first()

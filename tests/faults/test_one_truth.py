@@ -37,6 +37,7 @@ def _one_truth(stack: ServedStack) -> Iterator[None]:
     """Begin with all parts up; in the end no response and generation may disagree."""
     wait_until_ready(stack)
     yield
+    wait_until_ready(stack)
     assert stack.sql(_PAIRS) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import redis.client
 import redis.exceptions
 from channels.layers import get_channel_layer
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 from pytest_django.fixtures import Settings
@@ -39,6 +40,7 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
+from inference_site.storage import connections
 from inference_site.storage.redis_clients import broker_client, client_for, site_client
 from inference_site.streams.event_log import Batch, log_key
 from inference_site.streams.request_documents import load_document, save_document
@@ -141,6 +143,29 @@ def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, work
     suspect(worker, ago_s=30)
     give_up_abandoned()
     assert [state(row)[0] for row in (mine, other, queued)] == ["failed", "running", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
+    api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 50)
+    again, locked, other = (running(api_key, worker) for _ in range(3))
+    Generation.objects.filter(pk=again.pk).update(background=True)
+    suspect(worker, ago_s=30)
+
+    def give_up() -> bool:
+        with connections.lent_connection():
+            return attempt("maintenance", give_up_abandoned)
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        held = Generation.objects.filter(pk__in=[again.pk, locked.pk])
+        assert len(held.select_for_update()) == 2
+        assert not pool.submit(give_up).result(timeout=30)
+        assert state(other)[0] == "failed"
+    assert [state(row)[0] for row in (again, locked)] == ["running", "running"]
+    assert attempt("maintenance", give_up_abandoned)
+    assert [state(row)[0] for row in (again, locked)] == ["queued", "failed"]
 
 
 def test_the_stream_of_an_abandoned_generation_ends_with_an_error(

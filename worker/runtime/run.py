@@ -26,7 +26,7 @@ from inference_site.domain.errors import (
     StreamLost,
 )
 from inference_site.domain.model_spec import Price
-from inference_site.generations.kinds import Assembler, Kind, kind_of
+from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
@@ -45,9 +45,6 @@ from worker.runtime.truncation import run_truncating
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_LOST_FRAMES = 1_000_000
-"""More frames than a stream can have had of which the log was lost. What follows has higher numbers
-than any reader expects, so that all of them are told that the stream was lost."""
 
 
 class Run:
@@ -193,7 +190,7 @@ class Run:
         """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
         if not sent.frames and (sent.next or self._claim.attempt > 1):
-            sent = Sent(next=sent.next + _LOST_FRAMES)
+            sent = sent.beyond()
         if sent.next:
             self._stream.start_at(sent.next)
             opening += assembler.restart(sent)
@@ -230,8 +227,7 @@ class Run:
         if self._assembler is None and kind.recover is not None:
             sent = self._sent()
             with lent_connection():
-                self._assembler = kind.recover(self._claim.public_id, sent)
-            first = sent.next
+                self._assembler, first = recovered(kind, self._claim.public_id, sent)
             self._stream.start_at(first)
         if self._assembler is not None:
             return self._assembler.fail(error)
