@@ -50,9 +50,10 @@ def _ended(
     kind: Kind[Any], generation: Generation, error: Exception | None
 ) -> tuple[Assembler | None, Ending | None, int | None]:
     """Return the ending, what made it, and the number of its first frame, if they depend on it."""
+    # A worker that comes back much later, when the log has expired, may not begin it anew.
+    sent = take_log(generation.public_id, generation.attempt + 1)
     if kind.recover is None:
         return None, None if error is None else kind.failure(error), None
-    sent = take_log(generation.public_id, generation.attempt + 1)
     assembler, first = recovered(kind, generation.public_id, sent)
     if assembler is None:
         return None, None if error is None else kind.failure(error, first=first), first

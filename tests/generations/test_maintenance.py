@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis.client
 import redis.exceptions
+from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import OperationalError, transaction
 from django.db.models.functions import Now
@@ -41,8 +42,20 @@ from inference_site.generations.wake_ups import (
     send_wake_up,
 )
 from inference_site.storage import connections
-from inference_site.storage.redis_clients import broker_client, client_for, site_client
-from inference_site.streams.event_log import Batch, log_key
+from inference_site.storage.redis_clients import (
+    broker_client,
+    client_for,
+    new_async_clients,
+    site_client,
+)
+from inference_site.streams.event_log import (
+    Appended,
+    AsyncEventLog,
+    Batch,
+    LogState,
+    Write,
+    log_key,
+)
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 
@@ -180,6 +193,30 @@ def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
     assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
     assert end.frames[-1] == b"data: [DONE]\n\n"
     assert load_document(row.public_id).document is None
+
+
+def test_the_worker_of_an_abandoned_generation_writes_nothing_any_more(
+    api_key: Key, worker: str
+) -> None:
+    """Nor when its log has expired meanwhile."""
+    row = running(api_key, worker)
+    Generation.objects.filter(pk=row.pk).update(attempt=1)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    client_for(row.public_id).delete(log_key(row.public_id))
+    batch = Batch(7, [b"late"])
+    write = Write(row.public_id, batch.entry_id, batch.pack(), attempt=1)
+
+    async def append() -> list[Appended]:
+        (client,) = new_async_clients()
+        try:
+            return await AsyncEventLog(client).append([write])
+        finally:
+            await client.aclose()
+
+    [answer] = async_to_sync(append)()
+    assert answer.state is LogState.CLOSED
+    assert not client_for(row.public_id).exists(log_key(row.public_id))
 
 
 def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:
