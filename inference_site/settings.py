@@ -35,6 +35,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
 SECURE_HSTS_PRELOAD = HTTPS
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 X_FRAME_OPTIONS = "DENY"
+MESSAGE_STORAGE = "inference_site.admin_pages.sealed_messages.SealedStorage"
 SILENCED_SYSTEM_CHECKS = ["security.W008"]  # SECURE_SSL_REDIRECT: see above.
 
 # --- Applications --------------------------------------------------------------------------------
