@@ -263,10 +263,10 @@ def test_the_export_has_every_response_with_what_it_was_sent(
     assert rows[0]["output"][0]["content"][0]["text"] == "answer 6"
 
 
-@pytest.mark.parametrize("query", ["created_at__gte=never", "nothing=1"])
-def test_an_export_by_what_is_no_filter_leads_back_to_the_list(admin: Client, query: str) -> None:
-    response = admin.get(f"{LIST}export/?{query}")
-    assert (response.status_code, response.headers["Location"]) == (302, f"{LIST}?e=1")
+def test_an_export_by_what_no_filter_knows_leads_back_to_the_list(admin: Client) -> None:
+    response = admin.get(f"{LIST}export/?project__isnull=x")
+    assert response.status_code == 302
+    assert response.headers["Location"] == f"{LIST}?e=1"
 
 
 def test_the_export_needs_the_permission(staff: Callable[..., Client]) -> None:
