@@ -24,7 +24,8 @@ import hypothesis
 import pytest
 
 from inference_site import environment
-from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
+from inference_site.supervisor.postgres import EmbeddedPostgres
+from inference_site.supervisor.services import plan_redis, wait_for_redis
 
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _WHOLE_PRODUCT = {"e2e", "faults", "deployment", "browser"}
