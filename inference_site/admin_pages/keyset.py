@@ -12,7 +12,7 @@ import datetime as dt
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
@@ -163,7 +163,7 @@ class KeysetAdmin(SiteAdmin):
     list_fullwidth = True
     ordering = ("-pk",)
     sortable_by = ()
-    search_fields: Sequence[str] = ("public_id__exact",)
+    search_fields: ClassVar[list[str] | tuple[str, ...]] = ("public_id__exact",)
     search_help_text = "Search by a complete id"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # Facets count.
