@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import connection, transaction
 from django.http import HttpRequest
 from unfold.forms import AuthenticationForm
 
@@ -20,7 +21,32 @@ _IPV6_SITE = 64
 
 
 class LoginForm(AuthenticationForm):
-    """The form of the login page, which says when a login is locked."""
+    """The form of the login page, which says when a login is locked.
+
+    It checks one password of a user from an address at a time: those that come at once would all
+    begin before the first of them is counted.
+    """
+
+    def clean(self) -> dict[str, Any]:
+        """Return the data of a login that succeeds. Raise ValidationError for any other."""
+        with transaction.atomic():
+            if not self._is_alone():
+                failure = ValidationError("Another login of this user is being checked. Try again.")
+            else:
+                try:
+                    data: dict[str, Any] = super().clean()
+                    return data
+                except ValidationError as exc:
+                    failure = exc
+        raise failure  # After the count of failures is committed.
+
+    def _is_alone(self) -> bool:
+        """Keep others of this user and address out until the transaction ends, unless one is in."""
+        address = None if self.request is None else client_address(self.request)
+        pair = f"login {address} {self.cleaned_data.get('username')}"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [pair])
+            return bool(cursor.fetchone()[0])
 
     def get_invalid_login_error(self) -> ValidationError:
         """Return what the page says about a login that failed."""

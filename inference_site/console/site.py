@@ -51,6 +51,8 @@ class ConsoleSite(UnfoldAdminSite):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Show the login page, or log in; the status of a login that is locked is 429."""
+        for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL has no NUL in texts.
+            request.META[name] = request.META.get(name, "").replace("\0", "")
         page: HttpResponse = super().login(request, extra_context)
         if is_locked_out(request):
             page.status_code = HTTPStatus.TOO_MANY_REQUESTS

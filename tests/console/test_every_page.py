@@ -11,9 +11,11 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import IntConverter
 
+from inference_site.accounts.models import ApiKey, Project
+
 _BEFORE_LOGIN = {"admin:login", "admin:logout", "admin:jsi18n"}
 _OF_EVERY_STAFF_USER = {
-    *("admin:index", "admin:usage-csv", "admin:search", "admin:password_change"),
+    *("admin:index", "admin:search", "admin:password_change"),
     *("admin:password_change_done", "admin:autocomplete", "playground"),
     *("/console/playground/responses", "/console/playground/responses/1/stop"),
 }
@@ -82,3 +84,26 @@ def test_no_page_takes_a_form_from_elsewhere() -> None:
         answer = browser.post(address, {"action": "stop"})
         assert answer.status_code in (403, 404, 405), (name, answer.status_code)
     assert browser.get("/admin/").status_code == 200
+
+
+PARAMETERS = ["q", "o", "p", "before", "after", "model", "since", "project", "key", "by", "range"]
+PAGES = [
+    address
+    for name, address in ADDRESSES
+    if name.endswith(("_changelist", "_export", ":queue", ":fleet", ":index", "usage-csv"))
+]
+
+
+@pytest.mark.parametrize("odd", ["\0", "9" * 30])
+def test_an_odd_parameter_is_no_fault_of_the_server(
+    admin: Client, api_key: tuple[ApiKey, str], odd: str
+) -> None:
+    Project.objects.create(name="another")  # Lists show a filter of projects from two on.
+    admin.raise_request_exception = False
+    faults = [
+        (address, parameter)
+        for address in PAGES
+        for parameter in (*PARAMETERS, "status__exact", "project__id__exact", "api_key")
+        if admin.get(address, {parameter: odd}).status_code >= 500
+    ]
+    assert faults == []

@@ -46,7 +46,7 @@ def test_an_odd_name_is_one_line_of_the_log(
     admin: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     form = {"username": "a\n\u2028ERROR all is lost", "password": "a secret"}
-    agent = {"user-agent": "x" * 5_000}
+    agent = {"user-agent": "x\0" * 5_000, "accept": "\0"}
     assert Client().post("/admin/login/", form, headers=agent).status_code == 200
     failure = AccessFailureLog.objects.get()
     assert (failure.ip_address, failure.locked_out) == ("127.0.0.1", False)

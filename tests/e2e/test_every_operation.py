@@ -36,9 +36,9 @@ def anybody(stack: ServedStack) -> Iterator[httpx.Client]:
 
 
 def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sent: Any) -> Any:
-    """Ask with these ids in the path, and with an empty body where there is one."""
+    """Ask with these ids in the path, and with a body that reaches the id where there is one."""
     address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
-    body: dict[str, Any] | None = {} if method in ("POST", "PUT", "PATCH") else None
+    body = {"metadata": {}, "items": [HELLO]} if method in ("POST", "PUT", "PATCH") else None
     return who.request(method, address, json=body, **sent)
 
 
@@ -49,13 +49,15 @@ def keys_that_are_refused(stack: ServedStack) -> dict[str, str]:
     stack.sql(
         "UPDATE accounts_keysecret SET expires_at = %s WHERE api_key_id = %s", past, rotated.id
     )
+    inactive = make_key(stack, *Scope.values)
+    stack.sql("UPDATE accounts_project SET is_active = false WHERE id = %s", inactive.project_id)
     return {
         "unknown": f"sk-{'x' * 48}",
         "short": "x",
         "rotated": rotated.secret,
         "revoked": make_key(stack, *Scope.values, revoked_at=past).secret,
         "expired": make_key(stack, *Scope.values, expires_at=past).secret,
-        "of an inactive project": make_key(stack, *Scope.values, project_is_active=False).secret,
+        "of an inactive project": inactive.secret,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from tests.served_stack import ServedStack
 
-ATTACKER, HOME = "127.0.0.2", "127.0.0.1"
+ATTACKER, CROWD, HOME = "127.0.0.2", "127.0.0.3", "127.0.0.1"
 
 
 @contextmanager
@@ -35,6 +36,19 @@ def password(stack: ServedStack) -> str:
     found = re.search(r"password: (\S+)", stack.text())
     assert found
     return found[1]
+
+
+def test_tries_at_once_are_no_more_than_one_after_the_other(stack: ServedStack) -> None:
+    def guess(number: int) -> int:
+        with browser(stack, CROWD) as one:
+            return log_in(one, "admin", f"wrong {number}").status_code
+
+    with ThreadPoolExecutor(24) as pool:
+        assert set(pool.map(guess, range(24))) <= {200, 429}
+    [(counted,)] = stack.sql(
+        "SELECT count(*) FROM axes_accessfailurelog WHERE ip_address = %s", CROWD
+    )
+    assert 1 <= counted <= 10
 
 
 def test_wrong_passwords_lock_a_user_out_for_their_address_only(
