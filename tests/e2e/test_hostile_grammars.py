@@ -26,7 +26,7 @@ REFERENCES = {
 }
 ESCAPED = json.dumps(REFERENCES).replace("$ref", "\\u0024ref")
 LONGEST_GAP_S = 10
-"""Between two pieces of a stream beside the attack. It is some milliseconds; frozen it is minutes."""
+"""Between two pieces of a stream beside the attack: usually milliseconds, minutes when frozen."""
 
 
 def _chain(rule: str, count: int) -> str:
@@ -60,9 +60,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {
             "grammar": {
                 "type": "llguidance",
-                "value": {
-                    "grammars": [{"lark_grammar": f"start: %json {json.dumps(REFERENCES)}"}]
-                },
+                "value": {"grammars": [{"lark_grammar": f"start: %json {json.dumps(REFERENCES)}"}]},
             }
         },
         "grammar",

@@ -1,29 +1,22 @@
 """The trial of a grammar in a process of its own, before an engine is given it.
 
-``python -m worker.engines.grammar_trial`` reads grammars of strangers and walks through them at
-random. One that takes too much time, memory or stack ends this process, and not the worker. What is
-read is a line ``[kind, source]`` of JSON; the answer is a line ``[error, Lark grammar]``, of which
-the first is empty for a good grammar, and the second for all kinds but ``gbnf``.
+``python -m worker.engines.grammar_trial`` is a limited process that compiles grammars, and walks
+through them at random, which shows what the steps cost. A question is the kind and the source of a
+grammar; the answer is what is wrong with it, and its Lark form if it is GBNF.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import resource
-import signal
-import sys
-import threading
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from worker.engines.gbnf import lark_of_gbnf
+from worker.engines.limited_process import serve
 
-CPU_S = 0.5
+_CPU_S = 0.5
 """For one grammar: ordinary ones take a hundredth of it."""
-_MEMORY = 2 * 2**30
-_DEFAULT_STACK = 2 * 2**20
-"""Of a thread, where there is no limit."""
+_MEMORY = 2**30
 _STEPS = 300
 _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
@@ -73,21 +66,7 @@ def _walk(matcher: LLMatcher) -> str:
     return "" if "special token" in error else error
 
 
-def _serve() -> None:
-    tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary()), n_vocab=len(_Vocabulary().tokens))
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        answer = try_grammar(*json.loads(line), tokenizer)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    # Half of what an engine's thread has: what passes here has room there.
-    threading.stack_size((_DEFAULT_STACK if limit == resource.RLIM_INFINITY else limit) // 2)
-    threading.Thread(target=_serve).start()
+    vocabulary = _Vocabulary()
+    wrapped = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens))
+    serve(lambda kind, source: try_grammar(kind, source, wrapped), _CPU_S, _MEMORY)

@@ -6,99 +6,27 @@ ends that thread ends the worker, and one that is slow stops all answers.
 
 from __future__ import annotations
 
-import atexit
-import json
-import subprocess
-import sys
-import threading
 from functools import lru_cache
-from pathlib import Path
-from select import select
 from typing import Any
 
 import orjson
 
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
+from worker.engines.limited_process import LimitedProcess
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
-_PATIENCE_S = 30
-"""For a trial that gets no processor time: its own limit is one of such time."""
 _TRIALS_KEPT = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
-
-class _Trials:
-    """The process of the trials; it is started anew when a grammar has ended it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        atexit.register(self.end)
-
-    def run(self, kind: str, source: str) -> tuple[str, str]:
-        """Return what is wrong with a grammar, and its Lark form if it is GBNF.
-
-        Raise GenerationFailed when there is no answer.
-        """
-        with self._lock:
-            if self._process is None:
-                self._process = _start()
-            answer = self._ask(self._process, json.dumps([kind, source]).encode() + b"\n")
-            if answer:
-                error, lark = orjson.loads(answer)
-                return error, lark
-            self.end()
-            self._process = _start()  # The next grammar need not wait for it.
-        return _TOO_COMPLEX, ""
-
-    def prepare(self) -> None:
-        """Start the process, which takes a moment, before the first grammar."""
-        with self._lock:
-            self._process = self._process or _start()
-
-    def _ask(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
-        """Return the answer; nothing when the process has ended."""
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            if not select([process.stdout], [], [], _PATIENCE_S)[0]:
-                self.end()
-                raise GenerationFailed("The grammar could not be checked in time.")
-            return process.stdout.readline()
-        except BrokenPipeError:
-            return b""
-
-    def end(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "worker.engines.grammar_trial"],
-        cwd=_ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-_trials = _Trials()
+_trials = LimitedProcess("worker.engines.grammar_trial")
 prepare_trials = _trials.prepare
 
 
 @lru_cache(_TRIALS_KEPT)
 def _tried(kind: str, source: str) -> tuple[str, str]:
-    return _trials.run(kind, source)
+    """Return what is wrong with a grammar, and its Lark form if it is GBNF."""
+    error, lark = _trials.ask(kind, source) or (_TOO_COMPLEX, "")
+    return error, lark
 
 
 def check_grammar(constraint: Constraint) -> None:
@@ -128,7 +56,7 @@ def gbnf_as_lark(constraint: Constraint) -> str:
 
 
 def llguidance_grammar(constraint: Constraint) -> str:
-    """Return the constraint in llguidance's own form. Raise InvalidRequest for what it cannot be."""
+    """Return the constraint in llguidance's own form. Raise as ``check_grammar`` does."""
     from llguidance import grammar_from
 
     check_grammar(constraint)

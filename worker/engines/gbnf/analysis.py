@@ -1,7 +1,7 @@
 """What parts of a grammar may begin with, go on with and be followed by.
 
-llguidance's lexer takes the longest text that a terminal matches, where GBNF tries every length. The
-two agree where what a part may go on with is nothing that may follow it.
+llguidance's lexer takes the longest text that a terminal matches, where GBNF tries every length.
+The two agree where what a part may go on with is nothing that may follow it.
 
 Sets of characters are numbers: a bit for each character below 256, and one for all others.
 """
@@ -28,7 +28,7 @@ _ALL = (1 << _OTHERS + 1) - 1
 
 
 class Analysis:
-    """The properties of the rules, each by its name. Raise ValueError for a rule that is missing."""
+    """The properties of the rules, by name. Raise ValueError for a rule that is missing."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
@@ -182,7 +182,6 @@ def _bit(code: int) -> int:
 def _mask(chars: Chars) -> int:
     mask = 0
     for low, high in chars.ranges:
-        low, high = min(low, _OTHERS), min(high, _OTHERS)
-        mask |= (1 << max(low, high) + 1) - (1 << low)
+        mask |= (_bit(max(low, high)) << 1) - _bit(low)
     # The others are many: to leave out some does not leave out all.
     return _ALL & ~mask | 1 << _OTHERS if chars.is_negated else mask

@@ -28,7 +28,7 @@ def lark_of_gbnf(source: str) -> str:
 
 
 class _Writer:
-    """Writes a rule ``r1`` for each rule, and for one that can be a terminal also a terminal ``R1``.
+    """Writes a rule ``r1`` for each rule, and for one that can be a terminal a terminal ``R1``.
 
     What a rule repeats, such as the letters of a word, becomes a terminal ``T1`` where it can.
     """

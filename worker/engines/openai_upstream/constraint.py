@@ -16,8 +16,7 @@ from worker.engines.openai_upstream.server import Server
 def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
     """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
     source = constraint.source
-    if constraint.kind in ("lark", "regex", "llguidance"):
-        check_grammar(constraint)
+    _check(constraint)
     match constraint.kind:
         case "json_object":
             if server.flavor.schema_value:
@@ -39,6 +38,12 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             if isinstance(part, str):
                 return _lark(part, constraint, server)
             return schema_fields(part, server)
+
+
+def _check(constraint: Constraint) -> None:
+    """Check what llguidance knows; GBNF and schemas are for the server to judge."""
+    if constraint.kind in ("lark", "regex", "llguidance"):
+        check_grammar(constraint)
 
 
 def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:
