@@ -19,6 +19,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import named_template
+from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
@@ -35,6 +36,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
     import xllamacpp
 
+    prepare_trials()
     options = LlamaCppOptions.of(spec)
     params = _params(spec, options)
     try:
