@@ -10,7 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, Protocol
+
+from django.utils.module_loading import import_string
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
@@ -89,14 +92,26 @@ class Kind(Generic[AssemblyT]):
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
 
 
-_kinds: dict[str, Kind[Any]] = {}
+_paths: dict[str, str] = {}
 
 
-def register(name: str, kind: Kind[Any]) -> None:
-    """Declare a kind of generation; an API app does it when Django starts."""
-    _kinds[name] = kind
+def register(name: str, path: str) -> None:
+    """Declare a kind of generation; an API app does it when Django starts.
+
+    ``path`` is the dotted path of a mapping from names to kinds. It is imported at the first use:
+    beat uses a kind only when it ends a generation, and ``serve`` none.
+    """
+    _paths[name] = path
 
 
+@cache
 def kind_of(name: str) -> Kind[Any]:
     """Return a kind. Raise KeyError for one that no installed app registered."""
-    return _kinds[name]
+    kinds: dict[str, Kind[Any]] = import_string(_paths[name])
+    return kinds[name]
+
+
+def import_kinds() -> None:
+    """Import all kinds now, so that no generation waits for that."""
+    for name in _paths:
+        kind_of(name)
