@@ -6,10 +6,4 @@ class CompletionsConfig(AppConfig):
 
     name = "completions"
     default_auto_field = "django.db.models.BigAutoField"
-
-    def ready(self) -> None:
-        """Declare the kinds of generations of this API."""
-        from inference_site.generations.kinds import register
-
-        for kind in ("chat.completion", "text_completion", "embedding", "tokens"):
-            register(kind, "completions.kinds.KINDS")
+    kinds = ("chat.completion", "text_completion", "embedding", "tokens")

@@ -6,11 +6,11 @@ import gc
 from typing import Any
 
 _USUAL = gc.get_threshold()
-_RARE = 100_000
+_RARE = 500_000
 
 
 def collect_rarely() -> None:
-    """Look for garbage after 100,000 new objects; to be called before anything is imported.
+    """Look for garbage after 500,000 new objects; to be called before anything is imported.
 
     Imports make objects that stay. With Python's usual thresholds their collections are a sixth of
     the start of a process, and find a few hundred objects.

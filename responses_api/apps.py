@@ -7,10 +7,4 @@ class ResponsesApiConfig(AppConfig):
     name = "responses_api"
     verbose_name = "Responses"
     default_auto_field = "django.db.models.BigAutoField"
-
-    def ready(self) -> None:
-        """Declare the kinds of generations of this API."""
-        from inference_site.generations.kinds import register
-
-        for kind in ("response", "response.compaction", "response.input_tokens"):
-            register(kind, "responses_api.kinds.KINDS")
+    kinds = ("response", "response.compaction", "response.input_tokens")

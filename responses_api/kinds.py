@@ -1,26 +1,41 @@
 """How the generations of this API are assembled, kept and recovered."""
 
-from inference_site.generations.kinds import Kind
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference_site.generations.kinds import Assembler, Kind
 from inference_site.generations.whole_answer import failure
-from inference_site.streams.request_documents import Assembly
+from inference_site.streams.request_documents import Assembly, Document
 from responses_api.output import assembler
+from responses_api.output.assembler import RESPONSE, ResponseAssembly
 from responses_api.request.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
 from responses_api.request.counting import INPUT_TOKENS, CountAssembler
-from responses_api.request.creation import ResponseAssembly
-from responses_api.request.recovery import rebuild, recover
 from responses_api.state.storage import store_result
 
-_RESPONSE = Kind(
-    ResponseAssembly,
-    ResponseAssembly.assembler,
-    assembler.failure,
-    store_result,
-    recover,
-    rebuild,
-)
+
+def _recover(generation_id: str, frames: Sequence[bytes]) -> Assembler | None:
+    # It imports all that makes a request, which workers have no other use for.
+    from responses_api.request.recovery import recover
+
+    return recover(generation_id, frames)
+
+
+def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
+    from responses_api.request.recovery import rebuild
+
+    return rebuild(generation_id)
+
 
 KINDS = {
-    assembler.RESPONSE: _RESPONSE,
+    RESPONSE: Kind(
+        ResponseAssembly,
+        ResponseAssembly.assembler,
+        assembler.failure,
+        store_result,
+        _recover,
+        _rebuild,
+    ),
     COMPACTION: Kind(CompactionAssembly, CompactionAssembler, failure),
     INPUT_TOKENS: Kind(Assembly, CountAssembler, failure),
 }

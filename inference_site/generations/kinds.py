@@ -1,7 +1,9 @@
 """How deltas become what goes over the wire: the contract between the worker and the API apps.
 
-An API app registers, for each kind of generation it enqueues, how its assembler is made from the
-request document. The assembler runs once, in the worker, for streaming and non-streaming clients
+The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues. ``KINDS``
+of the app's module ``kinds`` says how the assembler of each is made from the request document. That
+module is not imported before a kind is used: beat needs one only when it ends a generation.
+The assembler runs once, in the worker, for streaming and non-streaming clients
 alike: what was streamed and what is stored cannot differ.
 """
 
@@ -11,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Generic, Protocol
 
-from django.utils.module_loading import import_string
+from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
@@ -92,26 +95,23 @@ class Kind(Generic[AssemblyT]):
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
 
 
-_paths: dict[str, str] = {}
-
-
-def register(name: str, path: str) -> None:
-    """Declare a kind of generation; an API app does it when Django starts.
-
-    ``path`` is the dotted path of a mapping from names to kinds. It is imported at the first use:
-    beat uses a kind only when it ends a generation, and ``serve`` none.
-    """
-    _paths[name] = path
-
-
 @cache
 def kind_of(name: str) -> Kind[Any]:
-    """Return a kind. Raise KeyError for one that no installed app registered."""
-    kinds: dict[str, Kind[Any]] = import_string(_paths[name])
-    return kinds[name]
+    """Return a kind, imported when it is first asked for. Raise KeyError for an unknown one."""
+    for config in apps.get_app_configs():
+        if name in _names(config):
+            kinds: dict[str, Kind[Any]] = import_module(f"{config.name}.kinds").KINDS
+            return kinds[name]
+    raise KeyError(name)
 
 
 def import_kinds() -> None:
     """Import all kinds now, so that no generation waits for that."""
-    for name in _paths:
-        kind_of(name)
+    for config in apps.get_app_configs():
+        for name in _names(config):
+            kind_of(name)
+
+
+def _names(config: AppConfig) -> Sequence[str]:
+    names: Sequence[str] = getattr(config, "kinds", ())
+    return names
