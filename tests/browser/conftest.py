@@ -86,7 +86,7 @@ def cookies(stack: ServedStack, browser: Browser, password: str) -> Any:
 
 
 class Watch:
-    """What a browser complains of, and where its requests go."""
+    """What a browser complains of, and where its requests go; it is told once."""
 
     def __init__(self, context: BrowserContext, host: str) -> None:
         self.complaints: list[str] = []
@@ -104,45 +104,77 @@ class Watch:
         if parts.scheme not in ("data", "blob") and parts.netloc != self._host:
             self.complaints.append(f"request to {url}")
 
+    def told(self) -> list[str]:
+        """What came since the last call."""
+        complaints, self.complaints = self.complaints, []
+        return complaints
 
-@pytest.fixture
-def open_page(stack: ServedStack, browser: Browser, cookies: Any) -> Iterator[Callable[..., Page]]:
-    """Opens a page of an operator who is logged in. What the browsers complain of fails the test.
 
-    The arguments are a width and a colour scheme.
-    """
-    opened: list[tuple[BrowserContext, Watch]] = []
+@pytest.fixture(scope="package")
+def open_context(
+    stack: ServedStack, browser: Browser, cookies: Any
+) -> Callable[..., tuple[BrowserContext, Watch]]:
+    """Opens the windows of an operator who is logged in, by a width and a colour scheme."""
 
-    def make(width: str = "desktop", scheme: Any = "light", state: Any = cookies) -> Page:
+    def make(width: str = "desktop", scheme: Any = "light") -> tuple[BrowserContext, Watch]:
         w, h = WIDTHS[width]
         context = browser.new_context(
             base_url=stack.url,
             viewport={"width": w, "height": h},
             color_scheme=scheme,
-            storage_state=state,
+            storage_state=cookies,
             reduced_motion="reduce",
         )
         context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.set_default_timeout(15_000)
-        opened.append((context, Watch(context, urlsplit(stack.url).netloc)))
-        return context.new_page()
+        context.set_default_timeout(30_000)
+        return context, Watch(context, urlsplit(stack.url).netloc)
+
+    return make
+
+
+@pytest.fixture
+def open_page(open_context: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a window of its own. What the browser complains of fails the test."""
+    opened: list[tuple[BrowserContext, Watch]] = []
+
+    def make(*arguments: Any) -> Page:
+        opened.append(open_context(*arguments))
+        return opened[-1][0].new_page()
 
     yield make
     for context, _ in opened:
         context.close()
-    assert [complaint for _, watch in opened for complaint in watch.complaints] == []
+    assert [complaint for _, watch in opened for complaint in watch.told()] == []
 
 
-@pytest.fixture(params=list(WIDTHS))
-def page(request: pytest.FixtureRequest, open_page: Callable[..., Page]) -> Page:
-    """A page at each width."""
-    found: Page = open_page(request.param)
-    return found
+@pytest.fixture(scope="package", params=list(WIDTHS))
+def window(
+    request: pytest.FixtureRequest, open_context: Callable[..., Any]
+) -> Iterator[tuple[BrowserContext, Watch]]:
+    """A window of each width. It keeps what all pages load, as the browser of an operator does."""
+    opened = open_context(request.param)
+    yield opened
+    opened[0].close()
+
+
+@pytest.fixture
+def page(window: tuple[BrowserContext, Watch]) -> Iterator[Page]:
+    """A new page at each width. What the browser complains of fails the test."""
+    context, watch = window
+    opened = context.new_page()
+    yield opened
+    if opened.url != "about:blank":
+        opened.evaluate("localStorage.clear()")
+    opened.close()
+    assert watch.told() == []
+
+
+_AXE = Axe()
 
 
 def faults(page: Page) -> list[str]:
     """The accessibility faults that axe-core calls serious or worse, and where they are."""
-    found = Axe().run(page).response["violations"]
+    found = _AXE.run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{fault['id']}: {node['html'][:200]}"
         for fault in found

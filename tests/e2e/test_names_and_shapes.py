@@ -98,7 +98,7 @@ def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI) -> None
     context = client.models.retrieve("demo").to_dict()["context_length"]
     completion = client.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": "Tell me a story."}],
+        messages=[{"role": "user", "content": "story " * (context - 200)}],
         extra_body={"ignore_eos": True},
     )
     assert completion.choices[0].finish_reason == "length"
