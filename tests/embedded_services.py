@@ -21,7 +21,9 @@ import tempfile
 from pathlib import Path
 
 import hypothesis
+import psycopg
 import pytest
+from psycopg import sql
 
 from inference_site import environment
 from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
@@ -114,7 +116,7 @@ def start() -> None:
     data_dir = prepare_settings()
     if not environment.text("DATABASE_URL"):
         postgres = EmbeddedPostgres(data_dir)
-        os.environ["DATABASE_URL"] = postgres.start()
+        os.environ["DATABASE_URL"] = forget_at_a_power_cut(postgres.start())
         atexit.register(postgres.stop)
     if not environment.text("REDIS_URL"):
         plan = plan_redis(data_dir)
@@ -123,3 +125,12 @@ def start() -> None:
         atexit.register(redis.terminate)
         wait_for_redis(plan.url)
         os.environ["REDIS_URL"] = plan.url
+
+
+def forget_at_a_power_cut(url: str) -> str:
+    """Have PostgreSQL wait for no disk: what the tests store need not outlive them."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(sql.SQL("ALTER SYSTEM SET {} = off").format(sql.Identifier(name)))
+        connection.execute("SELECT pg_reload_conf()")
+    return url

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,14 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.served_stack import ROOT, ServedStack, served_stack
 
@@ -21,6 +29,7 @@ IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SERIOUS = ("serious", "critical")
+expect.set_options(timeout=30_000)
 
 
 def find_chromium() -> str | None:
@@ -111,12 +120,16 @@ class Watch:
 
 
 @pytest.fixture(scope="package")
-def open_context(
+def window(
     stack: ServedStack, browser: Browser, cookies: Any
-) -> Callable[..., tuple[BrowserContext, Watch]]:
-    """Opens the windows of an operator who is logged in, by a width and a colour scheme."""
+) -> Iterator[Callable[[str, Any], tuple[BrowserContext, Watch]]]:
+    """The window of an operator who is logged in, by a width and a colour scheme.
 
-    def make(width: str = "desktop", scheme: Any = "light") -> tuple[BrowserContext, Watch]:
+    It stays open and keeps what all pages load: without that a page takes three times as long.
+    """
+
+    @cache
+    def opened(width: str, scheme: Any) -> tuple[BrowserContext, Watch]:
         w, h = WIDTHS[width]
         context = browser.new_context(
             base_url=stack.url,
@@ -129,44 +142,37 @@ def open_context(
         context.set_default_timeout(30_000)
         return context, Watch(context, urlsplit(stack.url).netloc)
 
-    return make
+    yield opened
+    for context in browser.contexts:
+        context.close()
 
 
 @pytest.fixture
-def open_page(open_context: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
-    """Opens a page in a window of its own. What the browser complains of fails the test."""
-    opened: list[tuple[BrowserContext, Watch]] = []
+def open_page(window: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """Opens a page of an operator who is logged in. What the browser complains of fails the test.
 
-    def make(*arguments: Any) -> Page:
-        opened.append(open_context(*arguments))
-        return opened[-1][0].new_page()
+    The arguments are a width and a colour scheme.
+    """
+    pages: list[tuple[Page, Watch]] = []
+
+    def make(width: str = "desktop", scheme: Any = "light") -> Page:
+        context, watch = window(width, scheme)
+        pages.append((context.new_page(), watch))
+        return pages[-1][0]
 
     yield make
-    for context, _ in opened:
-        context.close()
-    assert [complaint for _, watch in opened for complaint in watch.told()] == []
+    for page, _ in pages:
+        if page.url != "about:blank":
+            page.evaluate("localStorage.clear()")
+        page.close()
+    assert [complaint for _, watch in pages for complaint in watch.told()] == []
 
 
-@pytest.fixture(scope="package", params=list(WIDTHS))
-def window(
-    request: pytest.FixtureRequest, open_context: Callable[..., Any]
-) -> Iterator[tuple[BrowserContext, Watch]]:
-    """A window of each width. It keeps what all pages load, as the browser of an operator does."""
-    opened = open_context(request.param)
-    yield opened
-    opened[0].close()
-
-
-@pytest.fixture
-def page(window: tuple[BrowserContext, Watch]) -> Iterator[Page]:
-    """A new page at each width. What the browser complains of fails the test."""
-    context, watch = window
-    opened = context.new_page()
-    yield opened
-    if opened.url != "about:blank":
-        opened.evaluate("localStorage.clear()")
-    opened.close()
-    assert watch.told() == []
+@pytest.fixture(params=list(WIDTHS))
+def page(request: pytest.FixtureRequest, open_page: Callable[..., Page]) -> Page:
+    """A page at each width."""
+    found: Page = open_page(request.param)
+    return found
 
 
 _AXE = Axe()
@@ -174,7 +180,7 @@ _AXE = Axe()
 
 def faults(page: Page) -> list[str]:
     """The accessibility faults that axe-core calls serious or worse, and where they are."""
-    found = _AXE.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    found = _AXE.run(page).response["violations"]
     return [
         f"{fault['id']}: {node['html'][:200]}"
         for fault in found

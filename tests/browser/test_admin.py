@@ -117,7 +117,7 @@ def test_a_conversation_is_read_from_the_list(
     expect(reasoning).to_be_hidden()
     turns.get_by_text("Reasoning", exact=True).click()
     expect(reasoning).to_be_visible()
-    keep_screenshot(page, f"admin-response-{request.node.callspec.params['window']}")
+    keep_screenshot(page, f"admin-response-{request.node.callspec.params['page']}")
     page.get_by_role("button", name="Copy as curl").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")

@@ -64,7 +64,7 @@ def test_a_conversation_with_tools_is_held_and_told_as_code(
     say(page, {"text": "It rains"}, {"sleep_ms": 200}, {"text": " in Oslo."})
     expect(page.get_by_text("It rains in Oslo.", exact=True)).to_be_visible()
     expect(usage(page, 1)).to_contain_text("tokens/s")
-    keep_screenshot(page, f"playground-{request.node.callspec.params['window']}")
+    keep_screenshot(page, f"playground-{request.node.callspec.params['page']}")
 
     page.get_by_text("The request as curl and Python").click()
     curl, python = page.locator("#as-curl"), page.locator("#as-python")

@@ -164,6 +164,13 @@ def test_processes_tell_what_they_are_and_when_they_last_lived(site: Site) -> No
     assert web.total("inference_scrape_ok") == 3
 
 
+def load(client: httpx.Client, model: str) -> None:
+    """Have a worker load the model."""
+    asked = {"model": model}
+    wait_until(lambda: client.post("/v1/models/load", json=asked).status_code == 200, 30)
+    wait_until(lambda: client.get(f"/v1/models/{model}").json()["status"] == "loaded", 60)
+
+
 def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> None:
     """It stays the only worker: others would have taken what it is asked."""
     (worker,) = site.local.up("worker", START_MODELS="none")
@@ -177,13 +184,7 @@ def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> 
         base_url=site.webs[0].url, headers={"Authorization": f"Bearer {key}"}, timeout=30
     ) as client:
         for model in ("scripted", "demo"):
-            asked = {"model": model}
-            wait_until(
-                lambda a=asked: client.post("/v1/models/load", json=a).status_code == 200, 30
-            )
-            wait_until(
-                lambda m=model: client.get(f"/v1/models/{m}").json()["status"] == "loaded", 60
-            )
+            load(client, model)
         body = {"model": "scripted", "messages": [{"role": "user", "content": slow(3)}]}
         assert client.post("/v1/chat/completions", json=body).status_code == 200
     scrape = Scrape(site, [worker])

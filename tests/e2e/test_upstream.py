@@ -181,14 +181,14 @@ def test_client_that_leaves_frees_the_server(
     def answer(talk: Talk) -> None:
         talk.begin()
         talk.event(text("Hello"))
-        if talk.wait_for_hang_up(10):
+        if talk.wait_for_hang_up():
             hung_up.set()
 
     odd.answers = [answer]
     stream = remote.chat.completions.create(model="odd", messages=HELLO, stream=True)
     first = next(iter(stream))
     stream.close()
-    assert hung_up.wait(2)
+    assert hung_up.wait(10)
     wait_until(
         lambda: other_stack.row(first.id)["status"] == "cancelled", 5, "the row's cancellation"
     )
