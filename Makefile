@@ -13,7 +13,7 @@ PORT ?= 8000
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test check check-tests lint ruff imports types format bench lock clean
+.PHONY: serve test check check-tests lint ruff imports types format bench faults lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -55,6 +55,10 @@ bench: .venv/.installed-dev
 	@failed=; for name in $(BENCHMARKS); do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --write || failed="$$failed $$name;"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# Kills, freezes and empties each part of a running stack many times, for about an hour.
+faults: .venv/.installed-dev
+	$(BIN)/python -m tests.faults.matrix --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
