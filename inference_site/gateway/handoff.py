@@ -23,7 +23,7 @@ class HandOff:
 
     ``opening`` are the frames before those that are followed. They are sent with the first frame
     that follows, so that a generation that fails before it can still be answered with a status.
-    ``known`` is what was read of the log already. ``cancels``: the generation is made for the
+    ``known`` is a whole stream that was made anew, as one batch. ``cancels``: the generation is made for the
     client that follows, and is cancelled when that client leaves, unless the follower has a grace.
     """
 
@@ -55,11 +55,15 @@ class Wait:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a view leaves to the relay beside its response. It lies in the ASGI scope."""
+    """What a view leaves to the relay beside its response. It lies in the ASGI scope.
+
+    ``started_id`` is the generation that it has started, also one that its client does not follow.
+    """
 
     handoff: HandOff | None = None
     feed: AsyncIterator[bytes] | None = None
     wait: Wait | None = None
+    started_id: str = ""
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:

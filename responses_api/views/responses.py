@@ -15,16 +15,17 @@ from inference_site.errors.api_errors import ConflictError, InvalidRequestError,
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, is_closed, last_entry
+from inference_site.streams.event_log import Batch, is_whole, read_log
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
 from responses_api.state.context import find_response
+from responses_api.state.deletion import delete
 from responses_api.state.history import before
 from responses_api.state.listing import list_responses, page_of_items
 from responses_api.state.reading import current_response
 from responses_api.state.replay import is_cut_off, replay
-from responses_api.state.storage import ConversationLocked, delete
+from responses_api.state.storage import ConversationLocked
 from responses_api.wire.events import ResponseEvent
 from responses_api.wire.output import AnyItem
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
@@ -137,10 +138,10 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
 
 def _compacted(stored: StoredResponse) -> list[Batch]:
     """Return the stream of a response that has ended, made anew, if its log does not have it."""
-    last, has_ended = last_entry(stored.public_id), stored.status in ENDED
-    # It may have ended, and its log be closed only soon.
-    if has_ended and (not last or (not is_closed(last) and is_cut_off(stored))):
+    logged, has_ended = read_log(stored.public_id), stored.status in ENDED
+    if has_ended and (not logged or not is_whole(logged) or is_cut_off(stored, logged)):
         return replay(stored)
+    # It may have ended, and its log be closed only soon.
     return []
 
 
