@@ -157,5 +157,5 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
 def bounded_sockets(factory: WebSocketFactory) -> WebSocketFactory:
     """Have a factory make such sockets; they tell why they are closed, as with 1009 (too big)."""
     factory.protocol = BoundedSocket
-    factory.setProtocolOptions(failByDrop=False)
+    factory.setProtocolOptions(failByDrop=False, closeHandshakeTimeout=30)
     return factory
