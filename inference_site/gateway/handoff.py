@@ -23,8 +23,9 @@ class HandOff:
 
     ``opening`` are the frames before those that are followed. They are sent with the first frame
     that follows, so that a generation that fails before it can still be answered with a status.
-    ``known`` is a whole stream that was made anew, as one batch. ``cancels``: the generation is made for the
-    client that follows, and is cancelled when that client leaves, unless the follower has a grace.
+    ``known`` is a whole stream that was made anew, as one batch. ``cancels``: the generation is
+    made for the client that follows, and is cancelled when that client leaves, unless the follower
+    has a grace.
     """
 
     follower: Follower
