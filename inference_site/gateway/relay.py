@@ -63,7 +63,9 @@ class Relay:
         self._bodies = BodyRoom()
         self._views = ViewPool(settings.WEB_THREADS)
         # Apart from the others, and from each other: they must answer when all of those hang.
-        self._health_views = {path: ViewPool(_HEALTH_THREADS) for path in _HEALTH_PATHS}
+        self._health_views = {
+            path: ViewPool(_HEALTH_THREADS, is_shared=False) for path in _HEALTH_PATHS
+        }
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request. Ends without an exception when the server shuts down."""

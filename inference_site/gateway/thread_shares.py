@@ -29,9 +29,8 @@ NOBODY = Share()
 class ThreadShares:
     """The threads that are free, and who waits for one. For the event loop's thread only."""
 
-    def __init__(self, threads: int) -> None:
-        self._free = threads
-        self._most = max(1, threads // 2)
+    def __init__(self, threads: int, most: int) -> None:
+        self._free, self._most = threads, most
         self._taken: Counter[Share] = Counter()
         self._lines: dict[Share, deque[asyncio.Future[None]]] = {}
         self._waiting = 0

@@ -31,11 +31,11 @@ _LOOK_S = 0.5
 
 
 class ViewPool:
-    """Runs ``respond`` on one of a few threads."""
+    """Runs ``respond`` on one of a few threads; a project has at most half of them."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, is_shared: bool = True) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="view")
-        self._shares = ThreadShares(threads)
+        self._shares = ThreadShares(threads, max(1, threads // 2) if is_shared else threads)
         self._activity = ViewActivity()
         self._progress_at = 0.0
         self._refuse_until = 0.0
