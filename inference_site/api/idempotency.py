@@ -28,7 +28,7 @@ from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import Batch, is_whole, read_log
+from inference_site.streams.event_log import Batch, is_whole, outline
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -183,7 +183,7 @@ def _followed(
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
     try:
         made_anew: list[Batch] = []
-        logged = read_log(known.generation_id)
+        logged = outline(known.generation_id)
         if has_ended and not (logged and is_whole(logged)):
             made_anew = (kind.replay(known.generation_id) if kind.replay else None) or []
             if not made_anew:

@@ -28,6 +28,8 @@ from inference_site.streams.ending import Ending
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
+_AT_ONCE = 64
+"""Entries that are read at once of a log that may be long."""
 _LOST_FRAMES = 1_000_000
 """More frames than a stream can have had of which the log was lost."""
 
@@ -296,6 +298,17 @@ def take_log(generation_id: str, attempt: int) -> Sent:
         add_attempt(pipeline, generation_id, attempt)
     pipeline.xrange(log_key(generation_id))
     return sent_so_far(batches_of(pipeline.execute()[-1]))
+
+
+def outline(generation_id: str) -> list[Batch]:
+    """Return all batches of the log with empty frames, without holding what the frames are."""
+    client, start, found = client_for(generation_id), "-", list[Batch]()
+    entries: Any
+    while entries := client.xrange(log_key(generation_id), min=start, count=_AT_ONCE):
+        for batch in batches_of(entries):
+            found.append(Batch(batch.first, [b""] * len(batch.frames), batch.ending))
+        start = f"({entries[-1][0].decode()}"
+    return found
 
 
 def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:

@@ -13,9 +13,10 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
+from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, is_whole, read_log
+from inference_site.streams.event_log import Batch, is_whole, outline
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
@@ -122,27 +123,29 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     """
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known = _compacted(stored)
+        known, is_compacted = _known(stored, follower)
         if not known:
             read_from_log(follower)
     except BaseException:
         hub.leave(follower)
         raise
-    _REATTACHED.labels("compacted" if known else "log").inc()
+    _REATTACHED.labels("compacted" if is_compacted else "log").inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
     response = hand_off(request, handoff)
-    if known:
+    if is_compacted:
         response["x-replay"] = "compacted"
     return response
 
 
-def _compacted(stored: StoredResponse) -> list[Batch]:
-    """Return the stream of a response that has ended, made anew, if its log does not have it."""
-    logged, has_ended = read_log(stored.public_id), stored.status in ENDED
+def _known(stored: StoredResponse, follower: Follower) -> tuple[list[Batch], bool]:
+    """Return the stream if it is not to be read from the log, and whether it was made anew."""
+    logged, has_ended = outline(stored.public_id), stored.status in ENDED
     if has_ended and (not logged or not is_whole(logged) or is_cut_off(stored, logged)):
-        return replay(stored)
+        return replay(stored), True
+    if logged and logged[-1].ending and logged[-1].next <= follower.next_number:
+        return logged[-1:], False  # Nothing is left of it but its end.
     # It may have ended, and its log be closed only soon.
-    return []
+    return [], False
 
 
 def _starting_after(query: QueryDict) -> int:
