@@ -53,8 +53,10 @@ def _stale_locks() -> QuerySet[Conversation]:
 @impatient_transaction()
 def _end(public_id: str) -> None:
     """End a response whose output is lost, like its generation, or as failed."""
-    # It imports all that makes a request; there is next to never anything to end.
+    # It imports all that makes a request; workers import this module, and do not.
     from responses_api.request.recovery import recover
+
+    # It imports all that makes a request; there is next to never anything to end.
 
     stored = StoredResponse.objects.select_for_update().filter(public_id=public_id).first()
     assembler = recover(public_id, Sent())
