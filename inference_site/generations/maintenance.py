@@ -35,6 +35,7 @@ from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
+    MAX_ATTEMPTS_DYING,
     TERMINAL,
     Generation,
     ServiceClass,
@@ -128,7 +129,7 @@ def give_up_abandoned() -> None:
     for worker in dead:
         logger.warning("worker %s is dead", worker)
     if dead:
-        _give_up(running.filter(worker__in=dead))
+        _give_up(running.filter(worker__in=dead), MAX_ATTEMPTS_DYING)
 
 
 def give_up_orphans(worker: str, running: frozenset[str]) -> None:
@@ -138,20 +139,21 @@ def give_up_orphans(worker: str, running: frozenset[str]) -> None:
         status=Status.RUNNING, worker=worker, claimed_at__lt=limit
     ).exclude(public_id__in=running)
     with lent_connection():
-        _give_up(claimed)
+        _give_up(claimed, MAX_ATTEMPTS)
 
 
-def _give_up(generations: Iterable[Generation]) -> None:
+def _give_up(generations: Iterable[Generation], most: int) -> None:
     """Give up those that still run on the worker they are seen with.
 
-    Those in the background are begun anew; the others are failed, and their streams ended.
+    Those in the background are begun anew, up to ``most`` attempts; the others are failed, and
+    their streams ended.
     """
-    _each((generation.public_id, partial(_give_up_one, generation)) for generation in generations)
+    _each((each.public_id, partial(_give_up_one, each, most)) for each in generations)
 
 
-def _give_up_one(generation: Generation) -> None:
+def _give_up_one(generation: Generation, most: int) -> None:
     held = (generation.public_id, generation.worker)
-    if generation.background and generation.attempt < MAX_ATTEMPTS:
+    if generation.background and generation.attempt < most:
         if Generation.objects.requeue(*held):
             send_wake_up(generation.model)
         return
