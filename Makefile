@@ -4,12 +4,16 @@
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-# In how many processes the tests run; each starts services and stacks of its own.
-JOBS ?= 2
+# In how many processes the tests run; each starts services of its own. They often wait.
+JOBS ?= 3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve test check check-tests lint ruff imports types format bench lock clean
+# Python keeps what it has compiled, also where the environment forbids it: a process that has to
+# compile all of its modules takes four times as long to start, and the tests start a hundred.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -23,9 +27,14 @@ check: .venv/.installed-dev
 	$(MAKE) --no-print-directory -j4 --output-sync=target ruff imports types check-tests
 
 check-tests: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --without-services
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --without-services
 
-lint: ruff imports types
+# All property tests with a hundred times the examples: an hour or more.
+fuzz: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --without-services -m hypothesis \
+		--hypothesis-profile fuzz --timeout 0
+
+lint: ruff imports types audit
 	$(BIN)/python -m tests.checks
 
 ruff: .venv/.installed-dev
@@ -37,6 +46,10 @@ imports: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+# Without the service of advisories it warns; `make audit REQUIRED=--required` fails then.
+audit: .venv/.installed-dev
+	$(BIN)/python -m tools.audit $(REQUIRED)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -51,6 +64,10 @@ bench: .venv/.installed-dev
 	@failed=; for name in $(BENCHMARKS); do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --write || failed="$$failed $$name;"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# Kills, freezes and empties each part of a running stack many times, for about an hour.
+faults: .venv/.installed-dev
+	$(BIN)/python -m tests.faults.matrix --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

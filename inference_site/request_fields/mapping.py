@@ -154,13 +154,20 @@ def to_constraint(
     return checked(formatted if grammar is None else from_grammar(grammar))
 
 
-def require_text(constraint: Constraint | None, plan: ToolPlan) -> None:
-    """Raise InvalidRequestError for a constraint of an answer that must be a call."""
-    if constraint is not None and plan.must_call:
+def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """Return what the text must match: nothing, in an answer that must be a call.
+
+    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
+    InvalidRequestError for a ``grammar``, which would be meant for the call.
+    """
+    if constraint is None or not plan.must_call:
+        return constraint
+    if constraint.param.startswith("grammar"):
         raise InvalidRequestError(
             f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
             param=constraint.param,
         )
+    return None
 
 
 def from_grammar(grammar: str | Grammar) -> Constraint:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from inference_site.domain.request import Constraint
+from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.grammars import (
     check_grammar,
     gbnf_as_lark,
@@ -66,5 +67,6 @@ def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> di
     text = orjson.dumps({"x-guidance": _GUIDANCE, **schema}).decode()
     if from_start and is_known_schema(text, param):
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
-    check_schemas(schema, param)
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    plain = plain_schema(schema)
+    check_schemas(plain, param)
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}

@@ -148,8 +148,7 @@ class LlamaCppEngine(Engine):
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            param = request.constraint.param if request.constraint else request.subject
-            raise InvalidRequest(str(exc), param) from exc
+            raise InvalidRequest(str(exc), _blamed(request, str(exc))) from exc
         reader.close()
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
@@ -177,3 +176,10 @@ class LlamaCppEngine(Engine):
         """Drop the model; its memory goes with the last reference."""
         self._loopback.close()
         self._server = None
+
+
+def _blamed(request: GenerationRequest, problem: str) -> str:
+    """Return the field of the request that llama.cpp could not read."""
+    if request.tools and "JSON schema" in problem:
+        return "tools"
+    return request.constraint.param if request.constraint else request.subject

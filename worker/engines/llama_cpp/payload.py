@@ -12,6 +12,7 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
+from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.chat.wire import wire_message, wire_tool
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
@@ -131,7 +132,9 @@ def _with_tools(
         return {**payload, **shown, **call}
     if "grammar" in payload:
         return {**payload, **shown}
-    check_schemas([tool.parameters for tool in request.tools], "tools")
+    for tool in tools:
+        tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
+    check_schemas([tool["function"]["parameters"] for tool in tools], "tools")
     return {**payload, "tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
 
