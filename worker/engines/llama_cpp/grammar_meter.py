@@ -8,7 +8,7 @@ microseconds unless it is such a one. The time is that of the processor, so load
 from __future__ import annotations
 
 import time
-from functools import cache
+from functools import cache, lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -21,13 +21,15 @@ from worker.engines.grammars import llguidance_grammar
 _ONCE_S, _EACH_BYTE_S = 0.05, 0.0002
 """What may be spent. Ordinary grammars take 2 µs for a byte, ambiguous ones soon milliseconds."""
 
+_MATCHERS_KEPT = 64
+
 
 class GrammarMeter:
     """A sink that passes on what it is fed, and raises InvalidRequest when the grammar is slow."""
 
     def __init__(self, sink: Sink, constraint: Constraint) -> None:
         self._sink, self._param = sink, constraint.param
-        self._fresh = LLMatcher(_bytes(), llguidance_grammar(constraint), log_level=0)
+        self._fresh = _matcher(constraint)
         self._matchers: dict[int, LLMatcher] = {}
         self._left_s = _ONCE_S
 
@@ -67,6 +69,12 @@ class _Bytes:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
+
+
+@lru_cache(_MATCHERS_KEPT)
+def _matcher(constraint: Constraint) -> LLMatcher:
+    """Return a matcher, to be copied: to build one takes milliseconds."""
+    return LLMatcher(_bytes(), llguidance_grammar(constraint), log_level=0)
 
 
 @cache
