@@ -95,10 +95,11 @@ def _text_format(body: ResponseRequest) -> dict[str, Any]:
     if given is None:
         return {"type": "text"}
     if isinstance(given, JsonSchemaFormat):
+        described = {} if given.description is None else {"description": given.description}
         return {
             "type": "json_schema",
             "name": given.name,
-            "description": given.description,
+            **described,
             "schema": given.json_schema,
             "strict": bool(given.strict),
         }
