@@ -13,7 +13,7 @@ PORT ?= 8000
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test check check-tests lint ruff imports types format bench faults lock clean
+.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -29,7 +29,12 @@ check: .venv/.installed-dev
 check-tests: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --without-services
 
-lint: ruff imports types
+# All property tests with a hundred times the examples: an hour or more.
+fuzz: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --without-services -m hypothesis \
+		--hypothesis-profile fuzz --timeout 0
+
+lint: ruff imports types audit
 	$(BIN)/python -m tests.checks
 
 ruff: .venv/.installed-dev
@@ -41,6 +46,10 @@ imports: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+# Without the service of advisories it warns; `make audit REQUIRED=--required` fails then.
+audit: .venv/.installed-dev
+	$(BIN)/python -m tools.audit $(REQUIRED)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

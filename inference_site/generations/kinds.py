@@ -1,29 +1,35 @@
 """How deltas become what goes over the wire: the contract between the worker and the API apps.
 
-An API app registers, for each kind of generation it enqueues, how its assembler is made from the
-request document. The assembler runs once, in the worker, for streaming and non-streaming clients
-alike: what was streamed and what is stored cannot differ.
+The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
+``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
+document. That module is imported when a kind is first used. The assembler runs once, in the worker,
+for streaming and non-streaming clients alike: what was streamed and what is stored cannot differ.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, Generic, Protocol
+
+from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch, Sent
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
     """A fold over the deltas of one generation."""
 
-    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Go on after these frames, which were sent before this attempt; return what ends them.
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Go on after what was sent before this attempt; return the frames that end it.
 
-        Called first, and only when there are any.
+        Called first, and only when anything was. ``sent`` has no frames when they are lost.
         """
         return ()
 
@@ -76,27 +82,55 @@ class Kind(Generic[AssemblyT]):
     worker, or its frames were lost.
 
     Kinds whose results outlive their streams have the others too: ``store_result``; ``recover``,
-    which makes an assembler from the id and the frames sent so far (None when there is too little
-    to go by), for what must be ended in place of its worker; and ``rebuild``, which makes the
-    request document anew when it was lost (None when that cannot be).
+    which makes an assembler from the id and what was sent so far (None when there is too little
+    to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
+    document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
+    one that has ended anew when its log was lost (None when it is not stored, or was deleted);
+    ``is_deleted``, whether its result may not be read any more; ``contradictions``, which counts
+    what is stored and contradicts the generations, by what it is; and ``mend``, which ends that.
     """
 
     assembly: type[AssemblyT]
     assembler: Callable[[AssemblyT], Assembler]
     failure: Failure
     store_result: StoreResult | None = None
-    recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
+    recover: Callable[[str, Sent], Assembler | None] | None = None
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
+    replay: Callable[[str], list[Batch] | None] | None = None
+    is_deleted: Callable[[str], bool] | None = None
+    contradictions: Callable[[], Mapping[str, int]] | None = None
+    mend: Callable[[], None] | None = None
 
 
-_kinds: dict[str, Kind[Any]] = {}
-
-
-def register(name: str, kind: Kind[Any]) -> None:
-    """Declare a kind of generation; an API app does it when Django starts."""
-    _kinds[name] = kind
-
-
+@cache
 def kind_of(name: str) -> Kind[Any]:
-    """Return a kind. Raise KeyError for one that no installed app registered."""
-    return _kinds[name]
+    """Return a kind, imported when it is first asked for. Raise KeyError for an unknown one."""
+    for config in apps.get_app_configs():
+        if name in _names(config):
+            kinds: dict[str, Kind[Any]] = import_module(f"{config.name}.kinds").KINDS
+            return kinds[name]
+    raise KeyError(name)
+
+
+def all_kinds() -> Collection[Kind[Any]]:
+    """Return all kinds, which are imported now if they were not."""
+    return [kind_of(name) for config in apps.get_app_configs() for name in _names(config)]
+
+
+def _names(config: AppConfig) -> Sequence[str]:
+    names: Sequence[str] = getattr(config, "kinds", ())
+    return names
+
+
+def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
+    """Return what ends a generation after what was sent, and the number of its first frame.
+
+    What can be recovered has sent something, so if its log is empty, that was lost.
+    """
+    if kind.recover is None:
+        return None, sent.next
+    if sent.next:
+        return kind.recover(generation_id, sent), sent.next
+    lost = sent.beyond()
+    assembler = kind.recover(generation_id, lost)
+    return assembler, 0 if assembler is None else lost.next

@@ -10,7 +10,6 @@ import pytest
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, TextPart, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
-from worker.engines.chat import sandbox
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import ChatTemplate, without_bos
 
@@ -165,18 +164,27 @@ def test_there_is_no_way_out_of_the_sandbox(source: str) -> None:
         "{{ range(1000000000) | list }}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) + f(n - 1) }}{% endif %}{% endmacro %}{{ f(64) }}",
         DOUBLING.format("{% set ns.x = ns.x + ns.x %}"),
         DOUBLING.format("{% set ns.x = ns.x ~ ns.x %}"),
         DOUBLING.format("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{{ 'x' * 1000000000 }}",
         "{{ 1000000000 * [0] }}",
-        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ 9 ** 9999999999 }}",
         "{{ 'x' | center(1000000000) }}",
         "{{ 'x'.ljust(1000000000) }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ 1 | tojson(indent=1000000000) }}{{ [1] | tojson(indent=1000000000) }}",
         "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{{ '{:>2000000000}'.format('x') }}",
+        "{{ '{:>{}}'.format('x', '2000000000') }}",
+        "{{ '%2000000000s' | format('x') }}",
+        DOUBLING.format("{% set ns.x = ns.x.replace('x', 'x' * 999) %}"),
+        DOUBLING.format("{% set ns.x = ns.x | replace('x', 'x' * 999) %}"),
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] | join %}"),
+        DOUBLING.format("{% set ns.x = ns.x.translate({120: 'x' * 999}) %}"),
+        "{% set x = ('x' * 9999999).split('x') %}{{ x | join('x' * 9999) }}",
     ],
 )
 @pytest.mark.slow
@@ -184,15 +192,6 @@ def test_there_is_no_way_out_of_the_sandbox(source: str) -> None:
 def test_endless_and_huge_templates_are_stopped(source: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^TemplateError: "):
         render(source)
-
-
-def test_steps_are_counted_in_macros_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer of them than there are: a million take seconds here."""
-    monkeypatch.setattr(sandbox, "_MAX_STEPS", 20_000)
-    source = "{% macro f(n) %}{% if n %}{{ f(n - 1) + f(n - 1) }}{% endif %}{% endmacro %}"
-    assert render(source + "{{ f(10) }}") == ""
-    with pytest.raises(InvalidRequest, match=r"^TemplateError: "):
-        render(source + "{{ f(64) }}")
 
 
 def test_long_conversation_is_within_the_bounds() -> None:
