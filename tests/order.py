@@ -35,7 +35,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first, when the tests are handed out by their ids."""
+    """Give each test an id of its own, and put what takes longest first.
+
+    Tests that schemathesis makes, one for each operation of the API, all have the id of their
+    function; xdist hands tests out by their ids, and of those that share one it runs the first.
+    """
+    for item in items:
+        if not item.nodeid.endswith(item.name):
+            item._id = item.id.with_params(item.name.partition("[")[2].removesuffix("]"))
     assert len({item.nodeid for item in items}) == len(items), "tests share an id"
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_rank)
