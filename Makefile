@@ -9,6 +9,9 @@ JOBS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
+# Without bytecode each process compiles what it imports anew, which takes as long as all the rest.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test check check-tests lint ruff imports types format bench lock clean
 .DELETE_ON_ERROR:
 

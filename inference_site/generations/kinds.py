@@ -1,10 +1,10 @@
 """How deltas become what goes over the wire: the contract between the worker and the API apps.
 
-The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues. ``KINDS``
-of the app's module ``kinds`` says how the assembler of each is made from the request document. That
-module is not imported before a kind is used: beat needs one only when it ends a generation.
-The assembler runs once, in the worker, for streaming and non-streaming clients
-alike: what was streamed and what is stored cannot differ.
+The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
+``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
+document. That module is imported when a kind is first used: beat needs one only when it ends a
+generation. The assembler runs once, in the worker, for streaming and non-streaming clients alike:
+what was streamed and what is stored cannot differ.
 """
 
 from __future__ import annotations
