@@ -13,7 +13,8 @@
         ├── WorkerLost            the worker died
         ├── QueueFull             too many requests wait for this model
         ├── QueueTimeout          waited too long for a slot
-        └── ModelLoading          waited too long for its model to be loaded
+        ├── ModelLoading          waited too long for its model to be loaded
+        └── ModelGone             the site does not have its model any more
 
     StoppedByOperator             an operator stopped it before it ran
     HookFailed                    a hook of the operator failed; the site's fault
@@ -112,3 +113,7 @@ class QueueTimeout(_Documented):
 
 class ModelLoading(_Documented):
     """The model is still being loaded. Please try again later."""
+
+
+class ModelGone(_Documented):
+    """The model was removed from this site while the request waited for it."""

@@ -10,7 +10,7 @@ what was streamed and what is stored cannot differ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,16 +20,17 @@ from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch, Sent
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
     """A fold over the deltas of one generation."""
 
-    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Go on after these frames, which were sent before this attempt; return what ends them.
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Go on after what was sent before this attempt; return the frames that end it.
 
-        Called first, and only when there are any.
+        Called first, and only when anything was. ``sent`` has no frames when they are lost.
         """
         return ()
 
@@ -82,17 +83,21 @@ class Kind(Generic[AssemblyT]):
     worker, or its frames were lost.
 
     Kinds whose results outlive their streams have the others too: ``store_result``; ``recover``,
-    which makes an assembler from the id and the frames sent so far (None when there is too little
-    to go by), for what must be ended in place of its worker; and ``rebuild``, which makes the
-    request document anew when it was lost (None when that cannot be).
+    which makes an assembler from the id and what was sent so far (None when there is too little
+    to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
+    document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
+    one that has ended anew when its log was lost (None when it is not stored, or was deleted); and
+    ``is_deleted``, whether its result may not be read any more.
     """
 
     assembly: type[AssemblyT]
     assembler: Callable[[AssemblyT], Assembler]
     failure: Failure
     store_result: StoreResult | None = None
-    recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
+    recover: Callable[[str, Sent], Assembler | None] | None = None
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
+    replay: Callable[[str], list[Batch] | None] | None = None
+    is_deleted: Callable[[str], bool] | None = None
 
 
 @cache
@@ -115,3 +120,34 @@ def import_kinds() -> None:
 def _names(config: AppConfig) -> Sequence[str]:
     names: Sequence[str] = getattr(config, "kinds", ())
     return names
+
+
+class Mending(Protocol):
+    """A module that an app names in ``mending``: about what it stores and where that is torn."""
+
+    def contradictions(self) -> Mapping[str, int]:
+        """Count what is stored and contradicts the generations, by what it is."""
+
+    def mend(self) -> None:
+        """End what is stored and contradicts the generations."""
+
+
+@cache
+def mendings() -> Collection[Mending]:
+    """Return these modules of all apps. Beat asks each of them every second."""
+    named: list[Any] = [getattr(config, "mending", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
+def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
+    """Return what ends a generation after what was sent, and the number of its first frame.
+
+    What can be recovered has sent something, so if its log is empty, that was lost.
+    """
+    if kind.recover is None:
+        return None, sent.next
+    if sent.next:
+        return kind.recover(generation_id, sent), sent.next
+    lost = sent.beyond()
+    assembler = kind.recover(generation_id, lost)
+    return assembler, 0 if assembler is None else lost.next

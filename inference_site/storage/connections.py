@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import connection
+from django.db import connection, transaction
+
+_LOCK_TIMEOUT_MS = 2_000
 
 
 @contextmanager
@@ -31,3 +33,16 @@ def own_connection() -> psycopg.Connection[Any]:
     parameters.pop("context", None)
     parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
     return psycopg.connect(**parameters)
+
+
+@contextmanager
+def impatient_transaction() -> Iterator[None]:
+    """Run the block in a transaction that does not wait long for a locked row.
+
+    Who holds it may be frozen, and one row must not hold up what is to be done with the others.
+    Raise OperationalError then.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
+        yield

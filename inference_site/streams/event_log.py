@@ -3,7 +3,8 @@
 One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
 finds any frame by its number, and Redis refuses an append that is repeated after a lost reply. The
 entry that ends a stream has the greatest possible id. It closes the log: a worker that was given up
-as dead cannot append to it any more.
+as dead cannot append to it any more. Nor can one whose run was given to another: each attempt to
+run a generation has a number, and when a later one has begun, appends of earlier ones are refused.
 
 The log is the source of truth; messages over the channel layer are hints that arrive sooner.
 """
@@ -14,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import redis
@@ -27,28 +28,32 @@ from inference_site.streams.ending import Ending
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
+_LOST_FRAMES = 1_000_000
+"""More frames than a stream can have had of which the log was lost."""
 
 
 class LogState(IntEnum):
     """The state of a log, as an append returns it to the writer."""
 
     OPEN = 0
-    CLOSED = 1  # Another process ended the stream; stop writing.
+    CLOSED = 1  # The stream was ended, or given to another attempt; stop writing.
     CANCELLED = 2  # The cancel flag is set; stop the generation.
 
 
-# KEYS: log, cancel flag, followers, request document of each stream.
+# KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
 # ARGV: time to live of a finished and of an unfinished log (ms); then, for each stream, the id of
-# the entry ("" to append nothing, the greatest id to end the stream) and its payload.
+# the entry ("" to append nothing, the greatest id to end the stream), its payload, its attempt.
 _APPEND = """
 local replies = {}
-for i = 1, #KEYS / 4 do
-  local log, cancel, follow, document = KEYS[4*i-3], KEYS[4*i-2], KEYS[4*i-1], KEYS[4*i]
-  local id, payload = ARGV[2*i+1], ARGV[2*i+2]
+for i = 1, #KEYS / 5 do
+  local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
+  local id, payload, latest = ARGV[3*i], ARGV[3*i+1], redis.call("GET", KEYS[5*i])
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if id ~= "" then
+  if latest and tonumber(latest) > tonumber(ARGV[3*i+2]) then
+    state = 1
+  elseif id ~= "" then
     local added = redis.pcall("XADD", log, id, "b", payload)
     if type(added) == "table" and added.err then
       if not string.find(added.err, "equal or smaller", 1, true) then return added end
@@ -64,6 +69,14 @@ for i = 1, #KEYS / 4 do
   replies[i] = {state, followers}
 end
 return replies
+"""
+
+
+# KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
+_BEGIN_ATTEMPT = """
+if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
+  redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+end
 """
 
 
@@ -126,6 +139,31 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What a stream has sent: all of its frames, and the number of the next.
+
+    ``frames`` is empty when some of them are lost with their Redis.
+    """
+
+    frames: Sequence[bytes] = ()
+    next: int = 0
+
+    def beyond(self) -> Sent:
+        """Return where to go on when frames are lost: at numbers that no reader expects next, so
+        that all of them are told of the loss."""
+        return Sent(next=self.next + _LOST_FRAMES)
+
+
+class Write(NamedTuple):
+    """An append to one log by one attempt; an empty ``entry_id`` only reads the state."""
+
+    generation_id: str
+    entry_id: bytes
+    payload: bytes
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The result of an append: the log's state, and the channels of its followers."""
 
@@ -149,18 +187,23 @@ def document_key(generation_id: str) -> str:
     return f"{{{generation_id}}}:document"
 
 
-def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
+def attempt_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:attempt"
+
+
+def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
     """Return the number of keys, then the keys and arguments, of the append script."""
     keys: list[Any] = []
     arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
-    for generation_id, entry_id, payload in writes:
+    for generation_id, entry_id, payload, attempt in writes:
         keys += (
             log_key(generation_id),
             cancel_key(generation_id),
             followers_key(generation_id),
             document_key(generation_id),
+            attempt_key(generation_id),
         )
-        arguments += (entry_id, payload)
+        arguments += (entry_id, payload, attempt)
     return len(keys), keys + arguments
 
 
@@ -179,8 +222,8 @@ class AsyncEventLog:
         self._client = client
         self._append = client.register_script(_APPEND)
 
-    async def append(self, writes: Sequence[tuple[str, bytes, bytes]]) -> list[Appended]:
-        """Append each (generation id, entry id, payload); an empty id only reads the state."""
+    async def append(self, writes: Sequence[Write]) -> list[Appended]:
+        """Append each of these; return what became of them, in order."""
         count, arguments = append_arguments(writes)
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
@@ -237,10 +280,25 @@ def drop_cancel_flag(generation_id: str) -> None:
     client_for(generation_id).delete(cancel_key(generation_id))
 
 
+def add_attempt(pipeline: Any, generation_id: str, attempt: int) -> None:
+    """Add to a pipeline what has the appends of earlier attempts refused from now on."""
+    key = attempt_key(generation_id)
+    pipeline.eval(_BEGIN_ATTEMPT, 1, key, attempt, settings.RUN_TTL_S)
+
+
 def read_log(generation_id: str) -> list[Batch]:
     """Return all batches of the log."""
     entries: Any = client_for(generation_id).xrange(log_key(generation_id))
     return batches_of(entries)
+
+
+def take_log(generation_id: str, attempt: int) -> Sent:
+    """Refuse what attempts before this one append, then return what they have sent."""
+    pipeline = client_for(generation_id).pipeline(transaction=False)
+    if attempt > 1:
+        add_attempt(pipeline, generation_id, attempt)
+    pipeline.xrange(log_key(generation_id))
+    return sent_so_far(batches_of(pipeline.execute()[-1]))
 
 
 def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
@@ -269,6 +327,21 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
 def frames_of(batches: Iterable[Batch]) -> list[bytes]:
     """Return the frames of consecutive batches."""
     return [frame for batch in batches for frame in batch.frames]
+
+
+def is_whole(batches: Sequence[Batch]) -> bool:
+    """Whether a log has all frames from the first on; one that lost all of them looks whole."""
+    return all(batch.first == n for batch, n in zip(batches, _firsts(batches), strict=False))
+
+
+def _firsts(batches: Sequence[Batch]) -> Iterable[int]:
+    return itertools.accumulate((len(batch.frames) for batch in batches), initial=0)
+
+
+def sent_so_far(batches: Sequence[Batch]) -> Sent:
+    """Return what a stream has sent, by its log."""
+    frames = tuple(frames_of(batches)) if is_whole(batches) else ()
+    return Sent(frames, batches[-1].next if batches else 0)
 
 
 def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:

@@ -19,13 +19,15 @@ from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import (
     FIELD,
     Batch,
+    Sent,
+    add_attempt,
     add_follower,
     batches_of,
     cancel_key,
     document_key,
     followers_key,
-    frames_of,
     log_key,
+    sent_so_far,
 )
 
 
@@ -68,13 +70,13 @@ _readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 class Loaded(Generic[AssemblyT]):
     """What is kept of a request. ``document`` is None when it is lost.
 
-    It has expired or its server lost it. ``frames`` were sent before: by who accepted the request,
-    or by an earlier attempt.
+    It has expired or its server lost it. ``sent`` was sent before: by who accepted the request, or
+    by an earlier attempt.
     """
 
     document: Document[AssemblyT] | None
     is_cancelled: bool
-    frames: list[bytes]
+    sent: Sent
 
 
 def encode(document: Document[Any]) -> bytes:
@@ -123,18 +125,25 @@ def load_document(generation_id: str) -> Loaded[Assembly]: ...
 
 
 @overload
-def load_document(generation_id: str, assembly: type[AssemblyT]) -> Loaded[AssemblyT]: ...
+def load_document(
+    generation_id: str, assembly: type[AssemblyT], attempt: int = 1
+) -> Loaded[AssemblyT]: ...
 
 
-def load_document(generation_id: str, assembly: type[Any] = Assembly) -> Loaded[Any]:
+def load_document(
+    generation_id: str, assembly: type[Any] = Assembly, attempt: int = 1
+) -> Loaded[Any]:
     """Return the document, whether somebody cancelled it meanwhile, and the frames sent so far.
 
-    ``assembly`` is the type of the generation's kind; without it that part is left out.
+    ``assembly`` is the type of the generation's kind; without it that part is left out. From now on
+    no attempt before ``attempt`` adds to those frames.
     """
     pipeline = client_for(generation_id).pipeline(transaction=False)
+    if attempt > 1:
+        add_attempt(pipeline, generation_id, attempt)
     pipeline.get(document_key(generation_id))
     pipeline.exists(cancel_key(generation_id))
     pipeline.xrange(log_key(generation_id))
-    data, cancelled, entries = pipeline.execute()
+    data, cancelled, entries = pipeline.execute()[-3:]
     document = None if data is None else decode(data, assembly)
-    return Loaded(document, bool(cancelled), frames_of(batches_of(entries)))
+    return Loaded(document, bool(cancelled), sent_so_far(batches_of(entries)))

@@ -23,7 +23,10 @@ _WIRE = ("completions.wire", "responses_api.wire")
 
 STARTS = {
     "any command": ("", ("redis", "pydantic", "celery", "limits", *_WIRE, *_WEB, *_MODELS)),
-    "serve": (f"{_COMMAND}.serve", ("celery", "prometheus_client", "limits", *_WIRE, *_WEB, *_MODELS)),
+    "serve": (
+        f"{_COMMAND}.serve",
+        ("celery", "prometheus_client", "limits", *_WIRE, *_WEB, *_MODELS),
+    ),
     "beat": (f"{_COMMAND}.beat", (*_TRACES, *_WIRE, *_WEB, *_MODELS)),
     "doctor": (f"{_COMMAND}.doctor", ("limits", *_TRACES, *_WIRE, *_WEB, *_MODELS)),
     "worker": (
