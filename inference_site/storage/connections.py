@@ -26,15 +26,6 @@ def lent_connection() -> Iterator[None]:
             connection.close()
 
 
-def own_connection() -> psycopg.Connection[Any]:
-    """Connect to PostgreSQL without the pool, whose connections may hang when the server does."""
-    parameters = connection.get_connection_params()
-    parameters.pop("pool", None)
-    parameters.pop("context", None)
-    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
-    return psycopg.connect(**parameters)
-
-
 @contextmanager
 def impatient_transaction() -> Iterator[None]:
     """Run the block in a transaction that does not wait long for a locked row.
@@ -46,3 +37,12 @@ def impatient_transaction() -> Iterator[None]:
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
         yield
+
+
+def own_connection() -> psycopg.Connection[Any]:
+    """Connect to PostgreSQL without the pool, whose connections may hang when the server does."""
+    parameters = connection.get_connection_params()
+    parameters.pop("pool", None)
+    parameters.pop("context", None)
+    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
+    return psycopg.connect(**parameters)
