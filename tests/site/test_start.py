@@ -27,7 +27,12 @@ STARTS = {
         f"{_COMMAND}.serve",
         ("celery", "prometheus_client", "limits", *_WIRE, *_WEB, *_MODELS),
     ),
-    "beat": (f"{_COMMAND}.beat", (*_TRACES, *_WIRE, *_WEB, *_MODELS)),
+    "beat": (
+        f"{_COMMAND}.beat\n"
+        "from inference_site.generations.kinds import mendings\n"
+        "mendings()",  # As every second.
+        (*_TRACES, *_WIRE, *_WEB, *_MODELS),
+    ),
     "doctor": (f"{_COMMAND}.doctor", ("limits", *_TRACES, *_WIRE, *_WEB, *_MODELS)),
     "worker": (
         f"{_COMMAND}.worker\n"
