@@ -41,7 +41,7 @@ MESSAGE_STORAGE = "inference_site.admin_pages.sealed_messages.SealedStorage"
 TRUSTED_PROXIES = environment.networks("TRUSTED_PROXIES", "127.0.0.0/8,::1/128" if HTTPS else "")
 SILENCED_SYSTEM_CHECKS = [
     "security.W008",  # SECURE_SSL_REDIRECT: see above.
-    "axes.W001",  # Its middleware would replace the login page, which says itself what is wrong.
+    "axes.W002",  # Its middleware would replace the login page, which says itself what is wrong.
 ]
 
 # --- Applications --------------------------------------------------------------------------------
@@ -230,6 +230,8 @@ RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
 QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
+# How long an engine in a worker may stand still while something runs on it; 0: for ever.
+ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)
 # How long a turn waits for the worker that has its conversation in memory; 0: it does not.
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # The models that workers load when they start; empty: all of the catalogue; "none": none.

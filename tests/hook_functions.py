@@ -1,12 +1,13 @@
-"""Hooks for tests/e2e/test_hooks.py: what they do is written in the chunks.
+"""Hooks for tests/e2e/test_hooks.py, whose chunks say what they do, and for tests/faults.
 
-They act on the models whose names begin with ``hooked``.
+The first act on the models whose names begin with ``hooked``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,3 +43,12 @@ def on_done(context: HookContext, chunks: Sequence[Chunk]) -> None:
     note = {"id": context.generation_id, "kind": context.kind, "model": context.model}
     with Path(os.environ["HOOK_NOTES"]).open("a") as notes:
         notes.write(json.dumps({**note, "texts": texts}) + "\n")
+
+
+def freeze(context: HookContext, chunk: Chunk) -> Chunk:
+    """Stand still, once, after a test has written a file; an engine waits for its hooks."""
+    file = Path(os.environ["DATA_DIR"], "freeze")
+    if context.model == "demo" and file.exists():
+        file.unlink()
+        time.sleep(600)
+    return chunk

@@ -36,10 +36,11 @@ from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
-from inference_site.generations.kinds import all_kinds
+from inference_site.generations.kinds import mendings
 from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
+    MAX_ATTEMPTS_DYING,
     TERMINAL,
     Generation,
     ServiceClass,
@@ -137,7 +138,7 @@ def give_up_abandoned() -> None:
     for worker in dead:
         logger.warning("worker %s is dead", worker)
     if dead:
-        _give_up(running.filter(worker__in=dead))
+        _give_up(running.filter(worker__in=dead), MAX_ATTEMPTS_DYING)
 
 
 def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int]]]) -> None:
@@ -153,20 +154,22 @@ def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int
             Generation.objects.filter(status=Status.RUNNING, worker=worker, claimed_at__lt=limit)
         )
         known = running()
-        _give_up(row for row in claimed if (row.public_id, row.attempt) not in known)
+        orphans = [row for row in claimed if (row.public_id, row.attempt) not in known]
+        _give_up(orphans, MAX_ATTEMPTS)
 
 
-def _give_up(generations: Iterable[Generation]) -> None:
+def _give_up(generations: Iterable[Generation], most: int) -> None:
     """Give up those that still run on the worker they are seen with.
 
-    Those in the background are begun anew; the others are failed, and their streams ended.
+    Those in the background are begun anew, up to ``most`` attempts; the others are failed, and
+    their streams ended.
     """
-    _each((generation.public_id, partial(_give_up_one, generation)) for generation in generations)
+    _each((each.public_id, partial(_give_up_one, each, most)) for each in generations)
 
 
-def _give_up_one(generation: Generation) -> None:
+def _give_up_one(generation: Generation, most: int) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
-    if generation.background and generation.attempt < MAX_ATTEMPTS:
+    if generation.background and generation.attempt < most:
         with impatient_transaction():
             is_waiting = Generation.objects.requeue(*held)
         if is_waiting:
@@ -246,8 +249,8 @@ def expire_homeless() -> None:
 
 
 def mend_torn() -> None:
-    """Have each kind end what it stores and contradicts the generations."""
-    _each((kind.mend.__name__, kind.mend) for kind in all_kinds() if kind.mend is not None)
+    """Have each app end what it stores and contradicts the generations."""
+    _each(("mend", app.mend) for app in mendings())
 
 
 def wake_again() -> None:

@@ -30,6 +30,8 @@ TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 MAX_ATTEMPTS = 3
 """How often a generation in the background is begun before it is given up."""
+MAX_ATTEMPTS_DYING = 2
+"""The same where its worker has died: it may be what the worker has died of."""
 
 
 class ServiceClass(models.IntegerChoices):

@@ -65,6 +65,7 @@ def _check_grammar(source: str, param: str) -> None:
         _check_schema(schema, param)
         if start >= counted_to:
             colons, counted_to = colons - source.count(":", start, end), end
+    colons -= source.count("::=")  # GBNF has two for a rule.
     _check_count(colons, _MOST_RULES, "rules", param)
     _check_count(source.count("|"), _MOST_ALTERNATIVES, "alternatives", param)
 

@@ -12,7 +12,7 @@ from tests.served_stack import ServedStack, served_stack
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
-    with served_stack() as running:
+    with served_stack(ENGINE_STALL_S="5", ON_CHUNK="tests.hook_functions.freeze") as running:
         yield running
 
 

@@ -80,6 +80,18 @@ def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> N
     wait_until(lambda: works(stack), 30, "the next request")
 
 
+def test_an_engine_that_stands_still_takes_its_worker_along(stack: ServedStack) -> None:
+    worker = stack.pid_of("worker")
+    (stack.data_dir / "freeze").touch()
+    with pytest.raises(openai.APIError, match="died"):
+        stack.client().chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Hi"}], timeout=90
+        )
+    assert "worker exited with status 1; restarting" in stack.text()
+    wait_until(lambda: works(stack), 30, "the next request")
+    assert stack.pid_of("worker") != worker
+
+
 def test_frozen_redis_delays_a_stream_and_loses_nothing(stack: ServedStack) -> None:
     reader = Reader(stack, slow(60))
     redis = stack.pid_of("redis")

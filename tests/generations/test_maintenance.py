@@ -130,6 +130,17 @@ def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
     assert state(row) == expected
 
 
+@pytest.mark.parametrize(("attempt", "status"), [(1, Status.QUEUED), (2, Status.FAILED)])
+def test_what_may_have_killed_its_worker_is_tried_once_more(
+    api_key: Key, worker: str, model: str, attempt: int, status: Status
+) -> None:
+    row = running(api_key, worker)
+    Generation.objects.filter(id=row.id).update(background=True, attempt=attempt, model=model)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row)[0] == status
+
+
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:
     row = running(api_key, worker)
     suspect(worker, ago_s=30)

@@ -53,6 +53,14 @@ class Engine(ABC):
         """Feed the prompt that ``chat`` would begin with, as one ``PromptDelta``."""
         raise NotImplementedError
 
+    @property
+    def steps(self) -> int | None:
+        """A number that changes with each step of the library; None while it need make none.
+
+        An engine that has it is expected to make steps: one that stands still ends its process.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""

@@ -94,7 +94,8 @@ def serve(answer: Callable[..., object], cpu_s: float, memory: int) -> None:
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    if sys.platform == "linux":  # Others take no such limit.
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
     # Half of what a thread of the worker has: what passes here has room there.

@@ -37,6 +37,7 @@ from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
 from worker.runtime.served_model import ServedModel
+from worker.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Runtime:
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
         self._child_workers = ChildWorkers(self.id, self._fail)
+        self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
         self._is_up = self._is_draining = self._is_ending = False
         self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
         self._stopped = threading.Event()
@@ -86,6 +88,7 @@ class Runtime:
         self._lease.renew()
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+        self._watchdog.start()
 
     @property
     def child_worker_ports(self) -> dict[str, int]:
@@ -126,6 +129,7 @@ class Runtime:
     def stop(self) -> None:
         """Send out what is left and give the lease back."""
         self._stopped.set()
+        self._watchdog.stop()
         self._listener.stop()
         self._child_workers.wait(settings.DRAIN_TIMEOUT_S)
         self._publisher.stop()
@@ -301,6 +305,20 @@ class Runtime:
             return
         for model in tuple(self._models):
             send(self._parent, Command("failed", model, reason))
+
+    def _steps(self) -> dict[str, int]:
+        models = tuple(self._models.values())
+        return {model.spec.id: steps for model in models if (steps := model.steps) is not None}
+
+    def _give_up(self, model_id: str) -> None:
+        """End this process now: the engine of a model stands still, and nothing can stop it."""
+        logger.critical(
+            "the engine of %s has made no step for %d s; ending this process",
+            model_id,
+            settings.ENGINE_STALL_S,
+        )
+        self._lease.stop()
+        os._exit(1)
 
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""

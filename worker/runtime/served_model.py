@@ -41,6 +41,11 @@ class ServedModel:
         return self._engine
 
     @property
+    def steps(self) -> int | None:
+        """The steps of its engine (see ``Engine.steps``)."""
+        return None if self._engine is None else self._engine.steps
+
+    @property
     def state(self) -> ModelState:
         """How far it is."""
         return self._state

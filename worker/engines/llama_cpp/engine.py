@@ -22,9 +22,11 @@ from worker.engines.chat.configuration import named_template
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
+from worker.engines.llama_cpp.grammar_meter import GrammarMeter
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
+from worker.engines.step_clock import StepClock
 
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""
@@ -105,11 +107,20 @@ def _checked_path(spec: ModelSpec) -> str:
     return checked_gguf(spec, spec.file)
 
 
+def _measured(request: GenerationRequest, sink: Sink) -> Sink:
+    """Return a sink that measures the client's grammar, if there is one; schemas need none."""
+    constraint = request.constraint
+    if constraint is None or constraint.kind in ("json_object", "json_schema"):
+        return sink
+    return GrammarMeter(sink, constraint)
+
+
 class LlamaCppEngine(Engine):
     """A model loaded in llama.cpp (see ``worker.engines.base.Engine``)."""
 
     def __init__(self, server: Any, spec: ModelSpec, loopback: Loopback) -> None:
         self._server, self._spec, self._loopback = server, spec, loopback
+        self._clock = StepClock()
         template = str(loopback.get("/props").get("chat_template", ""))
         self._may_think = any(mark in template for mark in _THOUGHTS)
 
@@ -129,10 +140,11 @@ class LlamaCppEngine(Engine):
         request: GenerationRequest,
         sink: Sink,
     ) -> None:
-        reader = ChunkReader(request, sink)
+        reader = ChunkReader(request, _measured(request, sink))
         try:
             payload = encode(request, self._spec)
-            handle(payload, reader.on_chunk)
+            with self._clock.running():
+                handle(payload, self._clock.counted(reader.on_chunk))
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
@@ -154,6 +166,11 @@ class LlamaCppEngine(Engine):
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
         render(self._loopback, self._spec, request, sink)
+
+    @property
+    def steps(self) -> int | None:
+        """Count what llama.cpp's loop has sent (see ``Engine.steps``)."""
+        return self._clock.steps
 
     def close(self) -> None:
         """Drop the model; its memory goes with the last reference."""
