@@ -302,8 +302,8 @@ def take_log(generation_id: str, attempt: int) -> Sent:
 
 def outline(generation_id: str) -> list[Batch]:
     """Return all batches of the log with empty frames, without holding what the frames are."""
-    client, start, found = client_for(generation_id), "-", list[Batch]()
-    entries: Any
+    client: Any = client_for(generation_id)
+    start, found = "-", list[Batch]()
     while entries := client.xrange(log_key(generation_id), min=start, count=_AT_ONCE):
         for batch in batches_of(entries):
             found.append(Batch(batch.first, [b""] * len(batch.frames), batch.ending))
