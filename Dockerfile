@@ -63,6 +63,8 @@ COPY worker worker
 COPY inference_site inference_site
 COPY completions completions
 COPY responses_api responses_api
+# Else each process compiles the site anew when it starts: it must not write bytecode.
+RUN python -m compileall -q --invalidation-mode checked-hash .
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \

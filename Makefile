@@ -29,7 +29,7 @@ check: .venv/.installed-dev
 check-tests: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --without-services
 
-# All property tests with a hundred times the examples: an hour or more.
+# All property tests with 10,000 examples instead of 50: an hour or more.
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --without-services -m hypothesis \
 		--hypothesis-profile fuzz --timeout 0

@@ -41,7 +41,7 @@ MESSAGE_STORAGE = "inference_site.admin_pages.sealed_messages.SealedStorage"
 TRUSTED_PROXIES = environment.networks("TRUSTED_PROXIES", "127.0.0.0/8,::1/128" if HTTPS else "")
 SILENCED_SYSTEM_CHECKS = [
     "security.W008",  # SECURE_SSL_REDIRECT: see above.
-    "axes.W001",  # Its middleware would replace the login page, which says itself what is wrong.
+    "axes.W002",  # Its middleware would replace the login page, which says itself what is wrong.
 ]
 
 # --- Applications --------------------------------------------------------------------------------

@@ -8,3 +8,4 @@ class ResponsesApiConfig(AppConfig):
     verbose_name = "Responses"
     default_auto_field = "django.db.models.BigAutoField"
     kinds = ("response", "response.compaction", "response.input_tokens")
+    mending = "responses_api.request.mending"

@@ -10,7 +10,6 @@ from responses_api.output import assembler
 from responses_api.output.assembler import RESPONSE, ResponseAssembly
 from responses_api.request.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
 from responses_api.request.counting import INPUT_TOKENS, CountAssembler
-from responses_api.request.mending import contradictions, mend
 from responses_api.state.replay import is_deleted, replay_of
 from responses_api.state.storage import store_result
 
@@ -38,8 +37,6 @@ KINDS = {
         _rebuild,
         replay_of,
         is_deleted,
-        contradictions,
-        mend,
     ),
     COMPACTION: Kind(CompactionAssembly, CompactionAssembler, failure),
     INPUT_TOKENS: Kind(Assembly, CountAssembler, failure),

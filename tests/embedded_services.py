@@ -6,7 +6,7 @@ each of its processes has services of its own, and the one that only hands out t
 With ``--without-services`` nothing is started and only quick tests that need no service run: left
 out are the folders that run the whole product, tests that ask for the database, tests that are
 marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Property tests
-try a fifth of their examples. Any other test that needs a service fails, because there is none at
+try 20 examples instead of 50. Any other test that needs a service fails, because there is none at
 the addresses that the settings get.
 """
 
@@ -49,11 +49,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start what the tests of this process need."""
     options = early_config.known_args_namespace
     hands_out = bool(options.numprocesses) and not _IS_WORKER
+    examples = 20 if options.without_services else 50
+    hypothesis.settings.register_profile("few", hypothesis.settings(), max_examples=examples)
+    hypothesis.settings.load_profile("few")
     if options.without_services:
         prepare_settings()
         os.environ.update(_NOWHERE)
-        hypothesis.settings.register_profile("quick", max_examples=20)
-        hypothesis.settings.load_profile("quick")
     elif hands_out and environment.text("REDIS_URL"):
         raise pytest.UsageError("Processes cannot share the Redis of REDIS_URL: set JOBS=0.")
     elif not hands_out:

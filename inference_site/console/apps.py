@@ -19,7 +19,7 @@ class ConsoleConfig(AppConfig):
 class SiteAdminConfig(SimpleAdminConfig):
     """Django's admin, whose models are registered with the console's site.
 
-    The routes of the site have them registered (``inference_site/urls.py``): processes that serve
+    The routes of the site (``inference_site/urls.py``) have them registered: processes that serve
     no pages do not import what the admin is made of.
     """
 

@@ -92,7 +92,7 @@ def chosen(query: QueryDict) -> Choice:
         group=group if group in GROUPS else "model",
         project=_number(query, "project"),
         api_key=_number(query, "key"),
-        model=query.get("model") or None,
+        model=query.get("model", "").replace("\0", "") or None,
     )
 
 

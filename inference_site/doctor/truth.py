@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from inference_site.doctor.finding import Finding, judged
 from inference_site.fleet.leases import live_workers
-from inference_site.generations.kinds import all_kinds
+from inference_site.generations.kinds import mendings
 from inference_site.generations.models import Generation, Status
 from inference_site.streams.event_log import is_whole, read_log
 
@@ -30,8 +30,7 @@ def check_rows() -> Iterator[Finding]:
         "Maintenance ends them: see why it does not in the log of `manage.py beat`.",
         fail=bool(count),
     )
-    counts = [kind.contradictions() for kind in all_kinds() if kind.contradictions is not None]
-    for what, number in (pair for found in counts for pair in found.items()):
+    for what, number in (pair for app in mendings() for pair in app.contradictions().items()):
         yield judged(
             what,
             str(number),

@@ -2,8 +2,9 @@
 
 The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
 ``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
-document. That module is imported when a kind is first used. The assembler runs once, in the worker,
-for streaming and non-streaming clients alike: what was streamed and what is stored cannot differ.
+document. That module is imported when a kind is first used: beat needs one only when it ends a
+generation. The assembler runs once, in the worker, for streaming and non-streaming clients alike:
+what was streamed and what is stored cannot differ.
 """
 
 from __future__ import annotations
@@ -85,9 +86,8 @@ class Kind(Generic[AssemblyT]):
     which makes an assembler from the id and what was sent so far (None when there is too little
     to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
     document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
-    one that has ended anew when its log was lost (None when it is not stored, or was deleted);
-    ``is_deleted``, whether its result may not be read any more; ``contradictions``, which counts
-    what is stored and contradicts the generations, by what it is; and ``mend``, which ends that.
+    one that has ended anew when its log was lost (None when it is not stored, or was deleted); and
+    ``is_deleted``, whether its result may not be read any more.
     """
 
     assembly: type[AssemblyT]
@@ -98,8 +98,6 @@ class Kind(Generic[AssemblyT]):
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
     replay: Callable[[str], list[Batch] | None] | None = None
     is_deleted: Callable[[str], bool] | None = None
-    contradictions: Callable[[], Mapping[str, int]] | None = None
-    mend: Callable[[], None] | None = None
 
 
 @cache
@@ -112,14 +110,33 @@ def kind_of(name: str) -> Kind[Any]:
     raise KeyError(name)
 
 
-def all_kinds() -> Collection[Kind[Any]]:
-    """Return all kinds, which are imported now if they were not."""
-    return [kind_of(name) for config in apps.get_app_configs() for name in _names(config)]
+def import_kinds() -> None:
+    """Import all kinds now, so that no generation waits for that."""
+    for config in apps.get_app_configs():
+        for name in _names(config):
+            kind_of(name)
 
 
 def _names(config: AppConfig) -> Sequence[str]:
     names: Sequence[str] = getattr(config, "kinds", ())
     return names
+
+
+class Mending(Protocol):
+    """A module that an app names in ``mending``: about what it stores and where that is torn."""
+
+    def contradictions(self) -> Mapping[str, int]:
+        """Count what is stored and contradicts the generations, by what it is."""
+
+    def mend(self) -> None:
+        """End what is stored and contradicts the generations."""
+
+
+@cache
+def mendings() -> Collection[Mending]:
+    """Return these modules of all apps. Beat asks each of them every second."""
+    named: list[Any] = [getattr(config, "mending", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
 
 
 def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:

@@ -36,7 +36,7 @@ from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
-from inference_site.generations.kinds import all_kinds
+from inference_site.generations.kinds import mendings
 from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
@@ -249,8 +249,8 @@ def expire_homeless() -> None:
 
 
 def mend_torn() -> None:
-    """Have each kind end what it stores and contradicts the generations."""
-    _each((kind.mend.__name__, kind.mend) for kind in all_kinds() if kind.mend is not None)
+    """Have each app end what it stores and contradicts the generations."""
+    _each(("mend", app.mend) for app in mendings())
 
 
 def wake_again() -> None:

@@ -68,6 +68,14 @@ def send(task: str, queue: str, *arguments: str) -> None:
     app.send_task(task, args=arguments, queue=to, declare=(), ignore_result=True, retry=False)
 
 
+def prepare_to_send() -> None:
+    """Import what Celery imports when it first sends, so that no request waits for that.
+
+    It connects to nothing.
+    """
+    _ = app.amqp.router, app.events.Dispatcher, app.Task, app.connection_for_write().transport
+
+
 def count_wake_ups(model: str) -> int:
     """Return how many wake-ups of this model no worker has received yet."""
     length: Any = broker_client().llen(queue_name(model))

@@ -7,8 +7,9 @@ system connects (``peer``), so there is no password that could leak.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import importlib
+import os
+import pwd
 import shlex
 import subprocess
 import warnings
@@ -20,8 +21,8 @@ from inference_site.supervisor.services import ServiceError, is_private, socket_
 
 _SOCKET = ".s.PGSQL.5432"
 _ACCESS = "local all postgres peer map=inference_site\nlocal all all scram-sha-256\n"
-_FAILURES = (subprocess.SubprocessError, OSError, RuntimeError, AssertionError)
-"""What the wheel raises when a program of PostgreSQL fails."""
+_FAILURES = (subprocess.SubprocessError, OSError, RuntimeError, AssertionError, LookupError)
+"""What the wheel raises when a program of PostgreSQL fails, and ``pwd`` for a user without name."""
 
 
 class EmbeddedPostgres:
@@ -69,7 +70,9 @@ class EmbeddedPostgres:
 
     def _restrict_access(self) -> None:
         """Let the user of this process, of the server and root be ``postgres``, and nobody else."""
-        users = sorted({"root", getpass.getuser(), self._server.system_user or "root"})
+        users = sorted(
+            {"root", pwd.getpwuid(os.geteuid()).pw_name, self._server.system_user or "root"}
+        )
         map_ = "".join(f'inference_site "{user}" postgres\n' for user in users)
         (self._dir / "pg_hba.conf").write_text(_ACCESS)
         (self._dir / "pg_ident.conf").write_text(map_)

@@ -95,11 +95,11 @@ def _text_format(body: ResponseRequest) -> dict[str, Any]:
     if given is None:
         return {"type": "text"}
     if isinstance(given, JsonSchemaFormat):
-        described = {} if given.description is None else {"description": given.description}
         return {
             "type": "json_schema",
             "name": given.name,
-            **described,
+            # Open Responses demands the field, and OpenAI's document allows no null.
+            "description": given.description or "",
             "schema": given.json_schema,
             "strict": bool(given.strict),
         }

@@ -122,25 +122,24 @@ class Watch:
 @pytest.fixture(scope="package")
 def window(
     stack: ServedStack, browser: Browser, cookies: Any
-) -> Iterator[Callable[[str, Any], tuple[BrowserContext, Watch]]]:
-    """The window of an operator who is logged in, by a width and a colour scheme.
+) -> Iterator[Callable[[str], tuple[Page, Watch]]]:
+    """The window of each width, of an operator who is logged in.
 
-    It stays open and keeps what all pages load: without that a page takes three times as long.
+    It stays open: a new one takes a processor for seconds, and has none of the files of a page.
     """
 
     @cache
-    def opened(width: str, scheme: Any) -> tuple[BrowserContext, Watch]:
+    def opened(width: str) -> tuple[Page, Watch]:
         w, h = WIDTHS[width]
         context = browser.new_context(
             base_url=stack.url,
             viewport={"width": w, "height": h},
-            color_scheme=scheme,
             storage_state=cookies,
             reduced_motion="reduce",
         )
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         context.set_default_timeout(30_000)
-        return context, Watch(context, urlsplit(stack.url).netloc)
+        return context.new_page(), Watch(context, urlsplit(stack.url).netloc)
 
     yield opened
     for context in browser.contexts:
@@ -148,24 +147,28 @@ def window(
 
 
 @pytest.fixture
-def open_page(window: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
-    """Opens a page of an operator who is logged in. What the browser complains of fails the test.
+def open_page(
+    window: Callable[[str], tuple[Page, Watch]],
+) -> Iterator[Callable[..., Page]]:
+    """The page in a window, as if it were new. What the browser complains of fails the test.
 
     The arguments are a width and a colour scheme.
     """
-    pages: list[tuple[Page, Watch]] = []
+    used: list[tuple[Page, Watch]] = []
 
     def make(width: str = "desktop", scheme: Any = "light") -> Page:
-        context, watch = window(width, scheme)
-        pages.append((context.new_page(), watch))
-        return pages[-1][0]
+        page, watch = window(width)
+        page.emulate_media(color_scheme=scheme)
+        used.append((page, watch))
+        return page
 
     yield make
-    for page, _ in pages:
+    for page, _ in used:
+        page.unroute_all()
         if page.url != "about:blank":
             page.evaluate("localStorage.clear()")
-        page.close()
-    assert [complaint for _, watch in pages for complaint in watch.told()] == []
+            page.goto("about:blank")
+    assert [complaint for _, watch in used for complaint in watch.told()] == []
 
 
 @pytest.fixture(params=list(WIDTHS))

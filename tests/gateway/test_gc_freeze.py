@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from inference_site.gc_freeze import freeze_imported_objects
+from inference_site.gc_freeze import collect_rarely, freeze_imported_objects
 
 
 def test_what_is_there_is_exempt_and_what_comes_later_is_not() -> None:
@@ -16,4 +16,16 @@ def test_what_is_there_is_exempt_and_what_comes_later_is_not() -> None:
         assert not any(found is before for found in gc.get_objects())
         assert any(found is later for found in gc.get_objects())
     finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_collected_rarely_only_until_then() -> None:
+    usual = gc.get_threshold()
+    collect_rarely()
+    try:
+        assert gc.get_threshold()[0] > 100 * usual[0]
+        freeze_imported_objects()
+        assert gc.get_threshold() == usual
+    finally:
+        gc.set_threshold(*usual)
         gc.unfreeze()

@@ -88,7 +88,7 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
 ) -> None:
     unreachable = Celery("unreachable", broker="redis://127.0.0.1:1/0", set_as_current=False)
     unreachable.conf.broker_transport_options = django_settings.CELERY_BROKER_TRANSPORT_OPTIONS
-    monkeypatch.setattr(wake_ups, "current_app", unreachable)
+    monkeypatch.setattr(wake_ups, "app", unreachable)
     new, document = new_row(api_key[0], model)
     started = time.monotonic()
     enqueue(new, document, "web.one")

@@ -33,9 +33,8 @@ def check(**env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_settings_of_a_deployment_pass_every_check() -> None:
     done = check()
-    assert (done.returncode, done.stdout) == (0, f"{done.stdout.splitlines()[0]}\n"), done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("System check identified no issues")
-    assert "security.W020" not in done.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from django.urls import resolve
 
 from inference_site.gateway.server.draining import DrainingServer
 from inference_site.gc_freeze import freeze_imported_objects
-from inference_site.generations.kinds import all_kinds
+from inference_site.generations.kinds import import_kinds
+from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 
 _APPLICATION = "inference_site.asgi:application"
@@ -26,7 +27,8 @@ def run_server(host: str, port: int, descriptor: int | None = None) -> Any:
     start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
     resolve("/v1/models")  # Imports the views.
-    all_kinds()
+    import_kinds()
+    prepare_to_send()
     freeze_imported_objects()
     command = CommandLineInterface()
     command.server_class = DrainingServer
