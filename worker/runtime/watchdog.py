@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
+_STDERR = 2
 _TICK_S = 1.0
 _GRACE_S = 10
 """How much later the end comes without this thread, which a library can keep from running."""
@@ -48,7 +49,8 @@ class Watchdog:
         while not self._stopped.wait(_TICK_S):
             steps = self._steps()
             if steps:  # A thread of its own, which needs no lock of Python's, ends the process.
-                faulthandler.dump_traceback_later(self._stall_s + _GRACE_S, exit=True)
+                # Celery puts an object without a file into the place of sys.stderr.
+                faulthandler.dump_traceback_later(self._stall_s + _GRACE_S, exit=True, file=_STDERR)
             else:
                 faulthandler.cancel_dump_traceback_later()
             for model in self._stalled(steps):
