@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import redis
@@ -22,11 +22,16 @@ import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
+from inference_site.storage.full_redis import FIRST_WRITE, SET_WHEN_FULL
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.ending import Ending
+from inference_site.streams.held import HELD, kept_ms
+from inference_site.streams.shared_text import TextsUnknown, restore, shorten
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
+TEXTS_FIELD = b"t"
+"""In the first entry of a log: the texts that its frames refer to (see ``shared_text``)."""
 
 
 class LogState(IntEnum):
@@ -38,13 +43,17 @@ class LogState(IntEnum):
 
 
 # KEYS: log, cancel flag, followers, request document of each stream.
-# ARGV: time to live of a finished and of an unfinished log (ms); then, for each stream, the id of
-# the entry ("" to append nothing, the greatest id to end the stream) and its payload.
-_APPEND = """
+# ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
+# then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
+# stream), its payload, and "1" if it ends the stream with a refusal.
+_APPEND = (
+    FIRST_WRITE
+    + HELD
+    + """
 local replies = {}
 for i = 1, #KEYS / 4 do
   local log, cancel, follow, document = KEYS[4*i-3], KEYS[4*i-2], KEYS[4*i-1], KEYS[4*i]
-  local id, payload = ARGV[2*i+1], ARGV[2*i+2]
+  local id, payload, is_refusal = ARGV[3*i+1], ARGV[3*i+2], ARGV[3*i+3] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
@@ -55,33 +64,53 @@ for i = 1, #KEYS / 4 do
       local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
       if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
     elseif last then
-      redis.call("PEXPIRE", log, ARGV[1])
+      keep_ended(log, is_refusal, ARGV[2], ARGV[3])
       redis.call("DEL", cancel, follow, document)
     elseif redis.call("XLEN", log) == 1 then
-      redis.call("PEXPIRE", log, ARGV[2])
+      redis.call("PEXPIRE", log, ARGV[1])
     end
   end
   replies[i] = {state, followers}
 end
 return replies
 """
+)
 
 
 # KEYS: log, cancel flag, followers, request document of one stream.
-# ARGV: time to live of a finished log (ms); the last id the caller knows; payload of the ending.
-_CLOSE = """
+# ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
+# knows; payload of the ending.
+_CLOSE = (
+    FIRST_WRITE
+    + HELD
+    + """
 local last = "18446744073709551615-0"
 local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
 local id = tail[1] and tail[1][1] or ""
-if id ~= ARGV[2] then return nil end
+if id ~= ARGV[3] then return nil end
 local followers = redis.call("SMEMBERS", KEYS[3])
 if id ~= last then
-  redis.call("XADD", KEYS[1], last, "b", ARGV[3])
-  redis.call("PEXPIRE", KEYS[1], ARGV[1])
+  redis.call("XADD", KEYS[1], last, "b", ARGV[4])
+  keep_ended(KEYS[1], false, ARGV[1], ARGV[2])
   redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
 end
 return followers
 """
+)
+
+# KEYS: log, followers, request document of one stream. ARGV: channel; time to live of who follows a
+# stream, and of who follows one of which there is nothing, so that nothing may ever end it (s).
+_FOLLOW = (
+    FIRST_WRITE
+    + """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+if tail[1] and tail[1][1] == "18446744073709551615-0" then return end
+local is_known = tail[1] or redis.call("EXISTS", KEYS[3]) == 1
+redis.call("SADD", KEYS[2], ARGV[1])
+redis.call("EXPIRE", KEYS[2], is_known and ARGV[2] or ARGV[3])
+"""
+)
+_UNKNOWN_FOLLOWED_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +129,25 @@ class Batch:
         """The number of the frame after this batch."""
         return self.first + len(self.frames)
 
-    def pack(self) -> bytes:
-        """Encode the batch for the log and the channel layer."""
+    def pack(self, texts: Sequence[bytes] = ()) -> bytes:
+        """Encode the batch for the log and the channel layer, referring to the log's texts."""
         end = self.ending
         tail = None
         if end is not None:
             tail = {f.name: getattr(end, f.name) for f in fields(end) if f.name != "frames"}
-        packed: bytes = msgpack.packb((self.first, self.frames, tail))
+            tail["body"] = shorten(end.body, texts)
+        frames = [shorten(frame, texts) for frame in self.frames] if texts else self.frames
+        packed: bytes = msgpack.packb((self.first, frames, tail))
         return packed
 
     @classmethod
-    def unpack(cls, payload: bytes) -> Batch:
-        """Decode the result of ``pack``."""
+    def unpack(cls, payload: bytes, texts: Sequence[bytes] = ()) -> Batch:
+        """Decode the result of ``pack``. Raise TextsUnknown if it refers to texts, and has none."""
         first, frames, tail = msgpack.unpackb(payload)
+        frames = [restore(frame, texts) for frame in frames]
         if tail is None:
             return cls(first, frames)
+        tail["body"] = restore(tail["body"], texts)
         # Another release may send fields that this one does not know.
         known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
         return cls(first, frames, Ending(frames=(), **known))
@@ -123,6 +156,16 @@ class Batch:
     def entry_id(self) -> bytes:
         """The id of this batch's entry in the log."""
         return _LAST_ID if self.ending else b"%d-0" % self.next
+
+
+class Write(NamedTuple):
+    """What is appended to the log of a stream: a batch, packed. Without an ``entry_id`` nothing is,
+    and only the state is read. A refusal ends a stream that nobody will want to read again."""
+
+    generation_id: str
+    entry_id: bytes = b""
+    payload: bytes = b""
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +192,18 @@ def document_key(generation_id: str) -> str:
     return f"{{{generation_id}}}:document"
 
 
-def append_arguments(writes: Iterable[tuple[str, bytes, bytes]]) -> tuple[int, list[Any]]:
+def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
     """Return the number of keys, then the keys and arguments, of the append script."""
     keys: list[Any] = []
-    arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
-    for generation_id, entry_id, payload in writes:
+    arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
+    for generation_id, entry_id, payload, is_refusal in writes:
         keys += (
             log_key(generation_id),
             cancel_key(generation_id),
             followers_key(generation_id),
             document_key(generation_id),
         )
-        arguments += (entry_id, payload)
+        arguments += (entry_id, payload, int(is_refusal))
     return len(keys), keys + arguments
 
 
@@ -172,6 +215,10 @@ def parse_appended(reply: list[Any]) -> list[Appended]:
     ]
 
 
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+_NEVER = 2**62
+
+
 class AsyncEventLog:
     """The event logs of one Redis server, for asyncio code."""
 
@@ -179,8 +226,8 @@ class AsyncEventLog:
         self._client = client
         self._append = client.register_script(_APPEND)
 
-    async def append(self, writes: Sequence[tuple[str, bytes, bytes]]) -> list[Appended]:
-        """Append each (generation id, entry id, payload); an empty id only reads the state."""
+    async def append(self, writes: Sequence[Write]) -> list[Appended]:
+        """Append each, and return the state of its log."""
         count, arguments = append_arguments(writes)
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
@@ -190,33 +237,44 @@ class AsyncEventLog:
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
             pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0")
-        return [batches_of(entries) for entries in await pipeline.execute()]
+        found = zip(wanted, await pipeline.execute(), strict=True)
+        return [await self._batches(id_, entries) for (id_, _), entries in found]
+
+    async def _batches(self, generation_id: str, entries: Entries) -> list[Batch]:
+        """Decode entries. If they refer to texts that are lost, no frame is the next for anyone."""
+        try:
+            return _decoded(entries)
+        except TextsUnknown:
+            first = await self._client.xrange(log_key(generation_id), count=1)
+        try:
+            return _decoded(entries, texts_of(first))
+        except TextsUnknown:
+            return [Batch(_NEVER, ())]
 
     async def follow(self, generation_id: str, channel: str) -> None:
         """Have the writer send this stream's frames to the channel as well."""
-        pipeline = self._client.pipeline(transaction=False)
-        add_follower(pipeline, generation_id, channel)
-        await pipeline.execute()
+        await self._client.eval(*_follow(generation_id, channel))
 
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
         """Set the cancel flags; workers see them at their next append or poll."""
         pipeline = self._client.pipeline(transaction=False)
         for generation_id in generation_ids:
-            pipeline.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+            pipeline.eval(*_set_flag(generation_id))
         await pipeline.execute()
 
 
-def add_follower(pipeline: Any, generation_id: str, channel: str) -> None:
-    """Add to a pipeline, of either sort of client, what registers a channel for this stream."""
-    pipeline.sadd(followers_key(generation_id), channel)
-    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
-
-
 def follow(generation_id: str, channel: str) -> None:
-    """Register a channel to which the writer sends this stream's frames."""
-    pipeline = client_for(generation_id).pipeline(transaction=False)
-    add_follower(pipeline, generation_id, channel)
-    pipeline.execute()
+    """Register a channel to which the writer sends this stream's frames, unless it has ended."""
+    client_for(generation_id).eval(*_follow(generation_id, channel))
+
+
+def _follow(generation_id: str, channel: str) -> tuple[Any, ...]:
+    keys = [key(generation_id) for key in (log_key, followers_key, document_key)]
+    return _FOLLOW, 3, *keys, channel, settings.RUN_TTL_S, _UNKNOWN_FOLLOWED_S
+
+
+def _set_flag(generation_id: str) -> tuple[Any, ...]:
+    return SET_WHEN_FULL, 1, cancel_key(generation_id), 1, settings.RUN_TTL_S
 
 
 def followed_log(generation_id: str, channel: str, known: list[Batch]) -> list[Batch]:
@@ -229,7 +287,7 @@ def followed_log(generation_id: str, channel: str, known: list[Batch]) -> list[B
 
 def request_cancel(generation_id: str) -> None:
     """Set the cancel flag; the worker sees it at its next append or poll."""
-    client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+    client_for(generation_id).eval(*_set_flag(generation_id))
 
 
 def drop_cancel_flag(generation_id: str) -> None:
@@ -252,16 +310,16 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
     client = client_for(generation_id)
     batch = Batch(0 if first is None else first, ending.frames, ending)
     keys = [key(generation_id) for key in (log_key, cancel_key, followers_key, document_key)]
-    ttl_ms = settings.EVENT_LOG_TTL_S * 1000
+    opening: Any = client.xrange(log_key(generation_id), count=1)
     while True:
         entries: Any = client.xrevrange(log_key(generation_id), count=1)
-        tail = batches_of(entries)
-        if tail and tail[0].ending is None and tail[0].next != batch.first:
+        known = entries[0][0] if entries else b""
+        # The id of an entry is the number of the frame after it.
+        if known not in (b"", _LAST_ID) and known != b"%d-0" % batch.first:
             if first is not None:
                 return None
-            batch = Batch(tail[0].next, ending.frames, ending)
-        known = entries[0][0] if entries else b""
-        reply: Any = client.eval(_CLOSE, 4, *keys, ttl_ms, known, batch.pack())
+            batch = Batch(int(known.removesuffix(b"-0")), ending.frames, ending)
+        reply: Any = client.eval(_CLOSE, 4, *keys, *kept_ms(), known, batch.pack(texts_of(opening)))
         if reply is not None:
             return Appended(LogState.OPEN, [channel.decode() for channel in reply])
 
@@ -271,8 +329,33 @@ def frames_of(batches: Iterable[Batch]) -> list[bytes]:
     return [frame for batch in batches for frame in batch.frames]
 
 
-def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
-    return [Batch.unpack(entry[FIELD]) for _, entry in entries]
+def batches_of(entries: Entries) -> list[Batch]:
+    """Return the batches of a whole log; none if a part is lost that others refer to."""
+    try:
+        return _decoded(entries)
+    except TextsUnknown:
+        return []
+
+
+def texts_of(entries: Any) -> list[bytes]:
+    """Return the texts that the frames of a log refer to, by its first entry."""
+    texts: list[bytes] = []
+    if entries and TEXTS_FIELD in entries[0][1]:
+        texts = msgpack.unpackb(entries[0][1][TEXTS_FIELD])
+    return texts
+
+
+def _decoded(entries: Entries, texts: Sequence[bytes] = ()) -> list[Batch]:
+    texts = texts or texts_of(entries)
+    return [Batch.unpack(entry[FIELD], texts) for _, entry in entries]
+
+
+def hinted(payload: bytes) -> Batch | None:
+    """Return the batch of a hint; None if it says only that there is something in the log."""
+    try:
+        return Batch.unpack(payload) if payload else None
+    except TextsUnknown:
+        return None
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:

@@ -21,7 +21,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch, Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
@@ -39,7 +39,7 @@ class Site:
 
     async def write(self, generation_id: str, *batches: Batch) -> None:
         """Put batches into the log."""
-        await self._log.append([(generation_id, b.entry_id, b.pack()) for b in batches])
+        await self._log.append([Write(generation_id, b.entry_id, b.pack()) for b in batches])
 
     async def hint(self, *streams: tuple[str, bytes]) -> None:
         """Send a message to the hub's channel."""

@@ -20,6 +20,7 @@ from inference_site.streams.event_log import (
     AsyncEventLog,
     Batch,
     LogState,
+    Write,
     cancel_key,
     close_log,
     document_key,
@@ -58,7 +59,9 @@ def append(generation_id: str, *batches: Batch) -> list[Appended]:
     """Write the batches, one after the other."""
 
     async def write(log: AsyncEventLog) -> list[Appended]:
-        return [(await log.append([(generation_id, b.entry_id, b.pack())]))[0] for b in batches]
+        return [
+            (await log.append([Write(generation_id, b.entry_id, b.pack())]))[0] for b in batches
+        ]
 
     return on_log(write)
 
@@ -148,11 +151,13 @@ def test_closing_returns_who_must_be_told(generation_id: str) -> None:
 
 def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:
     async def scenario(log: AsyncEventLog) -> list[LogState]:
-        states = [(await log.append([(generation_id, b"", b"")]))[0].state]
+        states = [(await log.append([Write(generation_id)]))[0].state]
         await log.request_cancel([generation_id])
-        states.append((await log.append([(generation_id, b"", b"")]))[0].state)
+        states.append((await log.append([Write(generation_id)]))[0].state)
         batch = Batch(0, [b"0"])
-        states.append((await log.append([(generation_id, batch.entry_id, batch.pack())]))[0].state)
+        states.append(
+            (await log.append([Write(generation_id, batch.entry_id, batch.pack())]))[0].state
+        )
         return states
 
     assert on_log(scenario) == [LogState.OPEN, LogState.CANCELLED, LogState.CANCELLED]
@@ -160,7 +165,7 @@ def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str)
 
 
 def test_asking_writes_nothing(generation_id: str) -> None:
-    on_log(lambda log: log.append([(generation_id, b"", b"")]))
+    on_log(lambda log: log.append([Write(generation_id)]))
     assert not client_for(generation_id).exists(log_key(generation_id))
 
 
@@ -180,9 +185,9 @@ def test_one_append_answers_for_each_stream_in_order() -> None:
         await log.request_cancel([two])
         return await log.append(
             [
-                (one, batch.entry_id, batch.pack()),
-                (two, b"", b""),
-                (three, batch.entry_id, batch.pack()),
+                Write(one, batch.entry_id, batch.pack()),
+                Write(two),
+                Write(three, batch.entry_id, batch.pack()),
             ]
         )
 

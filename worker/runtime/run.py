@@ -124,7 +124,7 @@ class Run:
         found, document = self._load()
         self._begin_span(document.traceparent, claimed_at_s)
         assembler = self._prepare(document)
-        self._send_opening(assembler, found.frames)
+        self._send_opening(assembler, found)
         if found.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
@@ -173,12 +173,12 @@ class Run:
             self._custom_calls = CustomCalls(request.tools)
         return assembler
 
-    def _send_opening(self, assembler: Assembler, frames: list[bytes]) -> None:
+    def _send_opening(self, assembler: Assembler, found: Loaded[Any]) -> None:
         """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
-        if frames:
-            self._stream.start_at(len(frames))
-            opening += assembler.restart(frames)
+        if found.frames:
+            self._stream.start_at(len(found.frames), found.texts)
+            opening += assembler.restart(found.frames)
         opening += assembler.begin()
         if opening:
             self._stream.append(opening)
