@@ -24,7 +24,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError
-from django.db.models import Count, Min
+from django.db.models import Count, Min, Q
 from django.utils import timezone
 from redis.exceptions import RedisError
 
@@ -243,9 +243,14 @@ def drop_left() -> None:
 
 def _drop_left(client: Any) -> None:
     release_expired(client)
-    found = long_open(client, settings.EVENT_LOG_PATIENCE_S + _LEFT_S)
-    rows = Generation.objects.filter(public_id__in=found).exclude(status__in=TERMINAL)
-    going_on = frozenset(rows.values_list("public_id", flat=True)) if found else frozenset()
+    patience = timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _LEFT_S)
+    found = long_open(client, patience.total_seconds())
+    if not found:
+        return
+    # What has ended just now may be about to close its log.
+    recent = Q(finished_at=None) | Q(finished_at__gt=timezone.now() - patience)
+    rows = Generation.objects.filter(recent, public_id__in=found)
+    going_on = frozenset(rows.values_list("public_id", flat=True))
     seen_alive(client, sorted(going_on))
     for public_id in set(found) - going_on:
         drop_document(public_id)

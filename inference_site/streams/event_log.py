@@ -337,12 +337,10 @@ def batches_of(entries: Entries) -> list[Batch]:
         return []
 
 
-def texts_of(entries: Any) -> list[bytes]:
+def texts_of(entries: Any) -> tuple[bytes, ...]:
     """Return the texts that the frames of a log refer to, by its first entry."""
-    texts: list[bytes] = []
-    if entries and TEXTS_FIELD in entries[0][1]:
-        texts = msgpack.unpackb(entries[0][1][TEXTS_FIELD])
-    return texts
+    packed = entries[0][1].get(TEXTS_FIELD) if entries else None
+    return tuple(msgpack.unpackb(packed)) if packed else ()
 
 
 def _decoded(entries: Entries, texts: Sequence[bytes] = ()) -> list[Batch]:

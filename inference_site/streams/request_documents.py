@@ -12,10 +12,11 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgpack
 import orjson
+import redis.exceptions
 from django.conf import settings
 from pydantic import TypeAdapter
 
-from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
+from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import (
@@ -168,12 +169,20 @@ def save_document(
     keys = [key(generation_id) for key in (document_key, followers_key, log_key)]
     limits = (int(opening.is_resumable), most, settings.RUN_TTL_S * 1000)
     arguments = (generation_id, project_id, *limits, data, follower or "", *entry)
-    client = client_for(generation_id)
-    outcome: Any = client.eval(_SAVE, 3, *keys, *arguments)
+    outcome = _save(generation_id, keys, arguments)
     if outcome == [_HAS_ROOM_NOW]:
-        outcome = client.eval(_SAVE, 3, *keys, *arguments)
+        outcome = _save(generation_id, keys, arguments)
     if outcome != [_SAVED]:
         raise ProjectQuotaReached
+
+
+def _save(generation_id: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    try:
+        return client_for(generation_id).eval(_SAVE, len(keys), *keys, *arguments)
+    except redis.exceptions.ResponseError as exc:
+        if "OOM" in str(exc):  # In the words of Redis' own refusal, whose place differs.
+            raise RedisFull from exc
+        raise
 
 
 def _first_entry(frames: Sequence[bytes], texts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:

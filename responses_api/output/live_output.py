@@ -19,7 +19,7 @@ from inference_site.domain.deltas import (
 from inference_site.generations.queue import new_id
 from responses_api.output.events import encode
 from responses_api.output.item_events import ItemEvents
-from responses_api.output.sent_output import OpenItem, Output
+from responses_api.output.sent_output import Cut, OpenItem, Output
 from responses_api.wire.events import Event
 from responses_api.wire.items import ItemStatus
 from responses_api.wire.output import (
@@ -67,6 +67,15 @@ class LiveOutput:
         return self._output.items
 
     @property
+    def cuts(self) -> list[Cut]:
+        """How their texts were sent."""
+        return self._output.cuts
+
+    def clear(self) -> None:
+        """Forget the items that have ended; their places stay theirs."""
+        self._output.clear()
+
+    @property
     def is_empty(self) -> bool:
         """Whether no item has begun."""
         return self._output.open is None and not self._output.items
@@ -112,7 +121,9 @@ class LiveOutput:
         self._open_type = type(announced)
         head, middle, tail = _delta_frame(self._open_type)
         self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
-        return [*ended, *self.encode(self._events(item).opening(announced))]
+        opening = list(self._events(item).opening(announced)) if self._emits else []
+        item.first = next((event.sequence_number for event in opening), None)
+        return [*ended, *self.encode(opening)]
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
         """End the item that is open, if there is one; return the frames of that."""
@@ -129,11 +140,10 @@ class LiveOutput:
     def _piece(self, opened: Frames, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
         item = self._output.open
         assert item is not None
-        item.pieces.append(text)
+        entries = _entries(logprobs)
+        item.take(text, entries)
         head, middle, tail = self._delta_frame
-        if logprobs:
-            entries = _entries(logprobs)
-            item.logprobs += entries
+        if entries:
             tail = tail.replace(b"[]", orjson.dumps(entries))
         if not self._emits:
             return ()

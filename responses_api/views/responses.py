@@ -38,7 +38,7 @@ _REATTACHED = Counter(
     "Readers that came to the stream of a response after it was made.",
     ["source"],
 )
-for _source in ("log", "compacted"):
+for _source in ("log", "stored", "compacted"):
     _REATTACHED.labels(_source)  # Shown at 0 from the start.
 
 
@@ -121,25 +121,25 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     """
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known, is_compacted = _known(stored)
+        known, source = _known(stored)
     except BaseException:
         hub.leave(follower)
         raise
-    _REATTACHED.labels("compacted" if is_compacted else "log").inc()
+    _REATTACHED.labels(source).inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
     response = hand_off(request, handoff)
-    if is_compacted:
+    if source == "compacted":
         response["x-replay"] = "compacted"
     return response
 
 
-def _known(stored: StoredResponse) -> tuple[list[Batch], bool]:
-    """Return what there is of a stream, and whether it was made anew; have the rest sent here."""
+def _known(stored: StoredResponse) -> tuple[list[Batch], str]:
+    """Return what there is of a stream, and where it comes from; have the rest sent here."""
     known, has_ended = read_log(stored.public_id), stored.status in ENDED
     if has_ended and (not known or is_cut_off(stored, known)):
-        return replay(stored), True
+        return replay(stored), "compacted" if stored.deltas is None else "stored"
     # It may have ended, and its log be closed only soon.
-    return followed_log(stored.public_id, hub.channel, known), False
+    return followed_log(stored.public_id, hub.channel, known), "log"
 
 
 def _starting_after(query: QueryDict) -> int:
