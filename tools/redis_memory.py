@@ -21,7 +21,7 @@ _MESSAGES = [{"role": "user", "content": _WORDS}]
 _REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed chat": ("/v1/chat/completions", {"messages": _MESSAGES, "stream": True}),
     "stored response": ("/v1/responses", {"input": _WORDS}),
-    "refused response": ("/v1/responses", {"input": "Hi", "instructions": "x" * 200_000}),
+    "response with long instructions": ("/v1/responses", {"input": "Hi", "instructions": "x" * 200_000}),
 }
 
 

@@ -272,7 +272,8 @@ def test_frames_whose_texts_are_lost_are_never_the_next(generation_id: str) -> N
     texts = (b"long" * 5000,)
     batch = Batch(2, [b"a" + texts[0]])
     on_log(lambda log: log.append([Write(generation_id, batch.entry_id, batch.pack(texts))]))
-    assert [found.first > 2 for found in read(generation_id, 2)] == [True]
+    ((found,),) = on_log(lambda log: log.read_many([(generation_id, 2)]))
+    assert found.first > 2
     assert read_log(generation_id) == []
 
 
@@ -292,7 +293,7 @@ def test_a_project_gets_back_what_it_held(settings: Settings, generation_id: str
     close_log(others[1], LOST)
     append(others[2], Batch(0, [b"end"], END))
     held = int(client.hget("held-by-project", str(project_id)) or 0)
-    assert 0 < held < 2000  # Two logs.
+    assert 0 < held < 12_000  # Two logs: Redis reserves 4 KiB for each.
     for id_ in others:
         client.zadd("held-ended", {id_: 0}, xx=True)  # They have expired.
     release_expired(client)
