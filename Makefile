@@ -9,7 +9,7 @@ JOBS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve test check check-tests lint ruff imports types format bench lock clean
+.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -25,7 +25,12 @@ check: .venv/.installed-dev
 check-tests: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --without-services
 
-lint: ruff imports types
+# All property tests with a hundred times the examples: an hour or more.
+fuzz: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --without-services -m hypothesis \
+		--hypothesis-profile fuzz --timeout 0
+
+lint: ruff imports types audit
 	$(BIN)/python -m tests.checks
 
 ruff: .venv/.installed-dev
@@ -37,6 +42,10 @@ imports: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+# Without the service of advisories it warns; `make audit REQUIRED=--required` fails then.
+audit: .venv/.installed-dev
+	$(BIN)/python -m tools.audit $(REQUIRED)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -51,6 +60,10 @@ bench: .venv/.installed-dev
 	@failed=; for name in $(BENCHMARKS); do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --write || failed="$$failed $$name;"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# Kills, freezes and empties each part of a running stack many times, for about an hour.
+faults: .venv/.installed-dev
+	$(BIN)/python -m tests.faults.matrix --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

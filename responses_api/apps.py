@@ -21,11 +21,23 @@ class ResponsesApiConfig(AppConfig):
         )
         from responses_api.request.counting import INPUT_TOKENS, CountAssembler
         from responses_api.request.creation import ResponseAssembly
+        from responses_api.request.mending import contradictions, mend
         from responses_api.request.recovery import rebuild, recover
+        from responses_api.state.replay import is_deleted, replay_of
         from responses_api.state.storage import store_result
 
-        assemble = ResponseAssembly.assembler
-        kind = Kind(ResponseAssembly, assemble, assembler.failure, store_result, recover, rebuild)
+        kind = Kind(
+            ResponseAssembly,
+            ResponseAssembly.assembler,
+            assembler.failure,
+            store_result,
+            recover,
+            rebuild,
+            replay_of,
+            is_deleted,
+            contradictions,
+            mend,
+        )
         register(assembler.RESPONSE, kind)
         register(COMPACTION, Kind(CompactionAssembly, CompactionAssembler, failure))
         register(INPUT_TOKENS, Kind(Assembly, CountAssembler, failure))

@@ -51,7 +51,12 @@ class Conversation(models.Model):
     deleted_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        indexes = [models.Index(fields=["project", "id"], name="conversation_list")]
+        indexes = [
+            models.Index(fields=["project", "id"], name="conversation_list"),
+            models.Index(
+                fields=["id"], name="conversation_locked", condition=~models.Q(locked_by="")
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.public_id
@@ -113,6 +118,11 @@ class StoredResponse(models.Model):
             models.Index(fields=["project", "model", "created_at", "id"], name="response_of_model"),
             models.Index(
                 fields=["project", "status", "created_at", "id"], name="response_in_status"
+            ),
+            models.Index(
+                fields=["id"],
+                name="response_open",
+                condition=models.Q(status__in=["queued", "in_progress"]),
             ),
             GinIndex(fields=["metadata"], name="response_metadata", opclasses=["jsonb_path_ops"]),
         ]

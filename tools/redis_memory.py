@@ -16,12 +16,13 @@ from typing import Any
 
 from tests.served_stack import ServedStack, served_stack
 
+_LONG = "x" * 200_000
 _WORDS = json.dumps([{"repeat": 100, "steps": [{"text": "word "}]}])
 _MESSAGES = [{"role": "user", "content": _WORDS}]
 _REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed chat": ("/v1/chat/completions", {"messages": _MESSAGES, "stream": True}),
     "stored response": ("/v1/responses", {"input": _WORDS}),
-    "response with long instructions": ("/v1/responses", {"input": "Hi", "instructions": "x" * 200_000}),
+    "response with long instructions": ("/v1/responses", {"input": "Hi", "instructions": _LONG}),
 }
 
 

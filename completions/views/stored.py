@@ -22,6 +22,7 @@ from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.streams.request_documents import drop_document
 
 
 def list_stored(request: Request) -> Response:
@@ -61,7 +62,9 @@ class StoredCompletionView(ApiView):
     @documented(answer=DeletedChatCompletion)
     def delete(self, request: Request, completion_id: str) -> Response:
         """Delete a stored chat completion."""
-        find(caller_of(request).project_id, completion_id).delete()
+        found = find(caller_of(request).project_id, completion_id)
+        drop_document(completion_id)  # What an ``Idempotency-Key`` would show of it.
+        found.delete()
         return Response(DeletedChatCompletion(id=completion_id).model_dump())
 
 

@@ -11,18 +11,19 @@ from django.contrib import admin, messages
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-from unfold.admin import ModelAdmin, TabularInline
+from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import issue_key, revoke_key, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+from inference_site.admin_pages.site_admin import SiteAdmin
 
 _OVERLAP = dt.timedelta(days=1)
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
-class UndeletedAdmin(ModelAdmin):
+class UndeletedAdmin(SiteAdmin):
     """Admin of objects that the usage log refers to: they are deactivated, never deleted."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -123,7 +124,7 @@ class ApiKeyAdmin(UndeletedAdmin):
 
 
 @admin.register(Budget)
-class BudgetAdmin(ModelAdmin):
+class BudgetAdmin(SiteAdmin):
     """Admin of budgets, with the amount spent in the current period."""
 
     list_display = ("project", "api_key", "unit", "every", "amount", "spent")

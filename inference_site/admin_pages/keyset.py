@@ -12,15 +12,16 @@ import datetime as dt
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import Max, Min, Model, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
+
+from inference_site.admin_pages.site_admin import SiteAdmin
 
 BEFORE, AFTER = "before", "after"
 _FIRST_WINDOW, _LARGEST_WINDOW = 1_000, 100_000
@@ -155,14 +156,14 @@ def _number(request: HttpRequest, name: str) -> int | None:
     return int(given) if given.isdecimal() and len(given) <= 18 else None
 
 
-class KeysetAdmin(ModelAdmin):
+class KeysetAdmin(SiteAdmin):
     """Read-only admin of rows that only programs write."""
 
     list_per_page = 50
     list_fullwidth = True
     ordering = ("-pk",)
     sortable_by = ()
-    search_fields = ("public_id__exact",)
+    search_fields: ClassVar[list[str] | tuple[str, ...]] = ("public_id__exact",)
     search_help_text = "Search by a complete id"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # Facets count.

@@ -2,7 +2,8 @@
 
 A key of the API has its own idempotency keys, each good for a day. What is remembered of a request
 is its digest, and either its answer or the generation whose stream is its answer; that is read from
-the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``). Of each project the last
+the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``), or made anew from what is
+stored. Nothing is answered of a response that was deleted. Of each project the last
 ``IDEMPOTENCY_KEYS`` are remembered, in at most ``_MOST_BYTES``; older ones are forgotten. A request
 that was refused, failed or cancelled is not remembered: sent again, it is a new one. One that runs
 goes on for ``GRACE_S`` after its client has left, so that the client can send it again.
@@ -26,9 +27,10 @@ from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.hub import hub
+from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import followed_log, read_log
+from inference_site.streams.event_log import followed_log, is_whole, read_log
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -172,7 +174,8 @@ def _keep(key: str, caller: Caller, request: Request, response: HttpResponse, di
     elif outcome.wait is None and isinstance(response, Response) and response.status_code < 400:
         body = orjson.dumps(response.data)
         kept = body.decode() if len(body) <= _LARGEST_BODY else ""
-        memory = _Memory(digest, status=response.status_code, body=kept)
+        shown_id = str(response.data.get("id", "")) if isinstance(response.data, dict) else ""
+        memory = _Memory(digest, shown_id, status=response.status_code, body=kept)
     else:
         site_client().delete(key)
         return
@@ -184,26 +187,41 @@ def _keep(key: str, caller: Caller, request: Request, response: HttpResponse, di
 
 def _again(request: Request, known: _Memory) -> HttpResponse | None:
     """Return the first answer; None when that came to nothing."""
+    if known.status and _is_deleted(known.generation_id):
+        raise _expired()
     if known.body:
         return Response(orjson.loads(known.body), status=known.status)
     if known.status:
         raise _expired()
     if not known.generation_id:
         raise _in_progress()
-    statuses = Generation.objects.filter(public_id=known.generation_id)
-    status = statuses.values_list("status", flat=True).first()
-    if status in (None, Status.CANCELLED, Status.FAILED):
+    generation = Generation.objects.filter(public_id=known.generation_id).first()
+    if generation is None or generation.status in (Status.CANCELLED, Status.FAILED):
         return None
-    return _followed(request, known, has_ended=status == Status.COMPLETED)
+    has_ended = generation.status == Status.COMPLETED
+    return _followed(request, known, kind_of(generation.kind), has_ended=has_ended)
 
 
-def _followed(request: Request, known: _Memory, *, has_ended: bool) -> HttpResponse:
+def _is_deleted(public_id: str) -> bool:
+    """Whether an answer shows something of a generation that was deleted since."""
+    kinds = Generation.objects.filter(public_id=public_id).values_list("kind", flat=True)
+    name = kinds.first() if public_id else None
+    is_deleted = None if name is None else kind_of(name).is_deleted
+    return is_deleted is not None and is_deleted(public_id)
+
+
+def _followed(
+    request: Request, known: _Memory, kind: Kind[Any], *, has_ended: bool
+) -> HttpResponse:
     """Hand the stream of the first answer over, from its beginning."""
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
     try:
         logged = read_log(known.generation_id)
-        if not logged and has_ended:
-            raise _expired()
+        if has_ended and not (logged and is_whole(logged)):
+            made_anew = kind.replay(known.generation_id) if kind.replay else None
+            if not made_anew:
+                raise _expired()
+            logged = made_anew
         logged = followed_log(known.generation_id, hub.channel, logged)
     except BaseException:
         hub.leave(follower)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from axes.models import AccessFailureLog
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from inference_site.admin_pages.keyset import KeysetAdmin
+from inference_site.admin_pages.site_admin import SiteAdmin
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
 
 
 @admin.register(User)
-class StaffAdmin(UserAdmin[User], ModelAdmin):  # type: ignore[misc]  # The theme types its own.
+class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme types its own.
     """Users that may log in to the console."""
 
     form = UserChangeForm
@@ -27,8 +28,22 @@ class StaffAdmin(UserAdmin[User], ModelAdmin):  # type: ignore[misc]  # The them
 
 
 @admin.register(Group)
-class RoleAdmin(GroupAdmin, ModelAdmin):  # type: ignore[misc]  # As above.
+class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
     """Groups: sets of permissions that several users share."""
+
+
+@admin.register(AccessFailureLog)
+class LoginFailureAdmin(KeysetAdmin):
+    """Logins that failed, read-only; those of locked users too, up to the one that locked them."""
+
+    list_display = ("time", "username", "ip_address", "locked_out", "user_agent")
+    list_filter = ("locked_out",)
+    search_fields = ("username__exact", "ip_address")
+    search_help_text = "Search by the user name or the address"
+
+    @admin.display(description="time (UTC)")
+    def time(self, failure: AccessFailureLog) -> str:
+        return f"{failure.attempt_time:%Y-%m-%d %H:%M:%S}"
 
 
 @admin.register(LogEntry)

@@ -27,6 +27,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Users", "person", "auth.user"),
             ("Groups", "group", "auth.group"),
             ("Audit log", "history", "admin.logentry"),
+            ("Failed logins", "lock", "axes.accessfailurelog"),
         ),
     ),
 )

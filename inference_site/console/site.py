@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -13,6 +14,7 @@ from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet import fleet_context, request_action
 from inference_site.console.home import home_context, usage_csv
+from inference_site.console.login import is_locked_out
 from inference_site.console.queue import queue_context, run_action
 
 
@@ -44,6 +46,17 @@ class ConsoleSite(UnfoldAdminSite):
         context = {**home_context(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
+
+    def login(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the login page, or log in; the status of a login that is locked is 429."""
+        for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL has no NUL in texts.
+            request.META[name] = request.META.get(name, "").replace("\0", "")
+        page: HttpResponse = super().login(request, extra_context)
+        if is_locked_out(request):
+            page.status_code = HTTPStatus.TOO_MANY_REQUESTS
+        return page
 
     def _page(
         self, title: str, context: Callable[[HttpRequest], dict[str, Any]], name: str

@@ -27,6 +27,7 @@ UNFOLD = {
             "href": "inference_site.console.navigation.favicon",
         },
     ],
+    "LOGIN": {"form": "inference_site.console.login.LoginForm"},
     "STYLES": ["inference_site.console.navigation.stylesheet"],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},

@@ -16,7 +16,8 @@
         ├── RedisFull             no room for another request
         ├── ProjectQuotaReached   the project's requests and streams take too much room
         ├── QueueTimeout          waited too long for a slot
-        └── ModelLoading          waited too long for its model to be loaded
+        ├── ModelLoading          waited too long for its model to be loaded
+        └── ModelGone             the site does not have its model any more
 
     StoppedByOperator             an operator stopped it before it ran
     HookFailed                    a hook of the operator failed; the site's fault
@@ -133,3 +134,7 @@ class QueueTimeout(_Documented):
 
 class ModelLoading(_Documented):
     """The model is still being loaded. Please try again later."""
+
+
+class ModelGone(_Documented):
+    """The model was removed from this site while the request waited for it."""

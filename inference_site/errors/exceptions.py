@@ -61,6 +61,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         (domain.ModelLoading,),
         lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
     ),
+    ((domain.ModelGone,), lambda e: NotFoundError(str(e), code="model_not_found")),
     ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
     ((domain.RedisFull,), lambda e: UnavailableError(str(e), code="queue_memory_full")),
     (

@@ -55,11 +55,15 @@ class Wait:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a view leaves to the relay beside its response. It lies in the ASGI scope."""
+    """What a view leaves to the relay beside its response. It lies in the ASGI scope.
+
+    ``started_id`` is the generation that it has started, also one that its client does not follow.
+    """
 
     handoff: HandOff | None = None
     feed: AsyncIterator[bytes] | None = None
     wait: Wait | None = None
+    started_id: str = ""
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:

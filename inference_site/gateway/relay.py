@@ -139,9 +139,9 @@ async def _disconnect(receive: Receive) -> None:
 
 def _abandon(outcome: Outcome) -> None:
     """Stop what a view has enqueued for a client that was refused, or has left."""
+    if outcome.started_id:
+        hub.cancel(outcome.started_id)
     if outcome.handoff is not None:
-        if outcome.handoff.cancels:
-            hub.cancel(outcome.handoff.generation_id)
         hub.leave(outcome.handoff.follower)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
-from django.db import transaction
 
-from inference_site.generations.kinds import Assembler, Kind, kind_of
+from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Generation, Status
 from inference_site.observability.metrics import count_ended
+from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, Appended, close_log, frames_of, read_log
+from inference_site.streams.event_log import MESSAGE_TYPE, Appended, close_log, take_log
 from inference_site.streams.request_documents import drop_document
 
 
@@ -26,10 +26,10 @@ def end_in_place(
     nothing is done and False is returned.
     """
     kind = kind_of(generation.kind)
-    assembler, ending, first = _ended(kind, generation.public_id, error)
-    with transaction.atomic():
-        if not move():
+    with impatient_transaction():
+        if not move():  # From here to the commit a worker that lives after all waits with its own.
             return False
+        assembler, ending, first = _ended(kind, generation, error)
         if kind.store_result is not None and assembler is not None:
             kind.store_result(generation.public_id, status, assembler, None)
     error_code = "" if ending is None else ending.error_code
@@ -37,28 +37,27 @@ def end_in_place(
     if ending is None:
         drop_document(generation.public_id)
         return True
+    # Its worker appends nothing any more, unless it is of a release that does not ask.
     answer = close_log(generation.public_id, ending, first)
-    while answer is None:  # The worker was not dead yet: what it sent meanwhile comes before.
-        _, ending, first = _ended(kind, generation.public_id, error)
-        assert ending is not None
-        answer = close_log(generation.public_id, ending, first)
+    if answer is None:
+        answer = close_log(generation.public_id, ending)
+    assert answer is not None
     _tell(generation.public_id, answer)
     return True
 
 
 def _ended(
-    kind: Kind[Any], generation_id: str, error: Exception | None
+    kind: Kind[Any], generation: Generation, error: Exception | None
 ) -> tuple[Assembler | None, Ending | None, int | None]:
     """Return the ending, what made it, and the number of its first frame, if they depend on it."""
-    if kind.recover is not None:
-        frames = frames_of(read_log(generation_id))
-        first = len(frames)
-        assembler = kind.recover(generation_id, frames)
-        if assembler is not None:
-            ending = assembler.cancel() if error is None else assembler.fail(error)
-            return assembler, ending, first
+    # A worker that comes back much later, when the log has expired, may not begin it anew.
+    sent = take_log(generation.public_id, generation.attempt + 1)
+    if kind.recover is None:
+        return None, None if error is None else kind.failure(error), None
+    assembler, first = recovered(kind, generation.public_id, sent)
+    if assembler is None:
         return None, None if error is None else kind.failure(error, first=first), first
-    return None, None if error is None else kind.failure(error), None
+    return assembler, assembler.cancel() if error is None else assembler.fail(error), first
 
 
 def _tell(generation_id: str, answer: Appended) -> None:

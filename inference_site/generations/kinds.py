@@ -8,22 +8,23 @@ alike: what was streamed and what is stored cannot differ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Batch, Sent
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
     """A fold over the deltas of one generation."""
 
-    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Go on after these frames, which were sent before this attempt; return what ends them.
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Go on after what was sent before this attempt; return the frames that end it.
 
-        Called first, and only when there are any.
+        Called first, and only when anything was. ``sent`` has no frames when they are lost.
         """
         return ()
 
@@ -76,17 +77,24 @@ class Kind(Generic[AssemblyT]):
     worker, or its frames were lost.
 
     Kinds whose results outlive their streams have the others too: ``store_result``; ``recover``,
-    which makes an assembler from the id and the frames sent so far (None when there is too little
-    to go by), for what must be ended in place of its worker; and ``rebuild``, which makes the
-    request document anew when it was lost (None when that cannot be).
+    which makes an assembler from the id and what was sent so far (None when there is too little
+    to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
+    document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
+    one that has ended anew when its log was lost (None when it is not stored, or was deleted);
+    ``is_deleted``, whether its result may not be read any more; ``contradictions``, which counts
+    what is stored and contradicts the generations, by what it is; and ``mend``, which ends that.
     """
 
     assembly: type[AssemblyT]
     assembler: Callable[[AssemblyT], Assembler]
     failure: Failure
     store_result: StoreResult | None = None
-    recover: Callable[[str, Sequence[bytes]], Assembler | None] | None = None
+    recover: Callable[[str, Sent], Assembler | None] | None = None
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
+    replay: Callable[[str], list[Batch] | None] | None = None
+    is_deleted: Callable[[str], bool] | None = None
+    contradictions: Callable[[], Mapping[str, int]] | None = None
+    mend: Callable[[], None] | None = None
 
 
 _kinds: dict[str, Kind[Any]] = {}
@@ -100,3 +108,22 @@ def register(name: str, kind: Kind[Any]) -> None:
 def kind_of(name: str) -> Kind[Any]:
     """Return a kind. Raise KeyError for one that no installed app registered."""
     return _kinds[name]
+
+
+def all_kinds() -> Collection[Kind[Any]]:
+    """Return all kinds that are registered."""
+    return _kinds.values()
+
+
+def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
+    """Return what ends a generation after what was sent, and the number of its first frame.
+
+    What can be recovered has sent something, so if its log is empty, that was lost.
+    """
+    if kind.recover is None:
+        return None, sent.next
+    if sent.next:
+        return kind.recover(generation_id, sent), sent.next
+    lost = sent.beyond()
+    assembler = kind.recover(generation_id, lost)
+    return assembler, 0 if assembler is None else lost.next

@@ -3,10 +3,12 @@
 abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
+homeless    waiting in the background for a model that the site does not have any more: failed
 unattended  left by all its readers, for longer than its grace: cancelled
 unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
 left        requests in Redis whose generation has ended, or never was: dropped
+torn        what a kind stores and contradicts the generation: mended
 
 A worker that lives gives up its own orphans, with the same move.
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,14 +27,17 @@ from typing import Any
 from django.conf import settings
 from django.db import OperationalError
 from django.db.models import Count, Min, Q
+from django.db.models.functions import Now
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from inference_site.domain.errors import ModelLoading, QueueTimeout, WorkerLost
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.domain.errors import ModelGone, ModelLoading, QueueTimeout, WorkerLost
 from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
+from inference_site.generations.kinds import all_kinds
 from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
@@ -48,7 +53,7 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
@@ -77,16 +82,20 @@ def maintain() -> None:
         expire_waiting,
         expire_unloaded,
         stop_unattended,
+        expire_homeless,
         wake_again,
         drop_gone,
         drop_left,
+        mend_torn,
     )
-    _each((part.__name__, part) for part in parts)
-    site_client().eval(SET_WHEN_FULL, 1, _DONE_KEY, time.time(), _DONE_KEPT_S)
+    try:
+        _each((part.__name__, part) for part in parts)
+    finally:  # What failed is told; it does not mean that nothing is done.
+        site_client().eval(SET_WHEN_FULL, 1, _DONE_KEY, time.time(), _DONE_KEPT_S)
 
 
 def last_maintained() -> float | None:
-    """Return when all of it was last done, in Unix time; None when that is a minute ago."""
+    """Return when all of it was last tried, in Unix time; None when that is a minute ago."""
     at: Any = site_client().get(_DONE_KEY)
     return None if at is None else float(at)
 
@@ -138,14 +147,20 @@ def give_up_abandoned() -> None:
         _give_up(running.filter(worker__in=dead))
 
 
-def give_up_orphans(worker: str, running: frozenset[str]) -> None:
-    """Fail what this live worker claimed a while ago and is not running."""
-    limit = timezone.now() - timedelta(seconds=_ORPHAN_S)
-    claimed = Generation.objects.filter(
-        status=Status.RUNNING, worker=worker, claimed_at__lt=limit
-    ).exclude(public_id__in=running)
+def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int]]]) -> None:
+    """Fail what this live worker claimed a while ago and is not running.
+
+    ``running`` returns the ids and attempts that it runs; it is asked after the rows, so that none
+    of these can have begun in between. How old a claim is, the database's clock decides, which also
+    wrote its time.
+    """
+    limit = Now() - timedelta(seconds=_ORPHAN_S)
     with lent_connection():
-        _give_up(claimed)
+        claimed = list(
+            Generation.objects.filter(status=Status.RUNNING, worker=worker, claimed_at__lt=limit)
+        )
+        known = running()
+        _give_up(row for row in claimed if (row.public_id, row.attempt) not in known)
 
 
 def _give_up(generations: Iterable[Generation]) -> None:
@@ -157,9 +172,11 @@ def _give_up(generations: Iterable[Generation]) -> None:
 
 
 def _give_up_one(generation: Generation) -> None:
-    held = (generation.public_id, generation.worker)
+    held = (generation.public_id, generation.worker, generation.attempt)
     if generation.background and generation.attempt < MAX_ATTEMPTS:
-        if Generation.objects.requeue(*held):
+        with impatient_transaction():
+            is_waiting = Generation.objects.requeue(*held)
+        if is_waiting:
             send_wake_up(generation.model)
         return
     fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
@@ -213,6 +230,31 @@ def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
     if waiting is not None and not live_view.serving(waiting.model):
         _expire(waiting, "model_loading", ModelLoading())
     forget_waits([public_id])
+
+
+def expire_homeless() -> None:
+    """Fail what would wait for ever, for a model that neither the catalogue nor a worker has.
+
+    Only after ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
+    """
+    limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
+    waiting = Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
+    waiting = waiting.exclude(service_class=ServiceClass.FOREGROUND)  # See expire_waiting.
+    known = catalogue().models
+    unknown = [
+        model
+        for model in waiting.values_list("model", flat=True).distinct()
+        if model not in known and not live_view.having(model)
+    ]
+    _each(
+        (row.public_id, partial(_expire, row, "model_not_found", ModelGone()))
+        for row in (waiting.filter(model__in=unknown) if unknown else ())
+    )
+
+
+def mend_torn() -> None:
+    """Have each kind end what it stores and contradicts the generations."""
+    _each((kind.mend.__name__, kind.mend) for kind in all_kinds() if kind.mend is not None)
 
 
 def wake_again() -> None:

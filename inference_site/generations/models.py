@@ -102,20 +102,21 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""
-        held = self.filter(
-            public_id=claim.public_id,
-            status=Status.RUNNING,
-            worker=claim.worker,
-            attempt=claim.attempt,
-        )
+        held = self._held(claim.public_id, claim.worker, claim.attempt)
         with lent_connection():
             return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
-    def requeue(self, public_id: str, worker: str) -> bool:
-        """Have another worker begin it anew; False if it reached its end after all."""
-        held = self.filter(public_id=public_id, status=Status.RUNNING, worker=worker)
+    def requeue(self, public_id: str, worker: str, attempt: int) -> bool:
+        """Have another worker begin it anew; False if this attempt does not run any more."""
+        held = self._held(public_id, worker, attempt)
         with lent_connection():
             return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None))
+
+    def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
+        """Return the row while this attempt runs: an earlier one may not know that it was lost."""
+        return self.filter(
+            public_id=public_id, status=Status.RUNNING, worker=worker, attempt=attempt
+        )
 
     def has_ended(self, claim: Claim, status: Status) -> bool:
         """Whether this attempt has this end already: its ``finish`` won, the reply was lost."""
@@ -133,9 +134,9 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
             )
         return ids
 
-    def fail_abandoned(self, public_id: str, worker: str, error_code: str) -> bool:
-        """Fail a generation whose worker is gone; False if it reached its end after all."""
-        held = self.filter(public_id=public_id, status=Status.RUNNING, worker=worker)
+    def fail_abandoned(self, public_id: str, worker: str, attempt: int, error_code: str) -> bool:
+        """Fail an attempt whose worker is gone; False if it does not run any more."""
+        held = self._held(public_id, worker, attempt)
         return bool(
             held.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,18 @@ ChildPorts = Callable[[], Mapping[str, int]]
 """Returns the metrics port of each child worker, by model."""
 
 
-def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
+_SIGNS_OF_A_PROXY = re.compile(
+    r"via|forwarded|x-(?!prometheus-).+|proxy-.+|cf-.+|cdn-.+|fastly-.+|max-forwards|(.*-)?ip",
+    re.IGNORECASE,
+)
+
+
+def is_forwarded(header_names: Iterable[str]) -> bool:
+    """Return whether a request has a header that proxies add and scrapers do not."""
+    return any(_SIGNS_OF_A_PROXY.fullmatch(name) for name in header_names)
+
+
+def may_scrape(address: str, authorization: str, forwarded: bool) -> bool:
     """Return whether this peer may read metrics.
 
     It may if it sends ``METRICS_TOKEN`` or its address is in ``METRICS_ALLOWED_NETWORKS``. The
@@ -31,7 +43,7 @@ def may_scrape(address: str, authorization: str, is_forwarded: bool) -> bool:
     token = settings.METRICS_TOKEN
     if token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
         return True
-    return not is_forwarded and _is_allowed(address)
+    return not forwarded and _is_allowed(address)
 
 
 def _is_allowed(address: str) -> bool:
@@ -118,8 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _may_scrape(self) -> bool:
         authorization = self.headers.get("Authorization", "")
-        is_forwarded = "X-Forwarded-For" in self.headers or "Forwarded" in self.headers
-        return may_scrape(self.client_address[0], authorization, is_forwarded)
+        return may_scrape(self.client_address[0], authorization, is_forwarded(self.headers))
 
     def _answer(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
         self.send_response(status)

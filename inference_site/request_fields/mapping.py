@@ -11,6 +11,7 @@ from inference_site.api.parsers import is_too_deep
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.constraint_bounds import check_tools, checked
 from inference_site.request_fields.wire.constraint import Grammar
 from inference_site.request_fields.wire.sampling import SamplingFields
 
@@ -20,11 +21,15 @@ class ToolPlan:
     """Which tools the model sees, and whether it must call one of them.
 
     ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
+    Raise InvalidRequestError for tools past the bounds of schemas.
     """
 
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     is_legacy: bool = False
+
+    def __post_init__(self) -> None:
+        check_tools(self.tools, "functions" if self.is_legacy else "tools")
 
 
 def only(
@@ -139,23 +144,30 @@ def to_constraint(
 ) -> Constraint | None:
     """Return what the text must match: what ``field`` asks for or a ``grammar``, or None.
 
-    Raise InvalidRequestError for two constraints.
+    Raise InvalidRequestError for two constraints, and for one past the bounds.
     """
     if grammar is not None and formatted is not None:
         raise InvalidRequestError(
             f"Request `grammar` and `{field}` were both provided but are mutually exclusive.",
             param="grammar",
         )
-    return formatted if grammar is None else from_grammar(grammar)
+    return checked(formatted if grammar is None else from_grammar(grammar))
 
 
-def require_text(constraint: Constraint | None, plan: ToolPlan) -> None:
-    """Raise InvalidRequestError for a constraint of an answer that must be a call."""
-    if constraint is not None and plan.must_call:
+def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """Return what the text must match: nothing, in an answer that must be a call.
+
+    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
+    InvalidRequestError for a ``grammar``, which would be meant for the call.
+    """
+    if constraint is None or not plan.must_call:
+        return constraint
+    if constraint.param.startswith("grammar"):
         raise InvalidRequestError(
             f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
             param=constraint.param,
         )
+    return None
 
 
 def from_grammar(grammar: str | Grammar) -> Constraint:

@@ -11,17 +11,15 @@ from prometheus_client import REGISTRY
 
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.observability.metrics import BUILD
-from inference_site.observability.telemetry import may_scrape, rendered
+from inference_site.observability.telemetry import is_forwarded, may_scrape, rendered
 from inference_site.status.site_metrics import SiteMetrics
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
     """Answer peers that send ``METRICS_TOKEN`` or are in ``METRICS_ALLOWED_NETWORKS``."""
     meta = request.META
-    is_forwarded = "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta
-    if not may_scrape(
-        meta.get("REMOTE_ADDR", ""), meta.get("HTTP_AUTHORIZATION", ""), is_forwarded
-    ):
+    forwarded = is_forwarded(request.headers)
+    if not may_scrape(meta.get("REMOTE_ADDR", ""), meta.get("HTTP_AUTHORIZATION", ""), forwarded):
         raise AuthenticationError("Send METRICS_TOKEN in 'Authorization: Bearer'.")
     body, content_type = rendered(meta.get("HTTP_ACCEPT", ""))
     return HttpResponse(body, content_type=content_type)

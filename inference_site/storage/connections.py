@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import connection
+from django.db import connection, transaction
+
+_LOCK_TIMEOUT_MS = 2_000
 
 
 @contextmanager
@@ -20,3 +22,16 @@ def lent_connection() -> Iterator[None]:
     finally:
         if not connection.in_atomic_block:
             connection.close()
+
+
+@contextmanager
+def impatient_transaction() -> Iterator[None]:
+    """Run the block in a transaction that does not wait long for a locked row.
+
+    Who holds it may be frozen, and one row must not hold up what is to be done with the others.
+    Raise OperationalError then.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
+        yield

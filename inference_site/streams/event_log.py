@@ -3,7 +3,8 @@
 One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
 finds any frame by its number, and Redis refuses an append that is repeated after a lost reply. The
 entry that ends a stream has the greatest possible id. It closes the log: a worker that was given up
-as dead cannot append to it any more.
+as dead cannot append to it any more. Nor can one whose run was given to another: each attempt to
+run a generation has a number, and when a later one has begun, appends of earlier ones are refused.
 
 The log is the source of truth; messages over the channel layer are hints that arrive sooner.
 """
@@ -32,32 +33,37 @@ _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
 TEXTS_FIELD = b"t"
 """In the first entry of a log: the texts that its frames refer to (see ``shared_text``)."""
+_LOST_FRAMES = 1_000_000
+"""More frames than a stream can have had of which the log was lost."""
 
 
 class LogState(IntEnum):
     """The state of a log, as an append returns it to the writer."""
 
     OPEN = 0
-    CLOSED = 1  # Another process ended the stream; stop writing.
+    CLOSED = 1  # The stream was ended, or given to another attempt; stop writing.
     CANCELLED = 2  # The cancel flag is set; stop the generation.
 
 
-# KEYS: log, cancel flag, followers, request document of each stream.
+# KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
 # ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
 # then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
-# stream), its payload, and "1" if it ends the stream with a refusal.
+# stream), its payload, its attempt, and "1" if it ends the stream with a refusal.
 _APPEND = (
     FIRST_WRITE
     + HELD
     + """
 local replies = {}
-for i = 1, #KEYS / 4 do
-  local log, cancel, follow, document = KEYS[4*i-3], KEYS[4*i-2], KEYS[4*i-1], KEYS[4*i]
-  local id, payload, is_refusal = ARGV[3*i+1], ARGV[3*i+2], ARGV[3*i+3] == "1"
+for i = 1, #KEYS / 5 do
+  local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
+  local id, payload, latest = ARGV[4*i], ARGV[4*i+1], redis.call("GET", KEYS[5*i])
+  local is_refusal = ARGV[4*i+3] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if id ~= "" then
+  if latest and tonumber(latest) > tonumber(ARGV[4*i+2]) then
+    state = 1
+  elseif id ~= "" then
     local added = redis.pcall("XADD", log, id, "b", payload)
     if type(added) == "table" and added.err then
       if not string.find(added.err, "equal or smaller", 1, true) then return added end
@@ -73,6 +79,17 @@ for i = 1, #KEYS / 4 do
   replies[i] = {state, followers}
 end
 return replies
+"""
+)
+
+
+# KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
+_BEGIN_ATTEMPT = (
+    FIRST_WRITE
+    + """
+if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
+  redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+end
 """
 )
 
@@ -158,13 +175,32 @@ class Batch:
         return _LAST_ID if self.ending else b"%d-0" % self.next
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a stream has sent: all of its frames, and the number of the next.
+
+    ``frames`` is empty when some of them are lost with their Redis.
+    """
+
+    frames: Sequence[bytes] = ()
+    next: int = 0
+
+    def beyond(self) -> Sent:
+        """Return where to go on when frames are lost: at numbers that no reader expects next, so
+        that all of them are told of the loss."""
+        return Sent(next=self.next + _LOST_FRAMES)
+
+
 class Write(NamedTuple):
-    """What is appended to the log of a stream: a batch, packed. Without an ``entry_id`` nothing is,
-    and only the state is read. A refusal ends a stream that nobody will want to read again."""
+    """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
+
+    A refusal ends a stream that nobody will want to read again.
+    """
 
     generation_id: str
-    entry_id: bytes = b""
-    payload: bytes = b""
+    entry_id: bytes
+    payload: bytes
+    attempt: int = 1
     is_refusal: bool = False
 
 
@@ -192,18 +228,23 @@ def document_key(generation_id: str) -> str:
     return f"{{{generation_id}}}:document"
 
 
+def attempt_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:attempt"
+
+
 def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
     """Return the number of keys, then the keys and arguments, of the append script."""
     keys: list[Any] = []
     arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
-    for generation_id, entry_id, payload, is_refusal in writes:
+    for generation_id, entry_id, payload, attempt, is_refusal in writes:
         keys += (
             log_key(generation_id),
             cancel_key(generation_id),
             followers_key(generation_id),
             document_key(generation_id),
+            attempt_key(generation_id),
         )
-        arguments += (entry_id, payload, int(is_refusal))
+        arguments += (entry_id, payload, attempt, int(is_refusal))
     return len(keys), keys + arguments
 
 
@@ -227,7 +268,7 @@ class AsyncEventLog:
         self._append = client.register_script(_APPEND)
 
     async def append(self, writes: Sequence[Write]) -> list[Appended]:
-        """Append each, and return the state of its log."""
+        """Append each of these; return what became of them, in order."""
         count, arguments = append_arguments(writes)
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
@@ -295,10 +336,25 @@ def drop_cancel_flag(generation_id: str) -> None:
     client_for(generation_id).delete(cancel_key(generation_id))
 
 
+def add_attempt(pipeline: Any, generation_id: str, attempt: int) -> None:
+    """Add to a pipeline what has the appends of earlier attempts refused from now on."""
+    key = attempt_key(generation_id)
+    pipeline.eval(_BEGIN_ATTEMPT, 1, key, attempt, settings.RUN_TTL_S)
+
+
 def read_log(generation_id: str) -> list[Batch]:
     """Return all batches of the log."""
     entries: Any = client_for(generation_id).xrange(log_key(generation_id))
     return batches_of(entries)
+
+
+def take_log(generation_id: str, attempt: int) -> Sent:
+    """Refuse what attempts before this one append, then return what they have sent."""
+    pipeline = client_for(generation_id).pipeline(transaction=False)
+    if attempt > 1:
+        add_attempt(pipeline, generation_id, attempt)
+    pipeline.xrange(log_key(generation_id))
+    return sent_so_far(batches_of(pipeline.execute()[-1]))
 
 
 def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
@@ -354,6 +410,21 @@ def hinted(payload: bytes) -> Batch | None:
         return Batch.unpack(payload) if payload else None
     except TextsUnknown:
         return None
+
+
+def is_whole(batches: Sequence[Batch]) -> bool:
+    """Whether a log has all frames from the first on; one that lost all of them looks whole."""
+    return all(batch.first == n for batch, n in zip(batches, _firsts(batches), strict=False))
+
+
+def _firsts(batches: Sequence[Batch]) -> Iterable[int]:
+    return itertools.accumulate((len(batch.frames) for batch in batches), initial=0)
+
+
+def sent_so_far(batches: Sequence[Batch]) -> Sent:
+    """Return what a stream has sent, by its log."""
+    frames = tuple(frames_of(batches)) if is_whole(batches) else ()
+    return Sent(frames, batches[-1].next if batches else 0)
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:

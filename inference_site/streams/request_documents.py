@@ -21,12 +21,14 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import (
     Batch,
+    Sent,
+    add_attempt,
     batches_of,
     cancel_key,
     document_key,
     followers_key,
-    frames_of,
     log_key,
+    sent_so_far,
     texts_of,
 )
 from inference_site.streams.held import HELD
@@ -122,13 +124,13 @@ _NOTHING = Opening()
 class Loaded(Generic[AssemblyT]):
     """What is kept of a request. ``document`` is None when it is lost.
 
-    It has expired or its server lost it. ``frames`` were sent before: by who accepted the request,
-    or by an earlier attempt; ``texts`` are those that the log has.
+    It has expired or its server lost it. ``sent`` was sent before: by who accepted the request, or
+    by an earlier attempt; ``texts`` are those that the log has.
     """
 
     document: Document[AssemblyT] | None
     is_cancelled: bool
-    frames: list[bytes]
+    sent: Sent
     texts: Sequence[bytes] = ()
 
 
@@ -218,20 +220,27 @@ def load_document(generation_id: str) -> Loaded[Assembly]: ...
 
 
 @overload
-def load_document(generation_id: str, assembly: type[AssemblyT]) -> Loaded[AssemblyT]: ...
+def load_document(
+    generation_id: str, assembly: type[AssemblyT], attempt: int = 1
+) -> Loaded[AssemblyT]: ...
 
 
-def load_document(generation_id: str, assembly: type[Any] = Assembly) -> Loaded[Any]:
+def load_document(
+    generation_id: str, assembly: type[Any] = Assembly, attempt: int = 1
+) -> Loaded[Any]:
     """Return the document, whether somebody cancelled it meanwhile, and the frames sent so far.
 
-    ``assembly`` is the type of the generation's kind; without it that part is left out.
+    ``assembly`` is the type of the generation's kind; without it that part is left out. From now on
+    no attempt before ``attempt`` adds to those frames.
     """
     pipeline = client_for(generation_id).pipeline(transaction=False)
+    if attempt > 1:
+        add_attempt(pipeline, generation_id, attempt)
     pipeline.get(document_key(generation_id))
     pipeline.exists(cancel_key(generation_id))
     pipeline.xrange(log_key(generation_id))
-    data, cancelled, entries = pipeline.execute()
+    data, cancelled, entries = pipeline.execute()[-3:]
     texts = texts_of(entries)
     data = None if data is None else _unpacked(data, texts)
     document = None if data is None else decode(data, assembly)
-    return Loaded(document, bool(cancelled), frames_of(batches_of(entries)), texts)
+    return Loaded(document, bool(cancelled), sent_so_far(batches_of(entries)), texts)

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
 from inference_site.api.idempotency import GRACE_S, HEADER
-from inference_site.gateway.handoff import HandOff, hand_off
+from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
@@ -122,6 +122,7 @@ def respond(
     follower = follow(submission) if answer is None else None
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
     headers = submit(submission, request_id, follower)
+    outcome_of(request._request).started_id = submission.generation_id
     if follower is not None:
         cancels = not submission.background
         handoff = HandOff(follower, submission.stream, submission.frames, cancels=cancels)

@@ -20,11 +20,12 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run: its name, its command line and the file for its output."""
+    """A program to run: its name, its command line, the file for its output, what it inherits."""
 
     name: str
     command: list[str]
     log: Path
+    descriptors: tuple[int, ...] = ()
 
 
 class Child:
@@ -56,6 +57,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=self.program.descriptors,
                 start_new_session=True,  # Ctrl-C reaches only the supervisor.
                 preexec_fn=_before_exec,  # noqa: PLW1509  # One system call.
             )

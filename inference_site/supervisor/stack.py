@@ -18,17 +18,15 @@ from typing import IO
 from django.conf import settings
 
 from inference_site import environment
+from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.processes import Child, Program
-from inference_site.supervisor.services import (
-    EmbeddedPostgres,
-    ServiceError,
-    plan_redis,
-    wait_for_redis,
-)
+from inference_site.supervisor.services import ServiceError, plan_redis, wait_for_redis
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _STOP_S = 7.0
 _WATCH_S = 0.2
+_BACKLOG = 4096
+"""How many connections may wait while the web process starts."""
 
 
 class Stack:
@@ -42,6 +40,7 @@ class Stack:
         self._children: list[Child] = []
         self._postgres_at = 0.0
         self._lock: IO[str] | None = None
+        self._socket: socket.socket | None = None
         self._stop = threading.Event()
         self.env = dict(os.environ)
 
@@ -49,7 +48,7 @@ class Stack:
         """Start PostgreSQL and Redis, unless their addresses are set. Raise ServiceError."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self._data_dir)
-        require_free(self._host, self._port)
+        self._socket = listening_socket(self._host, self._port)
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
         wait_for_redis(redis_url)
@@ -89,10 +88,9 @@ class Stack:
     def start_processes(self) -> None:
         """Start web, worker and beat, which wait until the database is migrated."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
-        web = ["web", "--host", self._host, "--port", str(self._port)]
         wait = "--wait-for-migrations"
         self._children = [
-            self._child("web", [*manage, *web, wait]),
+            self._web([*manage, "web", wait]),
             self._child("worker", [*manage, "worker", wait]),
             self._child(
                 "beat", [*manage, "beat", wait], METRICS_PORT=""
@@ -100,6 +98,13 @@ class Stack:
         ]
         for child in self._children:
             child.start()
+
+    def _web(self, command: list[str]) -> Child:
+        """Return the web process, which inherits the socket: it outlives a restart."""
+        if self._socket is None:
+            return self._child("web", [*command, "--host", self._host, "--port", str(self._port)])
+        descriptor = self._socket.fileno()
+        return self._child("web", [*command, "--fd", str(descriptor)], (descriptor,))
 
     def processes(self) -> list[tuple[str, int | None]]:
         """Return the name and process id of each child."""
@@ -148,11 +153,15 @@ class Stack:
             self._redis.wait(time.monotonic() + 2)
         if self._postgres is not None:
             self._postgres.stop()
+        if self._socket is not None:
+            self._socket.close()
         if self._lock is not None:
             self._lock.close()
 
-    def _child(self, name: str, command: list[str], **env: str) -> Child:
-        program = Program(name, command, self._logs / f"{name}.log")
+    def _child(
+        self, name: str, command: list[str], descriptors: tuple[int, ...] = (), **env: str
+    ) -> Child:
+        program = Program(name, command, self._logs / f"{name}.log", descriptors)
         return Child(program, {**self.env, **env}, self._say)
 
     def _secret_key(self) -> str:
@@ -173,17 +182,26 @@ def lock_directory(data_dir: Path) -> IO[str]:
     return lock
 
 
-def require_free(host: str, port: int) -> None:
-    """Raise ServiceError when the port is in use."""
+def listening_socket(host: str, port: int) -> socket.socket | None:
+    """Listen; raise ServiceError when the port is in use. Clients that come early wait.
+
+    Return None for an IPv6 address: Daphne takes over IPv4 sockets only, and listens itself.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise ServiceError(
-                f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another with --port."
-            ) from exc
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as exc:
+        listening.close()
+        raise ServiceError(
+            f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another with --port."
+        ) from exc
+    if family == socket.AF_INET6:
+        listening.close()
+        return None
+    listening.listen(_BACKLOG)
+    return listening
 
 
 def write_private(path: Path, content: str) -> None:

@@ -1,4 +1,4 @@
-"""Retention: deletes roll-ups and generations that are past their retention time.
+"""Retention: deletes roll-ups, generations and failed logins that are past their retention time.
 
 Rows are deleted in batches, oldest first, one transaction for each batch, so that writers of the
 same table wait for one batch at most.
@@ -11,6 +11,7 @@ import math
 import time
 from typing import Any
 
+from axes.models import AccessFailureLog
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
@@ -24,6 +25,7 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     LatencyRollup: {Period.MINUTE: 2, Period.HOUR: 35},
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
+_LOGIN_FAILURE_DAYS = 90
 
 
 def prune(until: float = math.inf) -> int:
@@ -38,6 +40,9 @@ def prune(until: float = math.inf) -> int:
             limit = now - dt.timedelta(days=days)
             old = rollup._default_manager.filter(period=period, start__lt=limit)
             deleted += _delete(old.order_by("start"), until)
+    limit = now - dt.timedelta(days=_LOGIN_FAILURE_DAYS)
+    failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
+    deleted += _delete(failures.order_by("pk"), until)
     if settings.USAGE_LOG_DAYS:
         deleted += _prune_log(now - dt.timedelta(days=settings.USAGE_LOG_DAYS), until)
     return deleted

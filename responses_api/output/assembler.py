@@ -19,6 +19,7 @@ from inference_site.errors.api_errors import ApiError
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
 from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Sent
 from responses_api.output import events
 from responses_api.output.live_output import LiveOutput
 from responses_api.output.objects import response_usage
@@ -55,23 +56,23 @@ class ResponseAssembler(Assembler):
         self._finish: FinishReason = "stop"
         self._usage = Usage()
 
-    def restart(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Go on after these frames, from the beginning of the answer.
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Go on after what was sent, from the beginning of the answer.
 
         The item that an earlier attempt left open is ended, and none of its items is part of the
         output; their places in it stay theirs. Readers are told by one more ``in_progress``.
         """
-        self.recover(frames)
+        self.recover(sent)
         closing = self._output.end_item("incomplete")
         self._output.clear()
-        if len(frames) <= events.ACCEPTED:  # No attempt has sent anything yet.
+        if sent.next <= events.ACCEPTED:  # No attempt has sent anything yet.
             return closing
         again = events.state_event(events.IN_PROGRESS, self.response, self._output.numbers)
         return [*closing, *self._output.encode([again])]
 
-    def recover(self, frames: Sequence[bytes]) -> None:
-        """Go on after these frames, in order to end what the worker that sent them did not."""
-        self._output = LiveOutput(self._emits, self._seal_for, frames)
+    def recover(self, sent: Sent) -> None:
+        """Go on after what was sent, in order to end what the worker that sent it did not."""
+        self._output = LiveOutput(self._emits, self._seal_for, sent)
 
     def begin(self) -> Sequence[bytes]:
         """Return what the opening of the stream still lacks."""
@@ -123,8 +124,9 @@ class ResponseAssembler(Assembler):
 
     def _terminal(self) -> ResponseStateEvent:
         event = events.terminal(self.response, self._output.numbers)
-        cuts = [asdict(cut) for cut in self._output.cuts]
-        self.deltas = {"end": event.sequence_number, "items": cuts} if self._emits else None
+        if self._emits and not self._output.is_torn:
+            cuts = [asdict(cut) for cut in self._output.cuts]
+            self.deltas = {"end": event.sequence_number, "items": cuts}
         return event
 
     def _ending(self, frames: Sequence[bytes], finish_reason: str) -> Ending:

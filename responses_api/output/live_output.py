@@ -17,6 +17,7 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
 )
 from inference_site.generations.queue import new_id
+from inference_site.streams.event_log import Sent
 from responses_api.output.events import encode
 from responses_api.output.item_events import ItemEvents
 from responses_api.output.sent_output import Cut, OpenItem, Output
@@ -31,6 +32,7 @@ from responses_api.wire.output import (
 )
 
 Frames = Sequence[bytes]
+_NOTHING = Sent()
 
 
 @cache
@@ -50,16 +52,17 @@ class LiveOutput:
     """The output that an engine makes, after what the frames that were sent before say of it.
 
     ``emits`` is false when nobody reads events of it; ``seal_for`` is the project that reasoning is
-    sealed for, if that was asked for. ``sent`` is how many events were sent before it, ``numbers``
-    are those of the events to come.
+    sealed for, if that was asked for. ``sent`` is the number of the first event to come,
+    ``numbers`` are those of all that come. ``is_torn``: some that were sent are lost.
     """
 
-    def __init__(self, emits: bool, seal_for: int | None, sent: Frames = ()) -> None:
+    def __init__(self, emits: bool, seal_for: int | None, sent: Sent = _NOTHING) -> None:
         self._emits, self._seal_for = emits, seal_for
-        self._output = Output(sent)
+        self._output = Output(sent.frames)
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
-        self.sent, self.numbers = len(sent), count(len(sent))
+        self.sent, self.numbers = sent.next, count(sent.next)
+        self.is_torn = len(sent.frames) < sent.next
 
     @property
     def items(self) -> list[OutputItem]:

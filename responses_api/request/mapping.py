@@ -10,7 +10,7 @@ from typing import Any
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import LOGPROBS, require_fields, require_media
 from inference_site.request_fields.mapping import (
-    require_text,
+    text_constraint,
     to_constraint,
     to_sampled_request,
     to_stop,
@@ -35,7 +35,6 @@ def to_generation_request(
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
     messages = to_messages(body.instructions, items, project_id)
     require_media(model, messages)
-    require_text(constraint, plan)
     return replace(
         to_sampled_request(body, model.spec),
         messages=messages,
@@ -43,7 +42,7 @@ def to_generation_request(
         stop=to_stop(body.stop),
         # They are computed only for who includes them in the answer.
         top_logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
-        constraint=constraint,
+        constraint=text_constraint(constraint, plan),
         template_vars=to_template_vars(
             {**_switches(body), "enable_thinking": body.enable_thinking},
             body.chat_template_kwargs,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.streams.event_log import Sent
 from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import resolved
 from responses_api.models import StoredResponse
@@ -20,19 +19,19 @@ from responses_api.state.reading import stored_response
 from responses_api.wire.request import ResponseRequest
 
 
-def recover(generation_id: str, frames: Sequence[bytes]) -> ResponseAssembler | None:
+def recover(generation_id: str, sent: Sent) -> ResponseAssembler | None:
     """Return an assembler that ends a response after these frames (see ``generations.kinds.Kind``).
 
     Its object is in the first of them; when they are lost it is made from what is stored.
     """
-    if frames:
-        response = decode(frames[0])["response"]
+    if sent.frames:
+        response = decode(sent.frames[0])["response"]
     elif stored := _find(generation_id):
         response = stored_response(stored, []).model_dump()
     else:
         return None
     assembler = ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
-    assembler.recover(frames)
+    assembler.recover(sent)
     return assembler
 
 

@@ -101,8 +101,22 @@ def find_conversation(
     rows = Conversation.objects.select_for_update() if lock else Conversation.objects
     found = rows.filter(project_id=project_id, public_id=public_id, deleted_at=None).first()
     if found is None:
-        raise NotFoundError(f"Conversation with id '{public_id[:100]}' not found.", param=param)
+        raise conversation_not_found(public_id, param)
     return found
+
+
+def conversation_not_found(public_id: str, param: str | None = None) -> NotFoundError:
+    """Return the error of a conversation that is not there, or not any more."""
+    return NotFoundError(f"Conversation with id '{public_id[:100]}' not found.", param=param)
+
+
+def previous_not_found(public_id: str) -> InvalidRequestError:
+    """Return the error of a response to build on that is not there, or not any more."""
+    return InvalidRequestError(
+        f"Previous response with id '{public_id[:100]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
 
 
 def find_response(project_id: int, public_id: str) -> StoredResponse:
@@ -126,11 +140,7 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
         project_id=project_id, public_id=public_id, deleted_at=None
     ).first()
     if found is None:
-        raise InvalidRequestError(
-            f"Previous response with id '{public_id[:100]}' not found.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+        raise previous_not_found(public_id)
     if found.status not in ENDED:
         raise InvalidRequestError(
             f"Previous response with id '{public_id[:100]}' has not ended yet.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference_site.generations.models import Generation, Status
-from inference_site.streams.event_log import frames_of, read_log
+from inference_site.streams.event_log import read_log, sent_so_far
 from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.output.objects import new_response
 from responses_api.output.sent_output import Output
@@ -37,7 +37,7 @@ def _running(stored: StoredResponse) -> ResponseObject:
     waits = Generation.objects.filter(public_id=stored.public_id, status=Status.QUEUED)
     if stored.background and waits.exists():
         return stored_response(stored, [], "queued")  # An earlier attempt's output is void.
-    output = Output(frames_of(read_log(stored.public_id)))
+    output = Output(sent_so_far(read_log(stored.public_id)).frames)
     return stored_response(stored, output.so_far(), "in_progress")
 
 

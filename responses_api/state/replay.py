@@ -7,17 +7,20 @@ from collections.abc import Iterator, Sequence
 from itertools import count, zip_longest
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.utils import timezone
+from pydantic_core import to_json
 
 from inference_site.generations.models import Generation
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Batch
-from responses_api.models import StoredResponse
+from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE, encode, error_event, opening, terminal
 from responses_api.output.item_events import ItemEvents
 from responses_api.state.reading import current_response
 from responses_api.wire.events import Event
 from responses_api.wire.output import changed
+from responses_api.wire.response import ResponseObject
 
 _LEFT_OUT = b": left out\n\n"
 _CLOSING_S = 5
@@ -41,17 +44,34 @@ def replay(stored: StoredResponse) -> list[Batch]:
     are unknown each text is one delta. What an attempt has sent that was begun anew is left out,
     and comments stand for its events, so that each event has its number.
     """
+    response = current_response(stored)
     frames: list[bytes] = []
-    for event in _events(stored):
+    for event in _events(stored, response):
         frames += [_LEFT_OUT] * (event.sequence_number - len(frames))
         frames.append(encode(event))
     if settings.RESPONSES_SEND_DONE:
         frames.append(DONE)
-    return [Batch(0, frames, Ending((), 200, b""))]
+    return [Batch(0, frames, Ending((), 200, to_json(response)))]
 
 
-def _events(stored: StoredResponse) -> Iterator[Event]:
-    response, numbers = current_response(stored), count()
+def replay_of(public_id: str) -> list[Batch] | None:
+    """Return that stream by the response's id; None when there is no such response."""
+    stored = _kept(public_id).filter(status__in=ENDED)
+    found = stored.select_related("previous", "conversation").first()
+    return None if found is None else replay(found)
+
+
+def is_deleted(public_id: str) -> bool:
+    """Whether a response that was stored may not be read any more."""
+    return not _kept(public_id).exists()
+
+
+def _kept(public_id: str) -> QuerySet[StoredResponse]:
+    return StoredResponse.objects.filter(public_id=public_id, deleted_at=None)
+
+
+def _events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
+    numbers = count()
     deltas = stored.deltas or {"items": [], "end": None}
     unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
     yield from opening(changed(response, **unset, status="in_progress", output=[]), numbers)

@@ -1,4 +1,4 @@
-"""Keeping responses: when they are accepted, when they end, and until they are deleted."""
+"""Keeping responses: when they are accepted, and when they end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
-from django.utils import timezone
+from django.db import connection
 
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
@@ -18,11 +16,14 @@ from inference_site.generations.models import TERMINAL, Generation
 from inference_site.streams.request_documents import ToStore
 from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.output.assembler import ResponseAssembler
-from responses_api.state.context import Context
+from responses_api.state.context import Context, conversation_not_found, previous_not_found
 from responses_api.state.items import IdentifiedItem, from_wire
 from responses_api.wire.request import ResponseRequest
 
 _NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
+_HOLD = """
+SELECT 1 FROM responses_api_storedresponse WHERE id = %s AND deleted_at IS NULL FOR KEY SHARE
+"""
 
 
 class ConversationLocked(InvalidRequestError):
@@ -50,13 +51,16 @@ class ConversationLocked(InvalidRequestError):
 def accept(
     project_id: int, response: dict[str, Any], body: ResponseRequest, context: Context
 ) -> None:
-    """Write a response and its input. Raise ConversationLocked.
+    """Write a response and its input. Raise ConversationLocked, and NotFoundError or
+    InvalidRequestError when what it builds on was deleted meanwhile.
 
     Runs in the transaction of the generation's row.
     """
     conversation = context.conversation
     if conversation is not None:
         _lock(conversation, response["id"])
+    if context.previous is not None:
+        _hold(context.previous)
     stored = StoredResponse.objects.create(
         public_id=response["id"],
         project_id=project_id,
@@ -76,14 +80,26 @@ def accept(
 
 def _lock(conversation: Conversation, response_id: str) -> None:
     """Hold the conversation while the response's generation has not ended."""
-    running = Generation.objects.exclude(status__in=TERMINAL)
-    holder = running.filter(public_id=OuterRef("locked_by"))
-    row = Conversation.objects.filter(pk=conversation.pk)
+    # The row first, then the questions: each statement sees what was committed before it began, and
+    # a statement that waits for a row asks all but that row as it was before the wait.
+    rows = Conversation.objects.filter(pk=conversation.pk, deleted_at=None)
+    found = rows.select_for_update().first()
+    if found is None:
+        raise conversation_not_found(conversation.public_id, "conversation")
+    running = Generation.objects.filter(public_id=found.locked_by).exclude(status__in=TERMINAL)
+    is_held = bool(found.locked_by) and running.exists()
     # What another added after its items were read would be missing in this one's context.
-    free = row.filter(~Exists(holder), next_position=conversation.next_position)
-    if not free.update(locked_by=response_id):
-        held = row.filter(Exists(holder)).values_list("locked_by", flat=True)
-        raise ConversationLocked(conversation.public_id, held.first() or "")
+    if is_held or found.next_position != conversation.next_position:
+        raise ConversationLocked(conversation.public_id, found.locked_by if is_held else "")
+    rows.update(locked_by=response_id)
+
+
+def _hold(previous: StoredResponse) -> None:
+    """Keep a response from being deleted before another that builds on it is written."""
+    with connection.cursor() as cursor:
+        cursor.execute(_HOLD, [previous.pk])
+        if cursor.fetchone() is None:
+            raise previous_not_found(previous.public_id)
 
 
 def _rows(
@@ -132,7 +148,8 @@ def _release(stored: StoredResponse, conversation_pk: int) -> None:
     conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)
     if stored.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
         append(conversation, list(stored.items.order_by("position")))
-    conversation.locked_by = ""
+    if conversation.locked_by == stored.public_id:
+        conversation.locked_by = ""
     conversation.save(update_fields=["locked_by", "next_position"])
 
 
@@ -143,22 +160,3 @@ def append(conversation: Conversation, items: Sequence[Item]) -> None:
         item.conversation_position = conversation.next_position
         conversation.next_position += 1
     Item.objects.bulk_update(items, ["conversation", "conversation_position"])
-
-
-def delete(stored: StoredResponse) -> None:
-    """Delete a response; while others build on it, it is hidden instead."""
-    with transaction.atomic():
-        StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
-        _sweep(stored.pk)
-
-
-def _sweep(pk: int | None) -> None:
-    """Delete the hidden response and those before it that nothing builds on any more."""
-    while pk is not None:
-        needed = Q(children__isnull=False) | Q(items__conversation__isnull=False)
-        hidden = StoredResponse.objects.filter(pk=pk, deleted_at__isnull=False).exclude(needed)
-        found = hidden.first()
-        if found is None:
-            return
-        pk = found.previous_id
-        found.delete()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -18,6 +17,7 @@ from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.queue import new_id
 from responses_api.models import Conversation, Item
 from responses_api.state.context import find_conversation, new_items
+from responses_api.state.deletion import delete_conversation
 from responses_api.state.items import IdentifiedItem
 from responses_api.state.listing import page_of_rows
 from responses_api.state.storage import append
@@ -59,17 +59,16 @@ class ConversationView(ApiView):
     def post(self, request: Request, conversation_id: str) -> Response:
         """Replace the metadata of a conversation."""
         metadata = parse(wire.ConversationUpdate, request.data).metadata
-        conversation = _found(request, conversation_id)
-        conversation.metadata = metadata
-        conversation.save(update_fields=["metadata"])
+        with transaction.atomic():
+            conversation = _found(request, conversation_id, lock=True)
+            conversation.metadata = metadata
+            conversation.save(update_fields=["metadata"])
         return Response(_wire(conversation))
 
     @documented(answer=wire.DeletedConversation)
     def delete(self, request: Request, conversation_id: str) -> Response:
         """Delete a conversation; its responses stay readable, and may be built on."""
-        conversation = _found(request, conversation_id)
-        conversation.deleted_at = timezone.now()
-        conversation.save(update_fields=["deleted_at"])
+        delete_conversation(_found(request, conversation_id))
         return Response(wire.DeletedConversation(id=conversation_id).model_dump())
 
 
@@ -115,8 +114,8 @@ class ConversationItemView(ApiView):
         if item.response_id is None:
             item.delete()
         else:  # Its response keeps it.
-            item.conversation = item.conversation_position = None
-            item.save(update_fields=["conversation", "conversation_position"])
+            rows = Item.objects.filter(pk=item.pk)
+            rows.update(conversation=None, conversation_position=None)
         return Response(_wire(conversation))
 
 

@@ -15,16 +15,17 @@ from inference_site.errors.api_errors import ConflictError, InvalidRequestError,
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, followed_log, read_log
+from inference_site.streams.event_log import Batch, followed_log, is_whole, read_log
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
 from responses_api.state.context import find_response
+from responses_api.state.deletion import delete
 from responses_api.state.history import before
 from responses_api.state.listing import list_responses, page_of_items
 from responses_api.state.reading import current_response
 from responses_api.state.replay import is_cut_off, replay
-from responses_api.state.storage import ConversationLocked, delete
+from responses_api.state.storage import ConversationLocked
 from responses_api.wire.events import ResponseEvent
 from responses_api.wire.output import AnyItem
 from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
@@ -136,7 +137,7 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
 def _known(stored: StoredResponse) -> tuple[list[Batch], str]:
     """Return what there is of a stream, and where it comes from; have the rest sent here."""
     known, has_ended = read_log(stored.public_id), stored.status in ENDED
-    if has_ended and (not known or is_cut_off(stored, known)):
+    if has_ended and (not known or not is_whole(known) or is_cut_off(stored, known)):
         return replay(stored), "compacted" if stored.deltas is None else "stored"
     # It may have ended, and its log be closed only soon.
     return followed_log(stored.public_id, hub.channel, known), "log"

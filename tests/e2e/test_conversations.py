@@ -229,20 +229,41 @@ def test_waiters_on_one_conversation_hold_nobody_else_up(
     client.responses.cancel(first.id)
 
 
-def test_many_runs_of_one_conversation_come_one_after_the_other(client: openai.OpenAI) -> None:
-    made = client.conversations.create()
+def test_runs_of_one_conversation_at_once_come_one_after_the_other(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            made = client.conversations.create()
+            together = threading.Barrier(8)
+            runs = [threads.submit(_run, client, made.id, n, together) for n in range(8)]
+            answers = {run.result().id: str(n) for n, run in enumerate(runs)}
+            said = texts(client, made.id)
+            assert said[::2] == said[1::2]
+            assert sorted(said[::2]) == sorted(answers.values())
+            for answer, own in answers.items():
+                given = dicts(client.responses.input_items.list(answer, order="asc", limit=100))
+                seen = [item["content"][0]["text"] for item in given]
+                assert seen == said[: said.index(own) + 1]
+            places = stack.sql(
+                "SELECT item.conversation_position FROM responses_api_item item "
+                "JOIN responses_api_conversation c ON c.id = item.conversation_id "
+                "WHERE c.public_id = %s ORDER BY 1",
+                made.id,
+            )
+            assert places == [(n,) for n in range(16)]
 
-    def run(number: int) -> None:
-        client.responses.create(model="scripted", input=str(number), conversation=made.id)
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    said = texts(client, made.id)
-    assert said[::2] == said[1::2]
-    assert sorted(said[::2]) == ["0", "1", "2", "3"]
+def _run(client: openai.OpenAI, of: str, number: int, together: threading.Barrier) -> Any:
+    """Run a response when the conversation is free, as a client does that is told to retry."""
+    together.wait()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return client.responses.create(model="scripted", input=str(number), conversation=of)
+        except openai.BadRequestError as refused:
+            if refused.code != "conversation_locked" or time.monotonic() > deadline:
+                raise
 
 
 def test_responses_of_a_deleted_conversation_stay_readable(client: openai.OpenAI) -> None:
@@ -262,6 +283,43 @@ def test_deleted_response_stays_in_its_conversation(client: openai.OpenAI) -> No
     answer = client.responses.create(model="scripted", input="x", conversation=made.id)
     client.responses.delete(answer.id)
     assert texts(client, made.id) == ["x", "x"]
+
+
+def test_all_of_a_conversation_is_deleted_at_once(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    """Whichever comes first, each is answered, and in the end nothing is left."""
+    with ThreadPoolExecutor(8) as threads:
+        for n in range(6):
+            made = client.conversations.create(items=[user("before")])
+            kept = [
+                client.responses.create(model="scripted", input=f"{n}", conversation=made.id).id
+                for _ in range(3)
+            ]
+            after = client.responses.create(
+                model="scripted", input="after", previous_response_id=kept[0]
+            )
+            runs = client.responses.create(
+                model="scripted", input=slow(3), conversation=made.id, background=True
+            )
+            every = [*kept, after.id, runs.id]
+            together = threading.Barrier(6)
+
+            def delete(act: Any, id_: str, together: threading.Barrier = together) -> None:
+                together.wait()
+                act(id_)
+
+            deletions = [threads.submit(delete, client.responses.delete, id_) for id_ in every]
+            deletions.append(threads.submit(delete, client.conversations.delete, made.id))
+            for deletion in deletions:
+                deletion.result()
+            rows = stack.sql(
+                "SELECT public_id FROM responses_api_storedresponse WHERE public_id = ANY(%s) "
+                "UNION ALL SELECT public_id FROM responses_api_conversation WHERE public_id = %s",
+                every,
+                made.id,
+            )
+            assert rows == []
 
 
 def test_conversation_deleted_while_a_response_runs(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.keys import make_key
-from tests.e2e.scripts import ENDLESS, slow
+from tests.e2e.scripts import ENDLESS, events, frames, replay_raw, slow
 from tests.served_stack import ServedStack, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -198,3 +199,50 @@ def test_the_oldest_keys_of_a_project_are_forgotten(stack: ServedStack) -> None:
         sizes = redis.hgetall(f"idempotency:{key.project_id}:sizes")
     assert kept == 40
     assert int(sizes.pop(b"")) == sum(map(int, sizes.values()))
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"background": True}])
+def test_a_deleted_response_is_not_read_through_its_key(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    asked = {"model": "scripted", "input": "secret", **fields}
+    key = keyed(f"deleted-{len(str(fields))}")
+    answer = http.post("/v1/responses", json=asked, headers=key)
+    [response_id] = set(re.findall("resp_[0-9a-f]{32}", answer.text))
+    path = f"/v1/responses/{response_id}"
+    wait_until(lambda: http.get(path).json()["status"] == "completed", 30, "its end")
+    assert http.delete(path).status_code == 200
+    again = http.post("/v1/responses", json=asked, headers=key)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotency_expired")
+    assert response_id not in again.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("damage", ["log", "first entry"])
+def test_a_stored_response_whose_log_is_lost_is_answered_from_its_items(
+    stack: ServedStack, http: httpx.Client, stream: bool, damage: str
+) -> None:
+    asked = {"model": "scripted", "input": slow(5), "stream": stream}
+    key = keyed(f"lost-{stream}-{len(damage)}")
+    first = http.post("/v1/responses", json=asked, headers=key)
+    [response_id] = set(re.findall("resp_[0-9a-f]{32}", first.text))
+    stored = http.get(f"/v1/responses/{response_id}").json()
+    lose(stack, response_id, damage)
+    again = http.post("/v1/responses", json=asked, headers=key)
+    assert again.status_code == 200, again.text
+    final = events(frames(again))[-1]["response"] if stream else again.json()
+    assert final == stored
+    replayed = replay_raw(http, response_id)
+    assert events(replayed)[-1]["response"] == stored
+
+
+def lose(stack: ServedStack, response_id: str, what: str) -> None:
+    """Lose the log of a response, or its beginning, as a Redis that was flushed."""
+    with stack.redis() as client:
+        log = f"{{{response_id}}}:log"
+        entries: Any = client.xrange(log)
+        assert len(entries) > 1
+        if what == "log":
+            client.delete(log)
+        else:
+            client.xdel(log, entries[0][0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -334,3 +336,32 @@ def test_another_project_sees_nothing(
         headers = {"Authorization": f"Bearer {stranger.api_key}"}
         listed = http.get("/v1/responses", headers=headers).json()
     assert made.id not in json.dumps(listed)
+
+
+def test_response_is_deleted_while_others_continue_it(stack: ServedStack) -> None:
+    """Each continuation is told that it is gone, or wins and keeps what it builds on."""
+    with stack.http() as http, ThreadPoolExecutor(4) as threads:
+        for n in range(12):
+            asked = {"model": "scripted", "input": f"q{n}"}
+            made = http.post("/v1/responses", json=asked).json()
+            together = threading.Barrier(4)
+            further = {**asked, "previous_response_id": made["id"]}
+
+            def post(further: dict[str, Any] = further, b: threading.Barrier = together) -> Any:
+                b.wait()
+                return http.post("/v1/responses", json=further)
+
+            def delete(id_: str = made["id"], b: threading.Barrier = together) -> Any:
+                b.wait()
+                return http.delete(f"/v1/responses/{id_}")
+
+            *posted, deleted = [threads.submit(act) for act in (post, post, post, delete)]
+            assert deleted.result().status_code == 200, deleted.result().text
+            for answer in (request.result() for request in posted):
+                if answer.status_code == 200:
+                    path = f"/v1/responses/{answer.json()['id']}/input_items"
+                    assert len(http.get(path).json()["data"]) == 3
+                else:
+                    assert answer.status_code == 400, answer.text
+                    assert answer.json()["error"]["code"] == "previous_response_not_found"
+            assert http.get(f"/v1/responses/{made['id']}").status_code == 404

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 WEATHER: dict[str, Any] = {
@@ -272,13 +273,120 @@ def test_grammar_binds_what_is_said_beside_tools(
     assert choice.message.tool_calls is None
 
 
-def test_forced_call_and_a_format_exclude_each_other(client: openai.OpenAI) -> None:
+def test_forced_call_goes_before_a_format(client: openai.OpenAI) -> None:
+    choice = ask(
+        client,
+        OSLO,
+        tools=[WEATHER],
+        tool_choice="required",
+        response_format={"type": "json_object"},
+    )
+    assert choice.message.content is None
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+
+
+def test_forced_call_and_a_grammar_exclude_each_other(client: openai.OpenAI) -> None:
+    grammar = {"grammar": "root ::= [a]"}
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(
-            client,
-            OSLO,
-            tools=[WEATHER],
-            tool_choice="required",
-            response_format={"type": "json_object"},
-        )
-    assert caught.value.param == "response_format"
+        ask(client, OSLO, tools=[WEATHER], tool_choice="required", extra_body=grammar)
+    assert caught.value.param == "grammar"
+
+
+class Street(pydantic.BaseModel):
+    """A street, and those that cross it."""
+
+    name: Literal["Main Street", "Broadway"]
+    crossing: list[Street]
+
+
+class Address(pydantic.BaseModel):
+    """Where somebody lives."""
+
+    home: Street
+    number: Literal[1, 2, 3]
+    work: Street | None
+
+
+ADDRESS = openai.pydantic_function_tool(Address)
+TREE: Any = {
+    "type": "function",
+    "function": {
+        "name": "plant",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "kind": {"enum": ["oak", "elm"]},
+                "branches": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+                "note": True,
+                "pair": {
+                    "type": "array",
+                    "prefixItems": [{"enum": ["a"]}, {"enum": [1]}],
+                    "items": False,
+                },
+            },
+            "required": ["kind", "branches"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("tools", [[ADDRESS], [WEATHER, ADDRESS]], ids=["alone", "beside another"])
+def test_call_of_a_schema_with_definitions_is_forced(
+    client: openai.OpenAI, tools: list[Any], thinks: bool
+) -> None:
+    choice = ask(
+        client,
+        OSLO,
+        tools=tools,
+        tool_choice={"type": "function", "function": {"name": "Address"}},
+        extra_body={"enable_thinking": thinks},
+    )
+    [call] = choice.message.tool_calls
+    if choice.finish_reason == "tool_calls":
+        Address.model_validate_json(call.function.arguments)
+
+
+def test_definitions_reach_a_streamed_response(client: openai.OpenAI) -> None:
+    function: Any = {"type": "function", **ADDRESS["function"]}
+    events = client.responses.create(
+        model="demo",
+        input="Hello",
+        tools=[function],
+        tool_choice="required",
+        max_output_tokens=300,
+        stream=True,
+    )
+    *_, last = events
+    assert last.type in ("response.completed", "response.incomplete")
+    [call] = [item for item in last.response.output if item.type == "function_call"]
+    if last.type == "response.completed":
+        Address.model_validate_json(call.arguments)
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_short_forms_of_schemas_are_read(client: openai.OpenAI, tool_choice: str) -> None:
+    choice = ask(client, OSLO, tools=[TREE], tool_choice=tool_choice, max_tokens=60)
+    assert choice.finish_reason in ("tool_calls", "stop", "length")
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_tool_without_parameters_is_called_without_arguments(
+    client: openai.OpenAI, parameters: Any
+) -> None:
+    function = {"name": "now"} if parameters is None else {"name": "now", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    [call] = ask(client, OSLO, tools=tools, tool_choice="required").message.tool_calls
+    assert json.loads(call.function.arguments) == {}
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_reference_to_nothing_is_refused_and_names_the_tools(
+    client: openai.OpenAI, tool_choice: str
+) -> None:
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Missing"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, OSLO, tools=tools, tool_choice=tool_choice)
+    assert caught.value.param == "tools"
+    assert "Missing" in caught.value.message

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.served_stack import ServedStack, wait_until
@@ -189,8 +190,6 @@ def test_frozen_worker_is_no_worker(stack: ServedStack) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    import psutil
-
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
@@ -244,3 +243,23 @@ def test_health_answers_while_the_database_hangs(stack: ServedStack) -> None:
         for pid in postgres:
             os.kill(pid, signal.SIGCONT)
     wait_until(lambda: works(stack), 10, "the next request")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_client_that_comes_while_the_web_process_restarts_is_served(
+    stack: ServedStack, number: signal.Signals
+) -> None:
+    web = stack.pid_of("web")
+    os.kill(web, number)
+    wait_until(lambda: _is_dead(web), 10, "the end of the process")
+    answer = stack.client().chat.completions.create(
+        model="scripted", messages=messages({"text": "ok"})
+    )
+    assert answer.choices[0].message.content == "ok"
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

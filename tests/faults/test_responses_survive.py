@@ -133,6 +133,7 @@ def test_foreground_stream_that_redis_has_lost_ends_with_an_event(stack: ServedS
     wait_until_ready(stack)
     body = {"model": "scripted", "input": slow(100), "stream": True}
     with stack.http() as http, http.stream("POST", "/v1/responses", json=body) as response:
+        assert response.status_code == 200, response.read()
         text = ""
         flushed = False
         for piece in response.iter_text():
@@ -158,6 +159,7 @@ def test_response_in_the_foreground_fails_with_its_worker_and_keeps_what_it_said
     wait_until_ready(stack)
     body = {"model": "scripted", "input": slow(1000), "stream": True}
     with stack.http() as http, http.stream("POST", "/v1/responses", json=body) as response:
+        assert response.status_code == 200, response.read()
         text = ""
         killed = False
         for piece in response.iter_text():

@@ -37,7 +37,7 @@ class QuietHub(Hub):
 
 
 class FakeHandler(ApiHandler):
-    """Answers as a view that has enqueued the generation ``g``, or as one that has not."""
+    """Answers as a view that has enqueued the generation ``g``, whether it follows that or not."""
 
     def __init__(self, hub: QuietHub, stream: bool | None) -> None:
         super().__init__()
@@ -49,6 +49,7 @@ class FakeHandler(ApiHandler):
     def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
         self.bodies.append(body)
         self.may_answer.wait(5)
+        scope[SCOPE_KEY].started_id = "g"
         if self._stream is None:
             return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")
         scope[SCOPE_KEY].handoff = HandOff(self._hub.follow("g"), self._stream)

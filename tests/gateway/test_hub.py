@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch, Write
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch, Sent, Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
@@ -29,6 +30,11 @@ from tests.responses_api.validation import check
 
 Key = tuple[ApiKey, str]
 END = Ending((), 200, b"{}", finish_reason="stop")
+
+
+def long_ago() -> dt.datetime:
+    """When a generation has ended whose worker has had all the time to end its stream."""
+    return timezone.now() - dt.timedelta(hours=1)
 
 
 class Site:
@@ -190,7 +196,7 @@ def test_a_message_that_makes_no_sense_does_not_deafen_the_hub(
 def test_a_stream_that_is_over_and_whose_log_is_gone_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch, api_key: Key, status: Status
 ) -> None:
-    row = create_generation(api_key[0], status=status, finished_at=timezone.now())
+    row = create_generation(api_key[0], status=status, finished_at=long_ago())
 
     async def scenario(site: Site) -> None:
         (last,) = await site.next(site.hub.follow(row.public_id))
@@ -207,7 +213,7 @@ def test_a_stream_that_is_over_and_whose_log_is_gone_ends_with_an_error(
 def test_a_stream_of_a_response_that_is_lost_ends_with_the_event_of_an_error(
     monkeypatch: pytest.MonkeyPatch, api_key: Key
 ) -> None:
-    over = {"status": Status.COMPLETED, "finished_at": timezone.now()}
+    over = {"status": Status.COMPLETED, "finished_at": long_ago()}
     row = create_generation(api_key[0], kind="response", **over)
 
     async def scenario(site: Site) -> None:
@@ -244,12 +250,35 @@ def test_a_log_that_has_lost_frames_ends_its_readers(
     on_site(monkeypatch, scenario)
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.django_db(transaction=True)
-def test_a_stream_that_is_not_over_is_waited_for(
+def test_a_log_that_ends_before_what_a_reader_has_was_lost(
     monkeypatch: pytest.MonkeyPatch, api_key: Key
 ) -> None:
-    row = create_generation(api_key[0], status=Status.RUNNING)
+    row = create_generation(
+        api_key[0], kind="response", status=Status.FAILED, finished_at=long_ago()
+    )
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id, after=6)
+        await site.write(row.public_id, Batch(0, [b"anew"], END))
+        await site.hint((row.public_id, b""))
+        (last,) = await site.next(follower)
+        assert decode(last.frames[0])["sequence_number"] == 7
+        assert last.ending is not None
+        assert last.ending.error_code == "stream_lost"
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.COMPLETED])
+def test_a_stream_that_is_not_over_or_is_about_to_be_ended_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, status: Status
+) -> None:
+    """The row of a generation ends before its stream does."""
+    finished_at = timezone.now() if status == Status.COMPLETED else None
+    row = create_generation(api_key[0], status=status, finished_at=finished_at)
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
@@ -264,7 +293,7 @@ def test_a_stream_that_is_not_over_is_waited_for(
 def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
     monkeypatch: pytest.MonkeyPatch, api_key: Key
 ) -> None:
-    row = create_generation(api_key[0], status=Status.COMPLETED, finished_at=timezone.now())
+    row = create_generation(api_key[0], status=Status.COMPLETED, finished_at=long_ago())
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
@@ -329,7 +358,7 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     on_site(monkeypatch, scenario)
     assert attempts == [400, 400]
     for generation_id in ids:
-        assert load_document(generation_id) == Loaded(None, True, [])
+        assert load_document(generation_id) == Loaded(None, True, Sent())
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before it waits", "while it waits"])

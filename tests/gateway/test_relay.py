@@ -274,8 +274,9 @@ def test_a_body_past_the_limit_is_refused_before_any_view(run: Run, settings: Se
     assert at_the_limit.client.status == 201
 
 
+@pytest.mark.parametrize("stream", [True, None], ids=["followed", "in the background"])
 def test_views_that_hang_are_not_waited_for_and_what_they_enqueue_late_is_cancelled(
-    run: Run, settings: Settings
+    run: Run, settings: Settings, stream: bool | None
 ) -> None:
     settings.WEB_STALL_S = 0.05
 
@@ -289,4 +290,4 @@ def test_views_that_hang_are_not_waited_for_and_what_they_enqueue_late_is_cancel
         while not exchange.hub.cancelled:
             await asyncio.sleep(0.005)
 
-    run(scenario)
+    run(scenario, stream=stream)

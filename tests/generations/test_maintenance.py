@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis.client
 import redis.exceptions
+from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
-from django.db import OperationalError
+from django.db import OperationalError, transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.fleet.leases import Lease, LiveWorker, prune
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,
     drop_left,
+    expire_homeless,
     expire_waiting,
     give_up_abandoned,
     give_up_orphans,
@@ -28,7 +33,7 @@ from inference_site.generations.maintenance import (
     maintain,
     wake_again,
 )
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import (
     count_wake_ups,
@@ -37,8 +42,21 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
-from inference_site.storage.redis_clients import broker_client, client_for, site_client
-from inference_site.streams.event_log import Batch, log_key
+from inference_site.storage import connections
+from inference_site.storage.redis_clients import (
+    broker_client,
+    client_for,
+    new_async_clients,
+    site_client,
+)
+from inference_site.streams.event_log import (
+    Appended,
+    AsyncEventLog,
+    Batch,
+    LogState,
+    Write,
+    log_key,
+)
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 
@@ -141,6 +159,29 @@ def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, work
     assert [state(row)[0] for row in (mine, other, queued)] == ["failed", "running", "queued"]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
+    api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 50)
+    again, locked, other = (running(api_key, worker) for _ in range(3))
+    Generation.objects.filter(pk=again.pk).update(background=True)
+    suspect(worker, ago_s=30)
+
+    def give_up() -> bool:
+        with connections.lent_connection():
+            return attempt("maintenance", give_up_abandoned)
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        held = Generation.objects.filter(pk__in=[again.pk, locked.pk])
+        assert len(held.select_for_update()) == 2
+        assert not pool.submit(give_up).result(timeout=30)
+        assert state(other)[0] == "failed"
+    assert [state(row)[0] for row in (again, locked)] == ["running", "running"]
+    assert attempt("maintenance", give_up_abandoned)
+    assert [state(row)[0] for row in (again, locked)] == ["queued", "failed"]
+
+
 def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
     api_key: Key, worker: str
 ) -> None:
@@ -153,6 +194,30 @@ def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
     assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
     assert end.frames[-1] == b"data: [DONE]\n\n"
     assert load_document(row.public_id).document is None
+
+
+def test_the_worker_of_an_abandoned_generation_writes_nothing_any_more(
+    api_key: Key, worker: str
+) -> None:
+    """Nor when its log has expired meanwhile."""
+    row = running(api_key, worker)
+    Generation.objects.filter(pk=row.pk).update(attempt=1)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    client_for(row.public_id).delete(log_key(row.public_id))
+    batch = Batch(7, [b"late"])
+    write = Write(row.public_id, batch.entry_id, batch.pack(), attempt=1)
+
+    async def append() -> list[Appended]:
+        (client,) = new_async_clients()
+        try:
+            return await AsyncEventLog(client).append([write])
+        finally:
+            await client.aclose()
+
+    [answer] = async_to_sync(append)()
+    assert answer.state is LogState.CLOSED
+    assert not client_for(row.public_id).exists(log_key(row.public_id))
 
 
 def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:
@@ -254,7 +319,7 @@ def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
         ["give_up_abandoned"],
         ["expire_waiting"],
     ]
-    assert last_maintained() is None
+    assert last_maintained() is not None  # Most of it is done.
 
 
 @pytest.mark.django_db
@@ -310,7 +375,7 @@ def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, w
     fresh = create_generation(
         api_key[0], status=Status.RUNNING, worker=worker, claimed_at=timezone.now()
     )
-    give_up_orphans(worker, frozenset({held.public_id}))
+    give_up_orphans(worker, lambda: {(held.public_id, held.attempt)})
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states == {
         held.public_id: "running",
@@ -337,3 +402,42 @@ def test_requests_of_what_has_ended_or_never_was_are_dropped(api_key: Key) -> No
     assert left == []
     drop_left()
     assert load_document(going_on.public_id).document is not None
+
+
+def test_a_claim_is_as_old_as_the_database_says(api_key: Key, worker: str) -> None:
+    """The clock of a worker's host may be ahead by more than a claim is given."""
+    fresh = running(api_key, worker)
+    Generation.objects.filter(pk=fresh.pk).update(claimed_at=Now())
+    ahead = timezone.now() + timedelta(seconds=30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timezone, "now", lambda: ahead)
+        give_up_orphans(worker, set)
+    assert state(fresh) == (Status.RUNNING, "")
+
+
+def test_a_run_that_begins_while_orphans_are_looked_for_is_none(api_key: Key, worker: str) -> None:
+    """What runs is asked after the rows."""
+    old = timezone.now() - timedelta(seconds=60)
+    row = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+    lost = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
+    Generation.objects.filter(pk=lost.pk).update(attempt=2)
+    give_up_orphans(worker, lambda: {(row.public_id, 0), (lost.public_id, 1)})
+    assert state(row) == (Status.RUNNING, "")
+    assert state(lost) == (Status.FAILED, "worker_lost")
+
+
+def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
+    api_key: Key, worker: str, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_TIMEOUT_S = 60
+    late = {"background": True, "service_class": ServiceClass.BACKGROUND}
+    known = next(iter(catalogue().models))
+    old, young = (waiting(api_key, age, model=model, **late) for age in (61, 59))
+    other = waiting(api_key, 1000, model=known, **late)
+    served = waiting(api_key, 1000, model=f"{model}-served", **late)
+    report = ModelReport(served.model, 1, 0)
+    Lease(worker, lambda: LiveWorker(worker, (report,))).renew()
+    live_view._read_at = 0.0
+    expire_homeless()
+    assert state(old) == (Status.FAILED, "model_not_found")
+    assert [state(row)[0] for row in (young, other, served)] == [Status.QUEUED] * 3

@@ -56,7 +56,7 @@ def test_a_run_without_a_token_has_no_time_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "authorization", "is_forwarded", "may"),
+    ("address", "authorization", "forwarded", "may"),
     [
         ("10.1.2.3", "", False, True),
         ("10.1.2.3", "", True, False),
@@ -69,12 +69,10 @@ def test_a_run_without_a_token_has_no_time_to_it() -> None:
         ("", "", False, False),
     ],
 )
-def test_who_may_read_metrics(
-    address: str, authorization: str, is_forwarded: bool, may: bool
-) -> None:
+def test_who_may_read_metrics(address: str, authorization: str, forwarded: bool, may: bool) -> None:
     networks = [ip_network("10.0.0.0/8")]
     with override_settings(METRICS_TOKEN="right", METRICS_ALLOWED_NETWORKS=networks):
-        assert may_scrape(address, authorization, is_forwarded) is may
+        assert may_scrape(address, authorization, forwarded) is may
 
 
 def test_no_token_opens_to_no_token() -> None:

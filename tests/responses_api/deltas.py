@@ -7,6 +7,7 @@ from typing import Any
 
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.streams.ending import Ending
+from inference_site.streams.event_log import Sent
 from responses_api.output import objects
 from responses_api.output.assembler import ResponseAssembler
 from responses_api.output.events import DONE, decode
@@ -83,3 +84,8 @@ def logprob(token: str, value: float = -0.5, *others: str) -> TokenLogprob:
     """A token and its likeliest alternatives."""
     top = tuple(TokenLogprob(text, value - i, text.encode()) for i, text in enumerate(others))
     return TokenLogprob(token, value, token.encode(), top)
+
+
+def sent(frames: Sequence[bytes]) -> Sent:
+    """What a stream has sent whose log has all of these frames."""
+    return Sent(frames, len(frames))

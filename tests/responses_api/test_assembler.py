@@ -23,6 +23,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
+from inference_site.streams.event_log import Sent
 from responses_api.output.events import DONE, accepted, decode, encode, events_of
 from responses_api.output.item_events import ItemEvents
 from responses_api.output.sealing import unseal
@@ -40,6 +41,7 @@ from tests.responses_api.deltas import (
     new_assembler,
     new_response,
     read,
+    sent,
     whole,
 )
 from tests.responses_api.validation import check
@@ -212,7 +214,7 @@ def test_stream_is_ended_in_place_of_its_worker(
 ) -> None:
     response = new_response(background=background)
     frames = begun(new_assembler(response), LIVELY[:length])
-    recovered = recover(RESPONSE_ID, frames)
+    recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     ending = recovered.fail(WorkerLost())
     events = read([*frames, *ending.frames])
@@ -220,7 +222,7 @@ def test_stream_is_ended_in_place_of_its_worker(
     assert events[-1]["response"]["output"] == recovered.response.model_dump()["output"]
     assert ending.frames[-1] == DONE
     settings.RESPONSES_SEND_DONE = False
-    again = recover(RESPONSE_ID, frames)
+    again = recover(RESPONSE_ID, sent(frames))
     assert again is not None
     assert DONE not in again.cancel().frames
 
@@ -254,7 +256,7 @@ def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
     """JSON has no infinity: its log probability is null."""
     delta = TextDelta("a", logprobs=(logprob("a", -float("inf")),))
     frames = begun(new_assembler(), [delta])
-    recovered = recover(RESPONSE_ID, frames)
+    recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     [event] = [decode(frame) for frame in frames if b"output_text.delta" in frame][:1]
     assert event["logprobs"][0]["logprob"] is None
@@ -263,9 +265,19 @@ def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
 
 def test_one_that_was_only_accepted_is_ended_too() -> None:
     frames = list(accepted(new_response(background=True)))
-    recovered = recover(RESPONSE_ID, frames)
+    recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     assert final([*frames, *recovered.cancel().frames])["status"] == "cancelled"
+
+
+def test_second_attempt_after_a_log_that_was_lost_begins_anew_with_higher_numbers() -> None:
+    second = new_assembler(new_response(background=True))
+    frames = [*second.restart(Sent(next=1000)), *begun(second, [TextDelta("again"), STOP])]
+    told = [decode(frame) for frame in [*frames, *second.complete().frames][:-1]]
+    assert [event["sequence_number"] for event in told] == list(range(1000, 1000 + len(told)))
+    kinds = [event["type"] for event in told]
+    assert kinds[:2] == ["response.in_progress", "response.output_item.added"]
+    assert texts(told[-1]["response"]) == ["again"]
 
 
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
@@ -274,7 +286,7 @@ def test_second_attempt_goes_on_after_the_first(length: int) -> None:
     response = new_response(background=True)
     first = begun(new_assembler(response), LIVELY[:length])
     second = new_assembler(response)
-    closing = list(second.restart(first))
+    closing = list(second.restart(sent(first)))
     frames = [*first, *closing, *begun(second, [TextDelta("again"), STOP])]
     frames += second.complete().frames
     assert texts(final(frames)) == ["again"]
@@ -292,7 +304,7 @@ def test_attempt_of_what_was_only_accepted_opens_the_stream(
     response = new_response(background=background)
     first = list(accepted(response))
     second = new_assembler(response)
-    assert list(second.restart(first)) == []
+    assert list(second.restart(sent(first))) == []
     assert [decode(frame)["type"] for frame in second.begin()] == opening
 
 
@@ -303,13 +315,13 @@ def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
     response = new_response(background=True)
     first = begun(new_assembler(response), deltas)
     second = new_assembler(response)
-    frames = [*first, *second.restart(first)]
+    frames = [*first, *second.restart(sent(first))]
     assert Output(frames).so_far() == []
     frames += begun(second, [TextDelta("again")])
     assert [item.model_dump()["content"][0]["text"] for item in Output(frames).so_far()] == [
         "again"
     ]
-    recovered = recover(RESPONSE_ID, frames)
+    recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     assert texts(final([*frames, *recovered.fail(WorkerLost()).frames])) == ["again"]
 

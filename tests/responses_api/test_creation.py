@@ -108,8 +108,8 @@ def test_end_user_is_the_safety_identifier_or_the_user(project: Project) -> None
         ({"background": True, "store": False}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"grammar": "root ::= [a]", "text": {"format": {"type": "json_object"}}}, "grammar"),
-        ({"text": {"format": {"type": "json_object"}}, "tool_choice": "required",
-          "tools": [{"type": "function", "name": "f"}]}, "text.format"),
+        ({"grammar": "root ::= [a]", "tool_choice": "required",
+          "tools": [{"type": "function", "name": "f"}]}, "grammar"),
         ({"input": None}, "input"),
     ],
 )  # fmt: skip

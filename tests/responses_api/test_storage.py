@@ -12,17 +12,20 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.output.events import DONE
+from responses_api.request.mending import contradictions, mend
 from responses_api.request.recovery import rebuild
 from responses_api.state.context import Context
+from responses_api.state.deletion import delete, delete_conversation
 from responses_api.state.history import before, history_of, items_of
 from responses_api.state.items import IdentifiedItem, new_item
 from responses_api.state.reading import current_response
 from responses_api.state.replay import replay
-from responses_api.state.storage import ConversationLocked, accept, append, delete, store_result
+from responses_api.state.storage import ConversationLocked, accept, append, store_result
 from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
@@ -323,6 +326,84 @@ def test_items_of_a_conversation_outlive_their_response(
 ) -> None:
     delete(chain.turn("a", "A", conversation=conversation.public_id))
     assert texts(items_of(conversation)) == ["a", "A"]
+
+
+def test_deleted_conversation_goes_with_the_last_of_its_responses(
+    chain: Chain, conversation: Conversation
+) -> None:
+    first = chain.turn("a", conversation=conversation.public_id)
+    second = chain.turn("b", conversation=conversation.public_id)
+    after = chain.turn("c", previous_response_id=first.public_id)
+    delete_conversation(conversation)
+    delete(first)
+    delete(second)
+    assert texts(history_of(after)) == ["a", "ok", "c", "ok"]
+    delete(after)
+    assert not kept()
+    assert not Conversation.objects.exists()
+    assert not Item.objects.exists()
+
+
+def test_deleted_conversation_without_responses_is_gone_with_its_items(
+    chain: Chain, conversation: Conversation, project: Project
+) -> None:
+    row = Item.objects.create(public_id=new_id("msg_"), project=project, data={})
+    append(conversation, [row])
+    conversation.save()
+    delete(chain.turn("a", conversation=conversation.public_id))
+    assert Item.objects.count() == 3
+    delete_conversation(conversation)
+    assert not Conversation.objects.exists()
+    assert not Item.objects.exists()
+    assert not kept()
+
+
+def test_nothing_is_accepted_on_what_was_deleted_meanwhile(
+    chain: Chain, conversation: Conversation
+) -> None:
+    body = ResponseRequest.model_validate({"input": "a"})
+    response = {"id": new_id("resp_"), "model": "m", "created_at": 0}
+    first = chain.turn("a")
+    delete(first)
+    with pytest.raises(InvalidRequestError) as refused:
+        accept(chain.project_id, response, body, Context([], previous=first))
+    assert refused.value.code == "previous_response_not_found"
+    delete_conversation(conversation)
+    with pytest.raises(NotFoundError):
+        accept(chain.project_id, response, body, Context([], conversation=conversation))
+
+
+# --- Contradictions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(Status.FAILED, "failed"), (Status.CANCELLED, "cancelled")]
+)
+def test_response_whose_generation_has_ended_is_ended_too(
+    chain: Chain, conversation: Conversation, status: Status, told: str
+) -> None:
+    torn = chain.accept("a", conversation=conversation.public_id)
+    end_generation(torn, status)
+    waits = chain.accept("b", background=True)
+    assert list(contradictions().values()) == [1, 1]
+    mend()
+    assert list(contradictions().values()) == [0, 0]
+    torn.refresh_from_db()
+    waits.refresh_from_db()
+    conversation.refresh_from_db()
+    assert (torn.status, waits.status, conversation.locked_by) == (told, "queued", "")
+    check("response", current_response(torn).model_dump())
+
+
+def test_lock_of_a_response_that_runs_is_left_alone(
+    chain: Chain, conversation: Conversation
+) -> None:
+    Conversation.objects.filter(pk=conversation.pk).update(locked_by="resp_gone")
+    other = Conversation.objects.create(public_id=new_id("conv_"), project=conversation.project)
+    runs = chain.accept("a", conversation=other.public_id)
+    mend()
+    locks = dict(Conversation.objects.values_list("public_id", "locked_by"))
+    assert locks == {conversation.public_id: "", other.public_id: runs.public_id}
 
 
 def test_nul_is_kept_as_another_character(chain: Chain) -> None:

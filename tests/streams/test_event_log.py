@@ -23,6 +23,7 @@ from inference_site.streams.event_log import (
     AsyncEventLog,
     Batch,
     LogState,
+    Sent,
     Write,
     cancel_key,
     close_log,
@@ -30,8 +31,11 @@ from inference_site.streams.event_log import (
     follow,
     followers_key,
     hinted,
+    is_whole,
     log_key,
     read_log,
+    sent_so_far,
+    take_log,
     trim,
 )
 from inference_site.streams.held import release_expired
@@ -67,12 +71,13 @@ def on_log(use: Callable[[AsyncEventLog], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def append(generation_id: str, *batches: Batch) -> list[Appended]:
+def append(generation_id: str, *batches: Batch, attempt: int = 1) -> list[Appended]:
     """Write the batches, one after the other."""
 
     async def write(log: AsyncEventLog) -> list[Appended]:
         return [
-            (await log.append([Write(generation_id, b.entry_id, b.pack())]))[0] for b in batches
+            (await log.append([Write(generation_id, b.entry_id, b.pack(), attempt)]))[0]
+            for b in batches
         ]
 
     return on_log(write)
@@ -128,6 +133,50 @@ def test_a_closed_log_refuses_a_writer_that_was_taken_for_dead(generation_id: st
     assert frames(read(generation_id)) == [b"0", b"error", b"done"]
 
 
+def test_an_attempt_that_was_replaced_writes_and_ends_nothing_any_more(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"0"]))
+    assert take_log(generation_id, 2) == Sent((b"0",), 1)
+    late = append(generation_id, Batch(1, [b"late"]), Batch(1, [b"late", b"end"], END))
+    assert [answer.state for answer in late] == [LogState.CLOSED] * 2
+    (answer,) = append(generation_id, Batch(1, [b"1"]), attempt=2)
+    assert answer.state is LogState.OPEN
+    assert frames(read(generation_id)) == [b"0", b"1"]
+
+
+def test_an_attempt_that_was_replaced_is_told_when_it_asks(generation_id: str) -> None:
+    take_log(generation_id, 3)
+    load_document(generation_id, ChatAssembly, 2)  # It came late, and changes nothing.
+    asked = [Write(generation_id, b"", b"", attempt) for attempt in (1, 2, 3)]
+    answers = on_log(lambda log: log.append(asked))
+    assert [answer.state for answer in answers] == [
+        *(LogState.CLOSED, LogState.CLOSED, LogState.OPEN)
+    ]
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=6), st.data())
+def test_a_log_that_lost_an_entry_counts_as_lost_but_keeps_its_numbers(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    batches: list[Batch] = []
+    for size in sizes:
+        first = batches[-1].next if batches else 0
+        batches.append(Batch(first, [b"%d" % n for n in range(first, first + size)]))
+    left = [batch for batch in batches if data.draw(st.booleans())]
+    assert is_whole(left) == (left == batches[: len(left)])
+    sent = sent_so_far(left)
+    assert sent.next == (left[-1].next if left else 0)
+    assert list(sent.frames) == ([b"%d" % n for n in range(sent.next)] if is_whole(left) else [])
+
+
+def test_a_log_with_a_hole_is_closed_after_its_last_frame(generation_id: str) -> None:
+    append(generation_id, *(Batch(n, [b"%d" % n]) for n in range(5)))
+    client_for(generation_id).xdel(log_key(generation_id), "2-0", "3-0")
+    sent = sent_so_far(read_log(generation_id))
+    assert (sent.frames, sent.next) == ((), 5)
+    assert close_log(generation_id, LOST, sent.next) is not None
+    assert frames(read(generation_id, 5)) == [b"error", b"done"]
+
+
 def test_a_closed_log_keeps_its_end_against_the_writers_own(generation_id: str) -> None:
     close_log(generation_id, LOST)
     append(generation_id, Batch(0, [b"0", b"end"], END))
@@ -163,9 +212,9 @@ def test_closing_returns_who_must_be_told(generation_id: str) -> None:
 
 def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:
     async def scenario(log: AsyncEventLog) -> list[LogState]:
-        states = [(await log.append([Write(generation_id)]))[0].state]
+        states = [(await log.append([Write(generation_id, b"", b"")]))[0].state]
         await log.request_cancel([generation_id])
-        states.append((await log.append([Write(generation_id)]))[0].state)
+        states.append((await log.append([Write(generation_id, b"", b"")]))[0].state)
         batch = Batch(0, [b"0"])
         states.append(
             (await log.append([Write(generation_id, batch.entry_id, batch.pack())]))[0].state
@@ -177,7 +226,7 @@ def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str)
 
 
 def test_asking_writes_nothing(generation_id: str) -> None:
-    on_log(lambda log: log.append([Write(generation_id)]))
+    on_log(lambda log: log.append([Write(generation_id, b"", b"")]))
     assert not client_for(generation_id).exists(log_key(generation_id))
 
 
@@ -198,7 +247,7 @@ def test_one_append_answers_for_each_stream_in_order() -> None:
         return await log.append(
             [
                 Write(one, batch.entry_id, batch.pack()),
-                Write(two),
+                Write(two, b"", b""),
                 Write(three, batch.entry_id, batch.pack()),
             ]
         )
@@ -249,7 +298,7 @@ def test_long_texts_are_stored_once_and_come_back(generation_id: str) -> None:
     body = b"[" + two + b"]"
     end = Batch(3, [b"d" + two, b"end"], Ending((), 200, body))
     found = load_document(generation_id, ChatAssembly)
-    assert (found.document, found.frames, found.texts) == (document, first, texts)
+    assert (found.document, list(found.sent.frames), found.texts) == (document, first, texts)
 
     async def write(log: AsyncEventLog) -> None:
         plain = Batch(2, [b"plain"])
@@ -307,9 +356,9 @@ def test_a_project_gets_back_what_it_held(settings: Settings, generation_id: str
 def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:
     document = chat_document(generation_id, "Zażółć gęślą jaźń 🦊")
     save_document(generation_id, document, follower="web.one")
-    assert load_document(generation_id, ChatAssembly) == Loaded(document, False, [])
+    assert load_document(generation_id, ChatAssembly) == Loaded(document, False, Sent())
     on_log(lambda log: log.request_cancel([generation_id]))
-    assert load_document(generation_id, ChatAssembly) == Loaded(document, True, [])
+    assert load_document(generation_id, ChatAssembly) == Loaded(document, True, Sent())
 
 
 @given(st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=4), max_size=6), st.data())

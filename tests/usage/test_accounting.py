@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from axes.models import AccessFailureLog
 from django.db import connection
 from django.utils import timezone
 
@@ -203,6 +204,16 @@ def test_rollups_and_the_log_are_pruned_when_they_are_old(api_key: Key, settings
     assert usage.filter(period=Period.DAY).count() == 5
     hours = LatencyRollup.objects.filter(period=Period.HOUR, measure="ttft")
     assert hours.count() == 3
+
+
+@pytest.mark.django_db
+def test_failed_logins_are_pruned_after_ninety_days() -> None:
+    for days in (1, 89, 91, 500):
+        failure = AccessFailureLog.objects.create(username="a", ip_address="192.0.2.1")
+        at = timezone.now() - dt.timedelta(days=days)
+        AccessFailureLog.objects.filter(pk=failure.pk).update(attempt_time=at)
+    prune()
+    assert AccessFailureLog.objects.count() == 2
 
 
 def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:

@@ -1,52 +1,70 @@
-"""Grammars as llguidance knows them: for engines that run it, and one that hides its errors."""
+"""Grammars of clients: each is tried in a process of its own before an engine is given it.
+
+Engines compile a grammar, and step through it, in the thread that serves everybody. A grammar that
+ends that thread ends the worker, and one that is slow stops all answers.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
+from worker.engines.limited_process import LimitedProcess
 
-_MOST_REFERENCES = 1_000
-"""In a JSON schema: those that lead to each other are followed by recursion, here as in llama.cpp,
-and past the stack the whole worker would die."""
+_TRIALS_KEPT = 256
+_TOO_COMPLEX = "it is too complex: it needs too much time or memory"
+
+_trials = LimitedProcess("worker.engines.grammar_trial")
+prepare_trials = _trials.prepare
 
 
-def check_references(encoded: bytes) -> None:
-    """Raise InvalidRequest for JSON that holds too many references of schemas."""
-    if encoded.count(b'"$ref"') > _MOST_REFERENCES:
-        raise InvalidRequest(f"JSON schemas may hold at most {_MOST_REFERENCES} references.")
+@lru_cache(_TRIALS_KEPT)
+def _tried(kind: str, source: str) -> tuple[str, str]:
+    """Return what is wrong with a grammar, and its Lark form if it is GBNF."""
+    error, lark = _trials.ask(kind, source) or (_TOO_COMPLEX, "")
+    return error, lark
 
 
 def check_grammar(constraint: Constraint) -> None:
-    """Raise InvalidRequest for a Lark grammar, expression or llguidance grammar that is wrong.
-
-    llama.cpp generates without any constraint when it cannot read one of these.
-    """
-    check_references(constraint.source.encode())
-    if constraint.kind not in ("lark", "regex", "llguidance"):
+    """Raise InvalidRequest for a grammar that is wrong, or that would keep an engine too busy."""
+    if constraint.kind == "json_object":
         return
-    from llguidance import LLMatcher
-
-    try:
-        error = LLMatcher.validate_grammar(llguidance_grammar(constraint))
-    except ValueError as exc:
-        error = str(exc)
+    error, _ = _tried(constraint.kind, constraint.source)
     if error:
         raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
 
 
+def is_known_schema(schema: str, param: str) -> bool:
+    """Return whether llguidance knows all of a JSON schema.
+
+    Raise InvalidRequest for one that would keep an engine too busy.
+    """
+    error, _ = _tried("json_schema", schema)
+    if error == _TOO_COMPLEX:
+        raise InvalidRequest(f"Invalid schema: {error}.", param)
+    return not error
+
+
+def gbnf_as_lark(constraint: Constraint) -> str:
+    """Return a Lark grammar of the same texts. Raise InvalidRequest as ``check_grammar`` does."""
+    check_grammar(constraint)
+    return _tried(constraint.kind, constraint.source)[1]
+
+
 def llguidance_grammar(constraint: Constraint) -> str:
-    """Return the constraint in llguidance's own form. Raise ValueError for what it cannot be."""
+    """Return the constraint in llguidance's own form. Raise as ``check_grammar`` does."""
     from llguidance import grammar_from
 
+    check_grammar(constraint)
     match constraint.kind:
         case "json_object":
             return grammar_from("json_schema", '{"type": "object"}')
         case "gbnf":
-            return grammar_from("gbnf", constraint.source)
+            return grammar_from("lark", gbnf_as_lark(constraint))
         case kind:
             return grammar_from(kind, constraint.source)
 

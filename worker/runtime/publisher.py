@@ -58,8 +58,8 @@ class Stream:
     ``cancelled`` turns true when the engine must stop; ``stop_reason`` says why.
     """
 
-    def __init__(self, generation_id: str, shard: _Shard) -> None:
-        self.id = generation_id
+    def __init__(self, generation_id: str, shard: _Shard, attempt: int = 1) -> None:
+        self.id, self.attempt = generation_id, attempt
         self.cancelled = False
         self.stop_reason: StopReason | None = None
         self.asked_at = time.monotonic()
@@ -154,9 +154,9 @@ class Publisher:
             shard.stop()
         self._thread.join(timeout_s)
 
-    def open(self, generation_id: str) -> Stream:
-        """Start the stream of a generation."""
-        return self._shards[shard_of(generation_id)].open(generation_id)
+    def open(self, generation_id: str, attempt: int = 1) -> Stream:
+        """Start the stream of an attempt; an earlier one of the same generation is stopped."""
+        return self._shards[shard_of(generation_id)].open(generation_id, attempt)
 
     @property
     def lag_s(self) -> float:
@@ -198,10 +198,17 @@ class _Shard:
         self._tick_s = TICK_S
         self._down_since: float | None = None
 
-    def open(self, generation_id: str) -> Stream:
-        stream = self._streams[generation_id] = Stream(generation_id, self)
+    def open(self, generation_id: str, attempt: int) -> Stream:
+        # A process that was frozen may be given a generation again that it still runs.
+        if (earlier := self._streams.get(generation_id)) is not None:
+            earlier.stop(StopReason.LOST)
+        stream = self._streams[generation_id] = Stream(generation_id, self, attempt)
         self.wake()
         return stream
+
+    def _forget(self, stream: Stream) -> None:
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id]
 
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
@@ -247,9 +254,9 @@ class _Shard:
             return
         answers = await self._log.append(
             [
-                Write(stream.id, batch.entry_id, payload, _is_refusal(batch))
+                Write(stream.id, batch.entry_id, payload, stream.attempt, _is_refusal(batch))
                 if batch
-                else Write(stream.id)
+                else Write(stream.id, b"", b"", stream.attempt)
                 for stream, batch, payload in writes
             ]
         )
@@ -272,7 +279,7 @@ class _Shard:
         for stream in self.streams():
             batch = stream.take()
             if stream.is_drained:
-                self._streams.pop(stream.id)
+                self._forget(stream)
                 continue
             if batch is None and now - stream.asked_at < _POLL_S:
                 continue
@@ -287,7 +294,7 @@ class _Shard:
         elif answer.state == LogState.CANCELLED:
             stream.stop(StopReason.REQUESTED)
         if batch is not None and batch.ending is not None:
-            self._streams.pop(stream.id, None)
+            self._forget(stream)
 
     async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
         """Hint the followers. A hint that is lost costs them a second: they read the log then."""
@@ -304,9 +311,9 @@ class _Shard:
         down_s = now - self._down_since
         logger.warning("publisher: event log unreachable for %.1f s: %s", down_s, error)
         if down_s > settings.EVENT_LOG_PATIENCE_S:
-            for stream_id, stream in list(self._streams.items()):
+            for stream in self.streams():
                 stream.stop(StopReason.LOST)
-                self._streams.pop(stream_id)
+                self._forget(stream)
         await asyncio.sleep(_RETRY_S)
 
 

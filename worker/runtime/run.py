@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import redis.exceptions
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
@@ -23,17 +24,16 @@ from inference_site.domain.errors import (
     InvalidRequest,
     ShuttingDown,
     StreamLost,
-    WorkerLost,
 )
 from inference_site.domain.model_spec import Price
-from inference_site.generations.kinds import Assembler, Kind, kind_of
+from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import frames_of, read_log
+from inference_site.streams.event_log import Sent, read_log, sent_so_far
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
 from worker.media.resolve import resolve_media
@@ -44,7 +44,7 @@ from worker.runtime.truncation import run_truncating
 
 logger = logging.getLogger(__name__)
 
-_FINISH_RETRY_S = 0.5
+_RETRY_S = 0.5
 
 
 class Run:
@@ -103,7 +103,7 @@ class Run:
     def _drive(self, engine: Engine) -> None:
         try:
             status, ending = self._generate(engine)
-        except ShuttingDown as exc:
+        except (ShuttingDown, StreamLost) as exc:
             if self._claim.may_restart and self._give_back():
                 self._span.end("given back")
                 return
@@ -116,7 +116,8 @@ class Run:
     def _give_back(self) -> bool:
         """Leave a generation in the background to another worker; False if it is ours no more."""
         self._stream.release()
-        return Generation.objects.requeue(self._claim.public_id, self._claim.worker)
+        claim = self._claim
+        return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
 
     def _generate(self, engine: Engine) -> tuple[Status, Ending]:
         """Have the engine answer; return how that ended. Raise what the generation fails with."""
@@ -134,10 +135,7 @@ class Run:
     def _load(self) -> tuple[Loaded[Any], Document[Any]]:
         """Return what is kept of the request, its document made anew if that is lost and can be."""
         claim, kind = self._claim, self._kind
-        try:
-            found = load_document(claim.public_id, kind.assembly)
-        except redis.exceptions.RedisError as exc:
-            raise DocumentLost from exc
+        found = self._found()
         document = found.document
         if document is None and kind.rebuild is not None:
             with lent_connection():
@@ -145,6 +143,21 @@ class Run:
         if document is None:
             raise DocumentLost
         return found, document
+
+    def _found(self) -> Loaded[Any]:
+        """Return what Redis has of the request. Raise StreamLost when that is away for too long."""
+        claim, began = self._claim, time.monotonic()
+        while True:
+            try:
+                return load_document(claim.public_id, self._kind.assembly, claim.attempt)
+            except redis.exceptions.RedisError as exc:
+                if self._stream.stop_reason == StopReason.SHUTDOWN:
+                    raise ShuttingDown from exc
+                waited_s = time.monotonic() - began
+                if self._stream.cancelled or waited_s > settings.EVENT_LOG_PATIENCE_S:
+                    raise StreamLost from exc
+                logger.warning("generation %s: no document yet: %s", claim.public_id, exc)
+                time.sleep(_RETRY_S)
 
     def _begin_span(self, parent: str, claimed_at_s: float) -> None:
         """Begin the span of the run, after one that shows how long it has waited."""
@@ -176,9 +189,12 @@ class Run:
     def _send_opening(self, assembler: Assembler, found: Loaded[Any]) -> None:
         """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
-        if found.frames:
-            self._stream.start_at(len(found.frames), found.texts)
-            opening += assembler.restart(found.frames)
+        sent = found.sent
+        if not sent.frames and (sent.next or self._claim.attempt > 1):
+            sent = sent.beyond()
+        if sent.next:
+            self._stream.start_at(sent.next, found.texts if sent.frames else ())
+            opening += assembler.restart(sent)
         opening += assembler.begin()
         if opening:
             self._stream.append(opening)
@@ -210,14 +226,20 @@ class Run:
     def _failed(self, error: Exception) -> Ending:
         kind, first = self._kind, 0
         if self._assembler is None and kind.recover is not None:
-            frames = frames_of(read_log(self._claim.public_id))
+            sent = self._sent()
             with lent_connection():
-                self._assembler = kind.recover(self._claim.public_id, frames)
-            first = len(frames)
+                self._assembler, first = recovered(kind, self._claim.public_id, sent)
             self._stream.start_at(first)
         if self._assembler is not None:
             return self._assembler.fail(error)
         return kind.failure(error, first=first)
+
+    def _sent(self) -> Sent:
+        """Return what was sent before this attempt; nothing while Redis is away."""
+        try:
+            return sent_so_far(read_log(self._claim.public_id))
+        except redis.exceptions.RedisError:
+            return Sent()
 
     def _log(self, error: Exception) -> None:
         """Log what is not the client's fault; the traceback only of what nobody foresaw."""
@@ -228,29 +250,38 @@ class Run:
 
     def _finish(self, status: Status, ending: Ending) -> None:
         """Commit the final row, then send the end: who sees it may rely on what is stored."""
-        held = self._committed(status, ending)
-        if not held:
-            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
-            ending = self._failure(WorkerLost())
+        try:
+            held = self._committed(status, ending)
+        except DatabaseError:
+            # The stored response is ended by maintenance, without what was refused.
+            logger.exception("generation %s: its end was refused", self._claim.public_id)
+            status, ending = Status.FAILED, self._failure(GenerationFailed("It cannot be stored."))
+            self._assembler = None
+            held = self._committed(status, ending)
         self._account(status, ending, held)
-        self._stream.close(ending)
+        if held:
+            self._stream.close(ending)
+        else:  # Who took it ends its stream.
+            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
+            self._stream.release()
 
     def _committed(self, status: Status, ending: Ending) -> bool:
         """Commit the end; return False if the generation is not this worker's any more.
 
         While PostgreSQL is down this waits: a client that waits is better than one that has seen an
-        end that is not stored.
+        end that is not stored. Raise DatabaseError when it refuses what is to be stored.
         """
+        is_repeated = False
         while True:
             try:
                 is_committed = self._commit(status, ending)
-                return is_committed or Generation.objects.has_ended(self._claim, status)
+                return is_committed or (
+                    is_repeated and Generation.objects.has_ended(self._claim, status)
+                )
             except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
-                time.sleep(_FINISH_RETRY_S)
-            except DatabaseError:
-                logger.exception("generation %s: its end was refused", self._claim.public_id)
-                return False  # It is not stored, so no client sees it; the row is soon given up.
+                is_repeated = True
+                time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and with it what is to be kept; False if it was taken away."""

@@ -62,7 +62,7 @@ class Runtime:
         self._listener = Listener(self.id, self.obey)
         self._child_workers = ChildWorkers(self.id, self._fail)
         self._is_up = self._is_draining = self._is_ending = False
-        self._running: dict[str, tuple[ServedModel, Stream]] = {}
+        self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
         self._stopped = threading.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when other models may be open than before."""
@@ -169,12 +169,12 @@ class Runtime:
             self._run(model, claim)
 
     def _run(self, model: ServedModel, claim: Claim) -> None:
-        stream = self._publisher.open(claim.public_id)
-        self._running[claim.public_id] = model, stream
+        stream = self._publisher.open(claim.public_id, claim.attempt)
+        self._running[claim] = model, stream
         try:
             Run(claim, stream).drive(model.engine)
         finally:
-            self._running.pop(claim.public_id)
+            self._running.pop(claim)
 
     def obey(self, command: Command) -> None:
         """Do what an operator wants; the lease says what came of it."""
@@ -305,4 +305,8 @@ class Runtime:
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
         while not self._stopped.wait(_ORPHANS_S):
-            attempt("orphans", lambda: give_up_orphans(self.id, frozenset(self._running)))
+            attempt("orphans", lambda: give_up_orphans(self.id, self._attempts))
+
+    def _attempts(self) -> set[tuple[str, int]]:
+        """Return what runs here, by id and attempt."""
+        return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}

@@ -13,12 +13,14 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
 
 import redis.exceptions
 from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
+from django.db.models.functions import Now
 from prometheus_client import Counter
 
 from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
@@ -28,7 +30,7 @@ from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.event_log import AsyncEventLog, hinted
+from inference_site.streams.event_log import AsyncEventLog, Batch, hinted
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ for _reason in ("gap", "silence"):
     _LOG_READS.labels(_reason)  # Shown at 0 from the start.
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
+_CLOSING_S = 5.0
+"""Within this time of the end of its row a stream is ended by who ended the row."""
 
 
 class Hub:
@@ -213,15 +217,26 @@ class Hub:
         wanted = [(reader.generation_id, reader.next_number) for reader in readers]
         found = await self._logs[shard].read_many(wanted)
         followed = zip(readers, found, strict=True)
-        torn = [reader for reader, batches in followed if not all(map(reader.offer, batches))]
+        torn = [reader for reader, batches in followed if not _goes_on(reader, batches)]
         end_lost(torn, await kinds_of(torn))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
-        kinds = await kinds_of(followers, status__in=TERMINAL)
+        # The row ends first. The worker that is about to write the ending is not interrupted here.
+        ended_by = Now() - timedelta(seconds=_CLOSING_S)
+        kinds = await kinds_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         over = [follower for follower in followers if follower.generation_id in kinds]
         await self._catch_up(over)  # The end may have come between the two looks.
         end_lost(over, kinds)
+
+
+def _goes_on(reader: Follower, batches: Sequence[Batch]) -> bool:
+    """Offer what was read; False when frames before it are missing, or it ends before them: the log
+    was lost, and who ended the stream began to number anew."""
+    ending = batches[-1] if batches and batches[-1].ending else None
+    if ending is not None and ending.next < reader.next_number < ENDING_ONLY:
+        return False
+    return all(map(reader.offer, batches))
 
 
 async def _persist(act: Callable[[], Awaitable[None]]) -> None:

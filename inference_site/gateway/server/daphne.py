@@ -13,17 +13,23 @@ from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.observability.tracing import start_tracing
 
 _APPLICATION = "inference_site.asgi:application"
+BACKLOG = 4096
+"""How many connections may wait to be accepted; the kernel lowers it to its own bound."""
 
 
-def run_server(host: str, port: int) -> Any:
-    """Serve until stopped; return the exit status."""
+def run_server(host: str, port: int, descriptor: int | None = None) -> Any:
+    """Serve until stopped; return the exit status.
+
+    ``descriptor`` is that of an IPv4 socket that listens already, instead of host and port.
+    """
     start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
     resolve("/v1/models")  # Imports the views.
     freeze_imported_objects()
     command = CommandLineInterface()
     command.server_class = DrainingServer
-    return command.run(
-        # -v 0: no access log of Daphne's; inference_site/gateway/access.py has one.
-        ["-b", host, "-p", str(port), "-v", "0", "--no-server-name", _APPLICATION]
-    )
+    interface = host.strip("[]").replace(":", r"\:")
+    endpoint = f"tcp:port={port}:interface={interface}:backlog={BACKLOG}"
+    listen = ["-e", endpoint] if descriptor is None else ["--fd", str(descriptor)]
+    # -v 0: no access log of Daphne's; inference_site/gateway/access.py has one.
+    return command.run([*listen, "-v", "0", "--no-server-name", _APPLICATION])

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from inference_site.doctor import fleet, host, services
+from inference_site.doctor import fleet, host, services, truth
 from inference_site.doctor.finding import Check, Finding, Level, guarded
 
 _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
@@ -28,6 +28,8 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ),
     ("workers", fleet.check_workers, _REDIS),
     ("maintenance", fleet.check_maintenance, _REDIS),
+    ("generations", truth.check_rows, _DATABASE),
+    ("event logs", truth.check_logs, _REDIS),
 )
 
 

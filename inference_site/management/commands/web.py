@@ -20,9 +20,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", type=int, default=8000)
+        parser.add_argument(
+            "--fd",
+            type=int,
+            help="an inherited IPv4 socket that listens already, instead of --host and --port",
+        )
         add_wait(parser)
 
-    def handle(self, *_: Any, host: str, port: int, **options: Any) -> None:
+    def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
         wait_if_asked(options)
         metrics.register()
-        sys.exit(run_server(host, port))
+        sys.exit(run_server(host, port, fd))

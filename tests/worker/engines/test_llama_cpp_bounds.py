@@ -1,4 +1,4 @@
-"""What would take llama.cpp past the end of its stack is refused before it sees it."""
+"""Schemas that would keep llama.cpp's own grammar engine busy are refused before it sees them."""
 
 from __future__ import annotations
 
@@ -20,37 +20,46 @@ def _encode(**fields: Any) -> bytes:
     return encode_chat(GenerationRequest("m", messages=(Message("user", "hi"),), **fields), SPEC)
 
 
-def _chain(length: int) -> dict[str, Any]:
-    links = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
-    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{length}": {"type": "string"}}}
+def _optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
 
 
-def test_schemas_may_refer_to_each_other() -> None:
-    assert _encode(constraint=_schema(_chain(900)))
+def _pattern(pattern: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}}
 
 
-def test_a_chain_of_references_ends_before_the_stack_does() -> None:
-    with pytest.raises(InvalidRequest):
-        _encode(constraint=_schema(_chain(1_001)))
-    with pytest.raises(InvalidRequest):
-        _encode(tools=(Tool("f", None, _chain(1_001)),))
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _optional(200),
+        {"properties": {f"o{n}": _optional(20) for n in range(50)}, "required": ["o0"]},
+        _pattern(r"^(\([0-9]{3}\))?[0-9]{3}-[0-9]{4}$"),
+        _pattern(r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"),
+    ],
+)
+def test_ordinary_schemas_pass(schema: dict[str, Any]) -> None:
+    assert _encode(constraint=_schema(schema))
+    assert _encode(tools=(Tool("f", None, schema),))
 
 
-def test_references_in_a_text_are_no_references() -> None:
-    text = orjson.dumps(_chain(2_000)).decode()
-    assert encode_chat(GenerationRequest("m", messages=(Message("user", text),)), SPEC)
-
-
-def test_the_groups_of_a_grammar_are_bounded() -> None:
-    assert _encode(constraint=_groups(5_000))
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _optional(201),
+        {"properties": {f"o{n}": _optional(100) for n in range(5)}},
+        _pattern("[a-z]?" * 200),
+        _pattern("([a-z]?){60}"),
+        _pattern("((a?){20}){20}"),
+    ],
+)
+def test_schemas_that_take_long_are_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        _encode(constraint=_groups(5_001))
-    assert refused.value.param == "grammar"
+        _encode(constraint=_schema(schema))
+    assert refused.value.param == "response_format"
+    with pytest.raises(InvalidRequest) as refused:
+        _encode(tools=(Tool("f", None, schema),))
+    assert refused.value.param == "tools"
 
 
 def _schema(schema: dict[str, Any]) -> Constraint:
     return Constraint("json_schema", orjson.dumps(schema).decode(), "response_format")
-
-
-def _groups(levels: int) -> Constraint:
-    return Constraint("gbnf", "root ::= " + "(" * levels + '"a"' + ")" * levels, "grammar")

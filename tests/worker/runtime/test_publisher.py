@@ -45,8 +45,8 @@ class TidyPublisher(Publisher):
         super().__init__()
         self._opened: list[Stream] = []
 
-    def open(self, generation_id: str) -> Stream:
-        self._opened.append(super().open(generation_id))
+    def open(self, generation_id: str, attempt: int = 1) -> Stream:
+        self._opened.append(super().open(generation_id, attempt))
         return self._opened[-1]
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -181,6 +181,24 @@ def test_a_stream_that_somebody_else_ended_is_lost(publisher: Publisher) -> None
     assert stream.stop_reason is StopReason.LOST
     (only,) = logged(client_for(stream.id), stream.id)
     assert only.frames == [b"error"]
+
+
+def test_a_later_attempt_in_the_same_process_takes_the_stream_over(publisher: Publisher) -> None:
+    first = publisher.open(new_id("chatcmpl-"))
+    first.append([b"0"])
+    log = client_for(first.id)
+    wait_until(lambda: logged(log, first.id))
+    second = publisher.open(first.id, 2)
+    assert first.stop_reason is StopReason.LOST
+    first.append([b"late"])
+    first.close(END)
+    second.start_at(1)
+    second.append([b"1"])
+    second.close(END)
+    wait_until(lambda: logged(log, first.id)[-1].ending)
+    assert [frame for batch in logged(log, first.id) for frame in batch.frames] == [
+        *(b"0", b"1", b"done")
+    ]
 
 
 def test_a_shutdown_stops_every_stream(publisher: Publisher) -> None:

@@ -13,6 +13,8 @@ import pytest
 import redis
 import redis.exceptions
 from django.db import InterfaceError, OperationalError
+from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import TextDelta, Usage
@@ -245,15 +247,36 @@ def test_a_lost_document_fails_the_generation_as_retryable(start: Start) -> None
     assert attempt.stream.ending.status == 503
 
 
-def test_a_document_out_of_reach_counts_as_lost(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stays_away", [False, True])
+def test_a_document_out_of_reach_is_waited_for_and_then_counts_as_lost(
+    start: Start, monkeypatch: pytest.MonkeyPatch, settings: Settings, stays_away: bool
 ) -> None:
-    def down(_: str) -> redis.Redis:
-        raise redis.exceptions.ConnectionError("down")
+    settings.EVENT_LOG_PATIENCE_S = 1 if stays_away else 60
+    looks = 0
+
+    def down(generation_id: str) -> redis.Redis:
+        nonlocal looks
+        looks += 1
+        if stays_away or looks < 3:
+            raise redis.exceptions.ConnectionError("down")
+        return client_for(generation_id)
 
     attempt = start()
+    monkeypatch.setattr(run, "_RETRY_S", 0.01)
     monkeypatch.setattr(request_documents, "client_for", down)
-    assert attempt.drive().error_code == "worker_unavailable"
+    row = attempt.drive()
+    assert row.error_code == ("worker_unavailable" if stays_away else "")
+    assert looks >= 3
+
+
+def test_what_was_given_to_another_attempt_is_not_ended_by_the_first(start: Start) -> None:
+    attempt = start()
+    other = Generation.objects.filter(public_id=attempt.id)
+    other.update(attempt=2)  # By the same worker, that was frozen meanwhile.
+    row = attempt.drive()
+    assert (row.status, row.attempt, row.output_tokens) == (Status.RUNNING, 2, 0)
+    assert attempt.stream.row_when_ended is None
+    other.update(status=Status.FAILED, attempt=1, finished_at=timezone.now())
 
 
 @pytest.mark.parametrize(
@@ -288,7 +311,7 @@ def test_a_generation_that_was_given_up_keeps_its_state(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempt = start()
-    Generation.objects.fail_abandoned(attempt.id, "w", "worker_lost")
+    Generation.objects.fail_abandoned(attempt.id, "w", 1, "worker_lost")
     row = attempt.drive()
     assert (row.status, row.error_code, row.output_tokens) == (Status.FAILED, "worker_lost", 0)
     assert "was taken away" in caplog.text
@@ -308,7 +331,7 @@ def test_the_end_waits_for_a_database_that_is_down(
         return finish(self, *args, **kwargs)
 
     attempt = start()
-    monkeypatch.setattr(run, "_FINISH_RETRY_S", 0.01)
+    monkeypatch.setattr(run, "_RETRY_S", 0.01)
     monkeypatch.setattr(GenerationQuerySet, "finish", flaky)
     assert attempt.drive().status == Status.COMPLETED
     assert not failures

@@ -14,6 +14,7 @@ from typing import Any
 
 from inference_site.domain.deltas import ToolCallDelta
 from inference_site.domain.request import Tool
+from worker.engines.chat.tool_schemas import arguments_schema
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
@@ -25,20 +26,19 @@ def new_call_id() -> str:
 
 def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
     """Return the JSON schema that any one call of these tools matches, and nothing else does."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": _arguments(tool)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if len(tools) == 1:
+        return _call(tools[0], "#")
+    return {"anyOf": [_call(tool, f"#/anyOf/{number}") for number, tool in enumerate(tools)]}
 
 
-def _arguments(tool: Tool) -> dict[str, Any]:
-    return {"type": "object", **tool.parameters} if tool.parameters else {"type": "object"}
+def _call(tool: Tool, pointer: str) -> dict[str, Any]:
+    arguments = arguments_schema(tool, f"{pointer}/properties/arguments")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
 
 
 class ForcedCall:

@@ -10,19 +10,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import TemplateError
-
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest, Tool
-from worker.engines.chat.sandbox import BoundedEnvironment, render_bounded
 from worker.engines.chat.wire import wire_message
+from worker.engines.limited_process import LimitedProcess
 
-_ENVIRONMENT = BoundedEnvironment()
+_TOO_COMPLEX = "the template takes too much time or memory"
+
+_renderer = LimitedProcess("worker.engines.chat.rendering")
 
 
 class ChatTemplate:
-    """A compiled template. Thread-safe.
+    """A template, which is rendered in a limited process. Thread-safe.
 
     ``variables`` are those of every rendering, special tokens among them. ``forces_thinking`` has
     the model reason whatever is asked for. Raise ValueError for a text that is no template.
@@ -37,10 +37,9 @@ class ChatTemplate:
         self.source = source
         self._forced = {"enable_thinking": True} if forces_thinking else {}
         self._variables = dict(variables or {})
-        try:
-            self._template = _ENVIRONMENT.from_string(source)
-        except (TemplateError, SyntaxError, RecursionError, MemoryError) as exc:
-            raise ValueError(str(exc) or type(exc).__name__) from exc
+        error, _ = _renderer.ask(source, None) or (_TOO_COMPLEX, "")
+        if error:
+            raise ValueError(error)
 
     @property
     def takes_tools(self) -> bool:
@@ -60,11 +59,10 @@ class ChatTemplate:
             "tools": [template_tool(tool) for tool in request.tools] or None,
             "add_generation_prompt": request.add_generation_prompt,
         }
-        try:
-            prompt = render_bounded(_ENVIRONMENT, self._template, **variables)
-        except Exception as exc:  # A template can raise whatever Python can.
-            raise InvalidRequest(f"TemplateError: {exc}", "messages") from exc
-        return prompt + request.response_prefix
+        error, prompt = _renderer.ask(self.source, variables) or (_TOO_COMPLEX, "")
+        if error:
+            raise InvalidRequest(f"TemplateError: {error}", "messages")
+        return str(prompt) + request.response_prefix
 
 
 def without_bos(prompt: str, bos: str) -> str:

@@ -17,7 +17,7 @@ from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.grammars import check_grammar, llguidance_grammar
+from worker.engines.grammars import llguidance_grammar
 
 
 @dataclass
@@ -146,12 +146,7 @@ class ChoiceRun:
         constraint = self.request.constraint
         if constraint is None:
             return None
-        check_grammar(constraint)
-        try:
-            grammar = llguidance_grammar(constraint)
-        except ValueError as exc:
-            raise InvalidRequest(f"Invalid grammar: {exc}", constraint.param) from exc
-        matcher = LLMatcher(self.vocabulary.for_grammars, grammar)
+        matcher = LLMatcher(self.vocabulary.for_grammars, llguidance_grammar(constraint))
         if error := matcher.get_error():
             raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
         return matcher

@@ -3,7 +3,8 @@
 A JSON schema can be given in two ways. llama.cpp's own lets the model think before the constrained
 answer, but its grammar lets weights that are no good end a string in half a character, which its
 parser then fails on. llguidance's allows whole characters only, and is faster; it holds from the
-first token on.
+first token on. llama.cpp's is also without bounds, so a schema for it is checked for what would
+keep it busy. Grammars of clients are always llguidance's.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from typing import Any
 import orjson
 
 from inference_site.domain.request import Constraint
-from worker.engines.grammars import check_grammar, check_references, lark_or_schema, regex_as_lark
-from worker.engines.llama_cpp.bounds import check_groups
+from worker.engines.chat.tool_schemas import plain_schema
+from worker.engines.grammars import (
+    check_grammar,
+    gbnf_as_lark,
+    is_known_schema,
+    lark_or_schema,
+    regex_as_lark,
+)
+from worker.engines.llama_cpp.bounds import check_schemas
 
 _LLGUIDANCE = "%llguidance {}\n"
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -25,21 +33,21 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
     """Return the fields of llama.cpp's request that hold the constraint.
 
     ``from_start``: the answer begins with the constrained text, without thoughts or calls before.
-    Raise InvalidRequest for a grammar that is wrong, for a llguidance grammar of more than one
-    part, and for GBNF past bounds.
+    Raise InvalidRequest for a grammar that is wrong or too complex, and for a llguidance grammar of
+    more than one part.
     """
     if constraint is None:
         return {}
-    check_grammar(constraint)
-    source = constraint.source
+    source, param = constraint.source, constraint.param
     match constraint.kind:
         case "json_object":
-            return schema_fields({"type": "object"}, from_start=from_start)
+            return schema_fields({"type": "object"}, param, from_start=from_start)
         case "json_schema":
-            return schema_fields(orjson.loads(source), from_start=from_start)
+            return schema_fields(orjson.loads(source), param, from_start=from_start)
         case "gbnf":
-            check_groups(source, constraint.param)
-            return {"grammar": source}
+            return {"grammar": f"{_LLGUIDANCE}{gbnf_as_lark(constraint)}"}
+    check_grammar(constraint)
+    match constraint.kind:
         case "lark":
             return {"grammar": f"{_LLGUIDANCE}{source}"}
         case "regex":
@@ -48,16 +56,17 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
             part = lark_or_schema(constraint)
             if isinstance(part, str):
                 return {"grammar": f"{_LLGUIDANCE}{part}"}
-            return schema_fields(part, from_start=from_start)
+            return schema_fields(part, param, from_start=from_start)
 
 
-def schema_fields(schema: dict[str, Any], *, from_start: bool) -> dict[str, Any]:
-    """Return the fields for a JSON schema; llguidance's where it can be, and knows all of it."""
-    from llguidance import LLMatcher, grammar_from
+def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> dict[str, Any]:
+    """Return the fields for a JSON schema; llguidance's where it can be, and knows all of it.
 
-    encoded = orjson.dumps({"x-guidance": _GUIDANCE, **schema})
-    check_references(encoded)
-    text = encoded.decode()
-    if from_start and not LLMatcher.validate_grammar(grammar_from("json_schema", text)):
+    Raise InvalidRequest for one that is too complex.
+    """
+    text = orjson.dumps({"x-guidance": _GUIDANCE, **schema}).decode()
+    if from_start and is_known_schema(text, param):
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    plain = plain_schema(schema)
+    check_schemas(plain, param)
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}

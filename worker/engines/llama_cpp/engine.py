@@ -19,6 +19,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import named_template
+from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.loopback import Loopback
@@ -35,6 +36,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
     import xllamacpp
 
+    prepare_trials()
     options = LlamaCppOptions.of(spec)
     params = _params(spec, options)
     try:
@@ -134,8 +136,7 @@ class LlamaCppEngine(Engine):
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
                 raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            param = request.constraint.param if request.constraint else request.subject
-            raise InvalidRequest(str(exc), param) from exc
+            raise InvalidRequest(str(exc), _blamed(request, str(exc))) from exc
         reader.close()
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
@@ -158,3 +159,10 @@ class LlamaCppEngine(Engine):
         """Drop the model; its memory goes with the last reference."""
         self._loopback.close()
         self._server = None
+
+
+def _blamed(request: GenerationRequest, problem: str) -> str:
+    """Return the field of the request that llama.cpp could not read."""
+    if request.tools and "JSON schema" in problem:
+        return "tools"
+    return request.constraint.param if request.constraint else request.subject

@@ -12,8 +12,9 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
+from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.chat.wire import wire_message, wire_tool
-from worker.engines.llama_cpp.bounds import encode
+from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
 
@@ -36,7 +37,7 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
         "return_progress": True,
         "chat_template_kwargs": variables,
     }
-    return encode(_with_tools(payload, request, thinks))
+    return orjson.dumps(_with_tools(payload, request, thinks))
 
 
 def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
@@ -48,7 +49,7 @@ def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
     }
-    return encode(payload)
+    return orjson.dumps(payload)
 
 
 def _prompt(prompt: str | tuple[int, ...], suffix: str | None, spec: ModelSpec) -> str | list[int]:
@@ -127,10 +128,13 @@ def _with_tools(
     tools = [wire_tool(replace(tool, description=tool.description or "")) for tool in request.tools]
     shown = {"chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools}}
     if request.must_call:
-        call = schema_fields(call_schema(request.tools), from_start=not thinks)
+        call = schema_fields(call_schema(request.tools), "tools", from_start=not thinks)
         return {**payload, **shown, **call}
     if "grammar" in payload:
         return {**payload, **shown}
+    for tool in tools:
+        tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
+    check_schemas([tool["function"]["parameters"] for tool in tools], "tools")
     return {**payload, "tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
 

@@ -10,14 +10,13 @@ from inference_site.catalogue.engines.upstream_flavors import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark
-from worker.engines.llama_cpp.bounds import check_groups
 from worker.engines.openai_upstream.server import Server
 
 
 def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
     """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
     source = constraint.source
-    check_grammar(constraint)
+    _check(constraint)
     match constraint.kind:
         case "json_object":
             if server.flavor.schema_value:
@@ -27,7 +26,6 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
         case "json_schema":
             return schema_fields(orjson.loads(source), server)
         case "gbnf":
-            check_groups(source, constraint.param)
             return _placed(_target("gbnf", constraint, server), source)
         case "lark":
             return _lark(source, constraint, server)
@@ -40,6 +38,12 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             if isinstance(part, str):
                 return _lark(part, constraint, server)
             return schema_fields(part, server)
+
+
+def _check(constraint: Constraint) -> None:
+    """Check what llguidance knows; GBNF and schemas are for the server to judge."""
+    if constraint.kind in ("lark", "regex", "llguidance"):
+        check_grammar(constraint)
 
 
 def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:

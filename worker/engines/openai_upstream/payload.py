@@ -15,7 +15,6 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.wire import wire_message, wire_part, wire_tool
-from worker.engines.llama_cpp.bounds import encode
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields
 from worker.engines.openai_upstream.server import Server
 
@@ -41,7 +40,7 @@ class Payloads:
             **self._beginning(request),
             **self._tools(request),
         }
-        return encode({**payload, **self._template_fields(request, payload)})
+        return orjson.dumps({**payload, **self._template_fields(request, payload)})
 
     def complete(self, request: GenerationRequest) -> bytes:
         """Return the payload of a completion. Raise InvalidRequest as ``chat`` does."""
@@ -53,7 +52,7 @@ class Payloads:
         }
         if request.top_logprobs is not None:
             payload["logprobs"] = max(self._flavor.least_top_logprobs, request.top_logprobs)
-        return encode(payload)
+        return orjson.dumps(payload)
 
     def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return these values under the server's names; None is left out, and what it lacks."""

@@ -67,4 +67,5 @@ def test_schema_names_each_tool_and_its_arguments() -> None:
     assert schema["anyOf"][1]["properties"]["arguments"] == {
         "type": "object",
         "properties": {"x": {}},
+        "additionalProperties": False,
     }

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("responses_api", "0001_initial")]
+    dependencies = [("responses_api", "0002_open_responses_and_locks")]
 
     operations = [
         migrations.AddField(

@@ -1,0 +1,109 @@
+"""What holds for every page of the admin and the console, also for those that are added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.converters import IntConverter
+
+from inference_site.accounts.models import ApiKey, Project
+
+_BEFORE_LOGIN = {"admin:login", "admin:logout", "admin:jsi18n"}
+_OF_EVERY_STAFF_USER = {
+    *("admin:index", "admin:search", "admin:password_change"),
+    *("admin:password_change_done", "admin:autocomplete", "playground"),
+    *("/console/playground/responses", "/console/playground/responses/1/stop"),
+}
+"""Pages that need no permission; the search and ``autocomplete`` ask for one of what they find."""
+
+
+def _addresses(
+    patterns: Any = None, prefix: str = "/", space: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Every name and address of the admin and the console, with 1 for each argument."""
+    for pattern in get_resolver().url_patterns if patterns is None else patterns:
+        address = prefix + _filled(pattern)
+        if isinstance(pattern, URLResolver):
+            name = f"{space}{pattern.namespace}:" if pattern.namespace else space
+            yield from _addresses(pattern.url_patterns, address, name)
+        elif address.startswith(("/admin/", "/console/", "/playground")):
+            yield f"{space}{pattern.name or address}", address
+
+
+def _filled(pattern: URLPattern | URLResolver) -> str:
+    found = str(pattern.pattern).replace("^", "").replace("\\Z", "").replace("$", "")
+    for name, converter in pattern.pattern.converters.items():
+        kind = "int" if isinstance(converter, IntConverter) else None
+        for written in (f"<{kind}:{name}>", f"<str:{name}>", f"<path:{name}>", f"<{name}>"):
+            found = found.replace(written, "1")
+    return found
+
+
+ADDRESSES = sorted((name, address) for name, address in set(_addresses()) if "(?P" not in address)
+
+
+def test_there_are_pages() -> None:
+    assert len(ADDRESSES) > 60
+    assert not [address for _, address in ADDRESSES if "<" in address]
+
+
+@pytest.mark.django_db
+def test_no_page_is_open_without_a_login() -> None:
+    anybody = Client()
+    for name, address in ADDRESSES:
+        if name in _BEFORE_LOGIN:
+            continue
+        for ask in (anybody.get, anybody.post):
+            answer = ask(address)
+            assert answer.status_code in (302, 401, 405), (name, answer.status_code)
+            assert answer.get("Location", "/admin/login/").startswith("/admin/login/"), name
+
+
+def test_no_page_is_open_without_a_permission(staff: Callable[..., Client]) -> None:
+    nobody = staff()
+    for name, address in ADDRESSES:
+        if name in _BEFORE_LOGIN | _OF_EVERY_STAFF_USER:
+            continue
+        for ask in (nobody.get, nobody.post):
+            answer = ask(address)
+            # Of an object that does not exist the way leads to the index, or to its page.
+            elsewhere = answer.get("Location") in ("/admin/", f"{address}change/")
+            assert elsewhere or answer.status_code in (403, 404, 405), (name, answer.status_code)
+
+
+@pytest.mark.django_db
+def test_no_page_takes_a_form_from_elsewhere() -> None:
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(get_user_model().objects.create_superuser("admin", ""))
+    for name, address in ADDRESSES:
+        answer = browser.post(address, {"action": "stop"})
+        assert answer.status_code in (403, 404, 405), (name, answer.status_code)
+    assert browser.get("/admin/").status_code == 200
+
+
+PARAMETERS = ["q", "o", "p", "before", "after", "model", "since", "project", "key", "by", "range"]
+PAGES = [
+    address
+    for name, address in ADDRESSES
+    if name.endswith(("_changelist", "_export", ":queue", ":fleet", ":index", "usage-csv"))
+]
+
+
+@pytest.mark.parametrize("odd", ["\0", "9" * 30])
+def test_an_odd_parameter_is_no_fault_of_the_server(
+    admin: Client, api_key: tuple[ApiKey, str], odd: str
+) -> None:
+    Project.objects.create(name="another")  # Lists show a filter of projects from two on.
+    admin.raise_request_exception = False
+    faults = [
+        (address, parameter)
+        for address in PAGES
+        for parameter in (*PARAMETERS, "status__exact", "project__id__exact", "api_key")
+        if admin.get(address, {parameter: odd}).status_code >= 500
+    ]
+    assert faults == []

@@ -1,0 +1,93 @@
+"""docs/reliability.md: what each kind of fault did to the requests it met."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import median
+
+from tests.faults.matrix.checker import Violation
+from tests.faults.matrix.ledger import Injection, Ledger
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reliability.md"
+PROMISES = {
+    "accepted means ended": "A request that was accepted ends exactly once, in one generation.",
+    "one truth": "A stored response and its generation agree on how it ended.",
+    "told means stored": "What a client was told is stored, with the same usage.",
+    "the text is exact": "An answer that is told as complete has every word once.",
+    "usage adds up": "The usage that a client is told is the usage that is accounted.",
+    "an error means no answer": "A request that was answered with an error has no second, "
+    "successful run.",
+    "a key means one run": "Requests with one `Idempotency-Key` are completed at most once.",
+    "streams and answers are whole": "A stream has every number once and an end; an error has a "
+    "code; a response in the background ends for the client that polls it.",
+    "a conversation is free": "A conversation takes its next turn once nothing runs on it.",
+}
+_HEAD = """# Reliability
+
+What the product promises when a part of it dies, and what happened when parts died.
+`make faults` runs this and writes the page: a stack of `manage.py serve` under {clients} clients of
+ten kinds (chat completions in one piece, streamed, left, and repeated under one idempotency key;
+responses in one piece, streamed, and as turns of a conversation; responses in the background that
+are polled, cancelled, and read by a client that comes back). The model is the scripted one: it says
+numbered words, so a lost or repeated word shows.
+
+Last run: {date}, {injections} faults in {minutes:.0f} minutes, {requests} requests, on {cores}
+cores that the clients share.
+
+"""
+_FAULTS = """
+## Faults
+
+A request is in flight when its fault comes. Seconds to come back: from the fault until the last
+of the short requests failed that a prober sends every half second with a time limit of 3 s; 0 when
+none failed. "Cut" is a connection that ended before its answer did; a client has to ask again then.
+
+| fault | times | in flight | answered | told an error | cut | back after: median / worst, s |
+|---|---|---|---|---|---|---|
+"""
+
+
+def page(ledger: Ledger, broken: list[Violation], **facts: object) -> str:
+    """Return the page. ``facts`` are the date, the number of clients and the cores."""
+    began = min(request.began_at for request in ledger.requests)
+    ended = max(request.ended_at for request in ledger.requests)
+    head = _HEAD.format(
+        injections=len(ledger.injections),
+        requests=f"{len(ledger.requests):,}",
+        minutes=(ended - began) / 60,
+        **facts,
+    )
+    return head + _promises(broken) + _FAULTS + _faults(ledger) + _errors(ledger)
+
+
+def _promises(broken: list[Violation]) -> str:
+    counts = Counter(violation.promise for violation in broken)
+    lines = [f"| {text} | {counts[name] or 'none'} |" for name, text in PROMISES.items()]
+    return "\n".join(["## Promises\n", "| promise | broken |", "|---|---|", *lines, ""])
+
+
+def _faults(ledger: Ledger) -> str:
+    by_fault: dict[str, list[Injection]] = defaultdict(list)
+    for injection in ledger.injections:
+        by_fault[injection.fault].append(injection)
+    return "\n".join(_line(fault, found) for fault, found in by_fault.items()) + "\n"
+
+
+def _line(fault: str, injections: list[Injection]) -> str:
+    met = [request for injection in injections for request in injection.in_flight]
+    outcomes = Counter(request.outcome for request in met)
+    back = [injection.back_after_s for injection in injections]
+    answered = outcomes["ok"] + outcomes["left"]
+    return (
+        f"| {fault} | {len(injections)} | {len(met)} | {answered} | {outcomes['error']} "
+        f"| {outcomes['cut']} | {median(back):.1f} / {max(back):.1f} |"
+    )
+
+
+def _errors(ledger: Ledger) -> str:
+    told = Counter(request.told for request in ledger.requests if request.outcome == "error")
+    lines = [f"| `{code}` | {count} |" for code, count in told.most_common()]
+    return "\n".join(
+        ["\n## What clients were told\n", "| error | times |", "|---|---|", *lines, ""]
+    )

@@ -1,0 +1,198 @@
+"""After a fault the row, the stored response and its stream say the same, and readers are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.test_responses_survive import (
+    Reader,
+    begin,
+    numbers,
+    shown,
+    slow,
+    wait_until_ready,
+)
+from tests.served_stack import ROOT, ServedStack, wait_until
+
+_PAIRS = """
+SELECT r.public_id, r.status, g.status FROM responses_api_storedresponse r
+LEFT JOIN generations_generation g ON g.public_id = r.public_id
+WHERE (r.status IN ('queued', 'in_progress')) != coalesce(g.status IN ('queued', 'running'), false)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_truth(stack: ServedStack) -> Iterator[None]:
+    """Begin with all parts up; in the end no response and generation may disagree."""
+    wait_until_ready(stack)
+    yield
+    wait_until_ready(stack)
+    assert stack.sql(_PAIRS) == []
+
+
+def text_of(response: dict[str, Any]) -> list[str]:
+    return [item["content"][0]["text"] for item in response["output"]]
+
+
+def attempt_of(stack: ServedStack, response_id: str) -> tuple[str, int]:
+    row = stack.row(response_id)
+    return row["status"], row["attempt"]
+
+
+def is_completed(stack: ServedStack, response_id: str) -> bool:
+    return bool(shown(stack, response_id)["status"] == "completed")
+
+
+@contextmanager
+def second_worker(stack: ServedStack) -> Iterator[str]:
+    """Another worker of the scripted model; its id."""
+    environment = {**stack.env, **stack.services, "SECRET_KEY": "unused", "DRAIN_TIMEOUT_S": "1"}
+    command = [sys.executable, "manage.py", "worker", "--models", "scripted"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        with stack.redis() as client:
+            mark = f"worker:*:{process.pid}:*"
+            wait_until(lambda: list(client.scan_iter(mark)), 60, "its lease")
+            [key] = client.scan_iter(mark)
+        worker = key.decode().removeprefix("worker:")
+        with stack.http() as http:
+            wait_until(
+                lambda: http.get("/v1/models/scripted").json()["workers"] == 2, 60, "2 workers"
+            )
+        yield worker
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_run_that_was_given_to_another_worker_is_not_touched_by_the_first(
+    stack: ServedStack,
+) -> None:
+    with second_worker(stack) as other:
+        response_id = begin(stack, input=slow(150))
+        reader = Reader(stack, response_id)
+        first = stack.row(response_id)["worker"]
+        with frozen(int(first.split(":")[-2])):
+            wait_until(lambda: attempt_of(stack, response_id) == ("running", 2), 40, "another run")
+        events = reader.wait(60)
+        row = stack.row(response_id)
+        assert (row["status"], row["attempt"]) == ("completed", 2)
+        assert row["worker"] != first
+        assert other in (first, row["worker"])
+        check_second_attempt(stack, events)
+
+
+def test_worker_that_was_cut_off_may_take_its_run_again(stack: ServedStack) -> None:
+    response_id = begin(stack, input=slow(150))
+    reader = Reader(stack, response_id)
+    with frozen(stack.pid_of("worker")):
+        wait_until(lambda: attempt_of(stack, response_id) == ("queued", 1), 40, "its queue")
+    events = reader.wait(60)
+    assert attempt_of(stack, response_id) == ("completed", 2)
+    check_second_attempt(stack, events)
+
+
+def check_second_attempt(stack: ServedStack, events: list[dict[str, Any]]) -> None:
+    """What the first attempt said was ended once, and nothing of it came later."""
+    assert numbers(events) == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert kinds.count("response.in_progress") == 2
+    assert kinds.count("response.output_item.added") == 2
+    final = events[-1]["response"]
+    assert final == shown(stack, final["id"])
+    assert text_of(final) == ["x " * 150]
+    again = len(kinds) - kinds[::-1].index("response.in_progress")
+    said = [e["delta"] for e in events[again:] if e["type"] == "response.output_text.delta"]
+    assert said == ["x "] * 150
+
+
+def test_lost_beginning_of_a_stream_is_told_when_the_worker_dies_too(stack: ServedStack) -> None:
+    response_id = begin(stack, input=slow(100))
+    reader = Reader(stack, response_id)
+    stack.redis().flushall()
+    known = len(reader.frames)
+    wait_until(lambda: len(reader.frames) > known + 10, 20, "frames after the loss")
+    os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    events = reader.wait(60)
+    assert numbers(events) == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "stream_lost")
+    wait_until(lambda: is_completed(stack, response_id), 60, "its second attempt")
+    assert attempt_of(stack, response_id)[1] == 2
+    assert text_of(shown(stack, response_id)) == ["x " * 100]
+    events = Reader(stack, response_id).wait()
+    assert events[-1]["response"] == shown(stack, response_id)
+    assert numbers(events) == list(range(len(events)))
+
+
+@pytest.mark.parametrize("damage", ["hole", "beginning", "all"])
+def test_damaged_log_of_a_dead_worker_holds_nothing_up(stack: ServedStack, damage: str) -> None:
+    body = {"model": "scripted", "input": slow(1000), "stream": True}
+    worker = stack.pid_of("worker")
+    with stack.http() as http, http.stream("POST", "/v1/responses", json=body) as response:
+        text = ""
+        is_damaged = False
+        for piece in response.iter_text():
+            text += piece
+            if not is_damaged and text.count("output_text.delta") > 20:
+                response_id = json.loads(text.split("data: ")[1].split("\n")[0])["response"]["id"]
+                lose(stack, response_id, worker, damage)
+                is_damaged = True
+    assert text.endswith("data: [DONE]\n\n")
+    frames = [frame for frame in text.split("\n\n") if frame.startswith("event: ")]
+    events = [json.loads(frame.partition("\ndata: ")[2]) for frame in frames]
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["type"] in ("error", "response.failed")
+    wait_until(lambda: shown(stack, response_id)["status"] == "failed", 30, "its end")
+    row = stack.row(response_id)
+    assert (row["status"], row["error_code"]) == ("failed", "worker_lost")
+    began = time.time()
+    wait_until(lambda: float(stack.redis().get("maintenance-done") or 0) > began, 30, "upkeep")
+    replayed = Reader(stack, response_id).wait()
+    assert replayed[-1]["response"] == shown(stack, response_id)
+
+
+def lose(stack: ServedStack, response_id: str, worker: int, damage: str) -> None:
+    """Lose entries of a log whose worker dies."""
+    process = psutil.Process(worker)
+    process.suspend()
+    with stack.redis() as client:
+        log = f"{{{response_id}}}:log"
+        entries: Any = [entry_id for entry_id, _ in client.xrange(log)]
+        lost = {"hole": entries[3:6], "beginning": entries[:2], "all": entries}[damage]
+        client.xdel(log, *lost)
+    process.kill()
+
+
+def test_run_that_is_claimed_while_redis_is_away_is_run_when_it_is_back(
+    stack: ServedStack,
+) -> None:
+    busy = [begin(stack, input=slow(60)) for _ in range(4)]  # All slots.
+    waiting = begin(stack, input=json.dumps([{"text": "at last"}]))
+    wait_until(lambda: all(stack.row(i)["status"] == "running" for i in busy), 20, "the others")
+    with frozen(stack.pid_of("redis")):
+        wait_until(lambda: stack.row(waiting)["status"] == "running", 30, "its claim")
+        time.sleep(5)  # Longer than a worker waits for one answer of Redis.
+    wait_until(lambda: is_completed(stack, waiting), 60, "its end")
+    assert text_of(shown(stack, waiting)) == ["at last"]
+    for response_id in busy:
+        wait_until(lambda i=response_id: is_completed(stack, i), 60, "the others")

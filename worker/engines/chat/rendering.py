@@ -1,0 +1,87 @@
+"""Renders chat templates, as a limited process.
+
+A template comes with a model's file, from anywhere: it reaches nothing but its variables, and what
+takes too much time or memory ends this process. What templates expect beyond Jinja is what Hugging
+Face's ``apply_chat_template`` gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from worker.engines.limited_process import serve
+
+_CPU_S = 2
+"""For one prompt; a conversation of 10,000 messages takes a tenth of it."""
+_MEMORY = 512 * 2**20
+_MOST_CHARACTERS = 16 * 2**20
+
+
+def answer(source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
+    """Return what is wrong, if something is, and the prompt; without variables only compile."""
+    try:
+        template = _compiled(source)
+        prompt = "" if variables is None else template.render(variables)
+    except Exception as exc:  # noqa: BLE001  # A template can raise whatever Python can.
+        return str(exc) or type(exc).__name__, ""
+    return ("the prompt is too long", "") if len(prompt) > _MOST_CHARACTERS else ("", prompt)
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}``, which marks the assistant's words for training: it changes nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as Hugging Face writes it: characters as they are, nothing escaped for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.now(tz=UTC).astimezone().strftime(format_)
+
+
+_environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+)
+_environment.filters["tojson"] = _tojson
+_environment.globals["raise_exception"] = _raise_exception
+_environment.globals["strftime_now"] = _strftime_now
+
+
+@lru_cache(64)
+def _compiled(source: str) -> Template:
+    return _environment.from_string(source)
+
+
+if __name__ == "__main__":
+    serve(answer, _CPU_S, _MEMORY)

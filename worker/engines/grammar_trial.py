@@ -1,0 +1,72 @@
+"""The trial of a grammar in a process of its own, before an engine is given it.
+
+``python -m worker.engines.grammar_trial`` is a limited process that compiles grammars, and walks
+through them at random, which shows what the steps cost. A question is the kind and the source of a
+grammar; the answer is what is wrong with it, and its Lark form if it is GBNF.
+"""
+
+from __future__ import annotations
+
+import random
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+from worker.engines.gbnf import lark_of_gbnf
+from worker.engines.limited_process import serve
+
+_CPU_S = 0.5
+"""For one grammar: ordinary ones take a hundredth of it."""
+_MEMORY = 2**30
+_STEPS = 300
+_LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+
+
+class _Vocabulary:
+    """The bytes and all pairs of ASCII characters: enough to see what masks cost."""
+
+    bos_token_id = None
+
+    def __init__(self) -> None:
+        ascii_ = [bytes([code]) for code in range(32, 127)]
+        pairs = [first + second for first in ascii_ for second in ascii_]
+        self.tokens = [*(bytes([code]) for code in range(256)), *pairs, b"<end>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, str]:
+    """Return what is wrong with a grammar, and its Lark form if it is GBNF."""
+    lark = ""
+    try:
+        if kind == "gbnf":
+            kind, source = "lark", (lark := lark_of_gbnf(source))
+        grammar = grammar_from(kind, source)  # type: ignore[arg-type]  # A kind of constraint.
+    except ValueError as exc:
+        return str(exc), ""
+    if error := LLMatcher.validate_grammar(grammar, limits=_LIMITS):
+        return error, ""
+    return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
+
+
+def _walk(matcher: LLMatcher) -> str:
+    """Take random steps; return why they had to end, if it is not the end of the grammar."""
+    choice = random.Random(0)  # noqa: S311  # The same grammar is to have the same trial.
+    for _ in range(_STEPS):
+        mask = matcher.compute_bitmask()
+        if matcher.is_stopped():
+            break
+        allowed = [code for code in range(256) if mask[code // 8] >> code % 8 & 1]
+        if not allowed or not matcher.consume_token(choice.choice(allowed)):
+            break
+    error = matcher.get_error()
+    # The vocabulary of the model has special tokens, this one has not.
+    return "" if "special token" in error else error
+
+
+if __name__ == "__main__":
+    vocabulary = _Vocabulary()
+    wrapped = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens))
+    serve(lambda kind, source: try_grammar(kind, source, wrapped), _CPU_S, _MEMORY)

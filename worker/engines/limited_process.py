@@ -1,0 +1,111 @@
+"""A process for what strangers wrote: a grammar, a chat template.
+
+What takes too much time, memory or stack there ends that process, and not the worker. It is kept,
+and started anew when it has ended. Question and answer are a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from select import select
+from typing import Any
+
+from inference_site.domain.errors import GenerationFailed
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_PATIENCE_S = 60
+"""For a process that gets no processor time: its own limit is one of such time."""
+_DEFAULT_STACK = 2 * 2**20
+"""Of a thread, where there is no limit."""
+
+
+class LimitedProcess:
+    """The side that asks; ``module`` is run as the process. Thread-safe."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        atexit.register(self._end)
+
+    def prepare(self) -> None:
+        """Start the process, which takes a moment, before the first question."""
+        with self._lock:
+            self._process = self._process or self._started()
+
+    def ask(self, *question: Any) -> Any:
+        """Return the answer, which is never None; None when the question has ended the process.
+
+        Raise GenerationFailed when there is no answer in time, through no fault of the question.
+        """
+        with self._lock:
+            self._process = process = self._process or self._started()
+            answer = self._answer(process, json.dumps(question, default=str).encode() + b"\n")
+            if not answer:
+                self._end()
+                self._process = self._started()  # The next question need not wait for it.
+        return json.loads(answer) if answer else None
+
+    def _answer(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        if not select([process.stdout], [], [], _PATIENCE_S)[0]:
+            self._end()
+            raise GenerationFailed("The request could not be checked in time.")
+        return process.stdout.readline()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def serve(answer: Callable[..., object], cpu_s: float, memory: int) -> None:
+    """Be the process: answer questions, each within ``cpu_s`` seconds of processor time.
+
+    ``memory`` is what the process may have of addresses, in bytes.
+    """
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    # Half of what a thread of the worker has: what passes here has room there.
+    threading.stack_size((_DEFAULT_STACK if limit == resource.RLIM_INFINITY else limit) // 2)
+    threading.Thread(target=_answer_all, args=(answer, cpu_s)).start()
+
+
+def _answer_all(answer: Callable[..., object], cpu_s: float) -> None:
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        encoded = json.dumps(answer(*json.loads(line)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(f"{encoded}\n")
+        sys.stdout.flush()
