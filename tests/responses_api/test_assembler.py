@@ -234,7 +234,7 @@ def test_items_make_the_same_events_again(length: int, is_recovered: bool) -> No
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
     if is_recovered:
-        found = recover(RESPONSE_ID, frames)
+        found = recover(RESPONSE_ID, sent(frames))
         assert found is not None
         assembler = found
     frames += assembler.cancel().frames
