@@ -4,7 +4,11 @@
 import os
 import sys
 
-from django.core.management import execute_from_command_line
+from inference_site.gc_freeze import collect_rarely
+
+collect_rarely()
+
+from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")

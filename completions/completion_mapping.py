@@ -8,10 +8,10 @@ from completions.wire.completion import CompletionRequest, Prompt
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_endpoint, require_fields
+from inference_site.request_fields.constraint import to_constraint
 from inference_site.request_fields.mapping import (
     require_stream_for_options,
     to_choices,
-    to_constraint,
     to_sampled_request,
     to_stop,
 )
@@ -41,7 +41,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
             body.best_of or body.n, model.spec, "n" if body.best_of is None else "best_of"
         ),
         top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
-        constraint=to_constraint(None, "", body.grammar),
+        constraint=to_constraint(body),
     )
 
 

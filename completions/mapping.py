@@ -20,13 +20,12 @@ from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_fields, require_media
+from inference_site.request_fields.constraint import of_json_object, text_constraint, to_constraint
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
     require_stream_for_options,
-    text_constraint,
     to_choices,
-    to_constraint,
     to_sampled_request,
     to_stop,
     to_template_vars,
@@ -39,7 +38,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
     require_stream_for_options(body.stream_options, body.stream)
     plan = to_tool_plan(body)
-    constraint = to_constraint(_formatted(body), "response_format", body.grammar)
+    constraint = to_constraint(body, _formatted(body))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     messages = to_messages(body.messages)
     require_media(model, messages)
@@ -64,8 +63,8 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
 
 def _formatted(body: ChatCompletionRequest) -> Constraint | None:
     match body.response_format:
-        case JsonObjectFormat():
-            return Constraint("json_object", "", "response_format")
+        case JsonObjectFormat() as given:
+            return of_json_object(given, "response_format")
         case JsonSchemaFormat(json_schema=wanted):
             return Constraint("json_schema", json.dumps(wanted.json_schema), "response_format")
         case _:

@@ -3,11 +3,12 @@
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from inference_site.api.openapi import OpenApiView
+from inference_site.api.documentation import OpenApiView, documentation
 from inference_site.status.health import HealthView, ReadyView
 from inference_site.status.metrics import metrics
+
+admin.autodiscover()
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
@@ -19,7 +20,7 @@ urlpatterns = [
     path("", include("inference_site.console.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
-    path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),
+    path("docs", documentation, name="docs"),
     path("admin/", admin.site.urls),
     # Browsers ask for it where a page names none.
     path("favicon.ico", RedirectView.as_view(url="/static/console/favicon.svg")),

@@ -1,4 +1,7 @@
-"""Hooks for the stack of tests/e2e/test_hooks.py: what they do is written in the chunks."""
+"""Hooks for tests/e2e/test_hooks.py: what they do is written in the chunks.
+
+They act on the models whose names begin with ``hooked``.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from worker.runtime.hooks import Chunk, HookContext
 
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
     """Write in capitals; drop, raise or return nonsense where the text says so."""
+    if not context.model.startswith("hooked"):
+        return chunk
     if isinstance(chunk, ToolCallDelta):
-        return None if chunk.call == 0 and context.model == "demo" else chunk
+        return None if chunk.call == 0 and context.model == "hooked-demo" else chunk
     match chunk.text:
         case "drop":
             return None
@@ -29,6 +34,8 @@ def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
 
 def on_done(context: HookContext, chunks: Sequence[Chunk]) -> None:
     """Note what was passed on in the file that ``HOOK_NOTES`` names; raise where it says so."""
+    if not context.model.startswith("hooked"):
+        return
     texts = [chunk.text for chunk in chunks if not isinstance(chunk, ToolCallDelta)]
     if "RAISE LATE" in texts:
         raise ValueError("a secret of the site")

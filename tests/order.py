@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-FIRST = ("deployment", "faults", "browser", "e2e")
-TOGETHER = {"deployment", "faults", "browser"}
+TOGETHER = ("e2e", "deployment", "browser", "faults")
 
 
 class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types.
@@ -36,11 +35,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first, when the tests are handed out."""
+    """Give each test an id of its own, and put what takes longest first.
+
+    Tests that schemathesis makes, one for each operation of the API, all have the id of their
+    function; xdist hands tests out by their ids, and of those that share one it runs the first.
+    """
+    for item in items:
+        if not item.nodeid.endswith(item.name):
+            item._id = item.id.with_params(item.name.partition("[")[2].removesuffix("]"))
+    assert len({item.nodeid for item in items}) == len(items), "tests share an id"
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
     folder = _folder(item.nodeid)
-    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+    return TOGETHER.index(folder) if folder in TOGETHER else len(TOGETHER)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-from itertools import cycle
+from itertools import count
 
 _FIRST, _EACH = 12_000, 1_000
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_candidates = cycle(range(_FIRST + _worker * _EACH, _FIRST + (_worker + 1) * _EACH))
+_candidates = (_FIRST + _worker * _EACH + number % _EACH for number in count(os.getpid() * 37))
 
 
 def free_port() -> int:

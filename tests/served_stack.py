@@ -23,6 +23,7 @@ import redis
 
 from tests.ports import free_port
 from tests.responses_api.validation import ClientCheck
+from tests.waiting import pauses
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = """
@@ -203,9 +204,11 @@ class ServedStack:
 def wait_until(condition: Any, timeout_s: float, what: str) -> float:
     """Return the seconds until the condition holds. Raise AssertionError past the timeout."""
     started = time.monotonic()
-    while not condition():
+    for pause_s in pauses():
+        if condition():
+            break
         assert time.monotonic() - started < timeout_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return time.monotonic() - started
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Return when the condition holds. Raise AssertionError when it does not in time."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    for pause_s in pauses():
+        if condition():
+            return
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between looks, which grow: to look is often a request, and takes a processor."""
+    pause_s = 0.005
+    while True:
+        yield pause_s
+        pause_s = min(1.3 * pause_s, 0.1)

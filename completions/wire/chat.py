@@ -19,7 +19,7 @@ from completions.wire.tools import (
     ToolChoice,
 )
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.constraint import GrammarField, ResponseFormat
+from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
 from inference_site.request_fields.wire.request import (
     EndUser,
     Metadata,
@@ -47,14 +47,14 @@ class MetadataUpdate(WireRequest):
 _RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(ConstraintFields, SamplingFields):
     """The body of ``POST /v1/chat/completions``.
 
-    Extensions: ``messages`` as a bare string, ``grammar``, ``enable_thinking``,
+    Extensions: ``messages`` as a bare string, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
     ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and those of
-    ``SamplingFields``. ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's
-    beginning is looked for among those computed before.
+    ``SamplingFields`` and ``ConstraintFields``. ``prompt_cache_key`` is taken as a hint that is not
+    needed: every prompt's beginning is looked for among those computed before.
     """
 
     model: str
@@ -77,7 +77,6 @@ class ChatCompletionRequest(SamplingFields):
     )
     function_call: FunctionCallChoice | None = None
     response_format: ResponseFormat | None = None
-    grammar: GrammarField | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None

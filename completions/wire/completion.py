@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
-from inference_site.request_fields.wire.constraint import GrammarField
+from inference_site.request_fields.wire.constraint import ConstraintFields
 from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
@@ -32,8 +32,8 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
-    """The body of ``POST /v1/completions``. ``grammar`` is an extension."""
+class CompletionRequest(ConstraintFields, SamplingFields):
+    """The body of ``POST /v1/completions``."""
 
     model: str
     prompt: Prompt
@@ -46,7 +46,6 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    grammar: GrammarField | None = None
     user: EndUser | None = None
 
     @property

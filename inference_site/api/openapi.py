@@ -1,4 +1,4 @@
-"""``/v1/openapi.json``: the OpenAPI document, built from the views' declarations (``schema.py``).
+"""The OpenAPI document, built from the views' declarations (``schema.py``).
 
 The document is built at the first request and cached. The JSON schemas of all declared types are
 generated together, so that models with the same name in several apps get different component names.
@@ -12,17 +12,14 @@ from functools import cache
 from typing import Any, Literal
 
 import orjson
-from django.http import HttpResponse
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
-from rest_framework.request import Request
 
 from inference_site.api.schema import ErrorEnvelope, declared, documented
-from inference_site.api.views import OpenView
 from inference_site.errors import api_errors
 
 Schema = dict[str, Any]
@@ -31,15 +28,6 @@ _JSON, _SSE = "application/json", "text/event-stream"
 _STREAMABLE = (
     "The answer; with `stream`, events: the schema is that of each `data`; the last is `[DONE]`."
 )
-
-
-class OpenApiView(OpenView):
-    """``GET /v1/openapi.json``."""
-
-    @documented(answer=dict[str, Any])
-    def get(self, request: Request) -> HttpResponse:
-        """Get this document."""
-        return HttpResponse(document(), content_type=_JSON)
 
 
 @cache

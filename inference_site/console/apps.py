@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
-from django.contrib.admin.apps import AdminConfig
+from django.contrib.admin.apps import SimpleAdminConfig
+from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.core import checks
 
 
 class ConsoleConfig(AppConfig):
@@ -12,7 +16,25 @@ class ConsoleConfig(AppConfig):
     name = "inference_site.console"
 
 
-class SiteAdminConfig(AdminConfig):
-    """Django's admin, whose models are registered with the console's site."""
+class SiteAdminConfig(SimpleAdminConfig):
+    """Django's admin, whose models are registered with the console's site.
+
+    The routes of the site have them registered (``inference_site/urls.py``): processes that serve
+    no pages do not import what the admin is made of.
+    """
 
     default_site = "inference_site.console.site.ConsoleSite"
+
+    def ready(self) -> None:
+        """Declare the checks that Django has for the admin."""
+        checks.register(check_dependencies, checks.Tags.admin)
+        checks.register(_check_registered, checks.Tags.admin)
+
+
+def _check_registered(app_configs: Any, **options: Any) -> list[checks.CheckMessage]:
+    """Check the admin of all models, registered by now or not."""
+    from django.contrib import admin
+
+    admin.autodiscover()
+    found: list[checks.CheckMessage] = check_admin_app(app_configs, **options)
+    return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.gguf_file import read_gguf
+from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
@@ -20,11 +22,12 @@ _MAINTENANCE_S = 10.0
 
 def check_models() -> Iterator[Finding]:
     """Look at the file of each model of the catalogue."""
+    read = cache(read_gguf)  # Models may share a file, and a large one takes seconds.
     for spec in catalogue().models.values():
-        yield _of_model(spec)
+        yield _of_model(spec, read)
 
 
-def _of_model(spec: ModelSpec) -> Finding:
+def _of_model(spec: ModelSpec, read: Callable[[Path], GgufInfo]) -> Finding:
     what = f"model {spec.id}"
     if spec.file is None:
         return Finding(Level.OK, what, f"needs no file ({spec.engine})")
@@ -36,7 +39,7 @@ def _of_model(spec: ModelSpec) -> Finding:
     size = f"{spec.file.stat().st_size / 2**20:,.0f} MiB"
     if spec.engine == "llama_cpp":
         try:
-            size = f"{read_gguf(spec.file).architecture}, {size}"
+            size = f"{read(spec.file).architecture}, {size}"
         except (OSError, ValueError, KeyError, IndexError) as exc:
             return Finding(Level.FAIL, what, f"{spec.file} is no GGUF file: {exc}", fix)
     return Finding(Level.OK, what, f"{spec.file} ({size})")

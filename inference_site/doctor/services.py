@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from inference_site.doctor.finding import Finding, Level, judged
-from inference_site.status.health import own_connection
+from inference_site.storage.connections import own_connection
 
 _OLDEST_POSTGRES = 140_000
 _OLDEST_REDIS = (6, 2)

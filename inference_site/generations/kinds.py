@@ -1,8 +1,9 @@
 """How deltas become what goes over the wire: the contract between the worker and the API apps.
 
-An API app registers, for each kind of generation it enqueues, how its assembler is made from the
-request document. The assembler runs once, in the worker, for streaming and non-streaming clients
-alike: what was streamed and what is stored cannot differ.
+The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
+``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
+document. That module is imported when a kind is first used. The assembler runs once, in the worker,
+for streaming and non-streaming clients alike: what was streamed and what is stored cannot differ.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, Generic, Protocol
+
+from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
 from inference_site.streams.ending import Ending
@@ -97,22 +102,24 @@ class Kind(Generic[AssemblyT]):
     mend: Callable[[], None] | None = None
 
 
-_kinds: dict[str, Kind[Any]] = {}
-
-
-def register(name: str, kind: Kind[Any]) -> None:
-    """Declare a kind of generation; an API app does it when Django starts."""
-    _kinds[name] = kind
-
-
+@cache
 def kind_of(name: str) -> Kind[Any]:
-    """Return a kind. Raise KeyError for one that no installed app registered."""
-    return _kinds[name]
+    """Return a kind, imported when it is first asked for. Raise KeyError for an unknown one."""
+    for config in apps.get_app_configs():
+        if name in _names(config):
+            kinds: dict[str, Kind[Any]] = import_module(f"{config.name}.kinds").KINDS
+            return kinds[name]
+    raise KeyError(name)
 
 
 def all_kinds() -> Collection[Kind[Any]]:
-    """Return all kinds that are registered."""
-    return _kinds.values()
+    """Return all kinds, which are imported now if they were not."""
+    return [kind_of(name) for config in apps.get_app_configs() for name in _names(config)]
+
+
+def _names(config: AppConfig) -> Sequence[str]:
+    names: Sequence[str] = getattr(config, "kinds", ())
+    return names
 
 
 def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 import kombu.exceptions
-from celery import current_app
 from kombu import Queue
 
+from inference_site.celery import app
 from inference_site.fleet.leases import is_alive
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import broker_client
@@ -65,9 +65,7 @@ def send_wake_up(model: str, worker: str = "") -> None:
 def send(task: str, queue: str, *arguments: str) -> None:
     """Put a message into a queue of wake-ups. Raise kombu's OperationalError when that is down."""
     to: Any = queue_named(queue)  # Celery's stubs know only names.
-    current_app.send_task(
-        task, args=arguments, queue=to, declare=(), ignore_result=True, retry=False
-    )
+    app.send_task(task, args=arguments, queue=to, declare=(), ignore_result=True, retry=False)
 
 
 def count_wake_ups(model: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from inference_site.api.payload import WireRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.wire.constraint import ConstraintFields
 from inference_site.submission.model_access import ResolvedModel
 
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +73,7 @@ _NEEDS = (
     _Need("response_format", "grammar", _has_type("json_object", "json_schema")),
     _Need("text.format", "grammar", _has_type("json_object")),
     _Need("text.format", "grammar", _has_type("json_schema"), param="text.format.schema"),
-    _Need("grammar", "grammar"),
+    *(_Need(field, "grammar") for field in ConstraintFields.model_fields),
     _Need("reasoning.effort", "chat_template", param="reasoning_effort"),
     _Need("text.verbosity", "chat_template", param="verbosity"),
     _Need("enable_thinking", "chat_template"),

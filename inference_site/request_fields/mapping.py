@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference_site.api.parsers import is_too_deep
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import check_tools, checked
-from inference_site.request_fields.wire.constraint import Grammar
+from inference_site.request_fields.constraint_bounds import check_tools
 from inference_site.request_fields.wire.sampling import SamplingFields
 
 
@@ -137,72 +134,3 @@ def to_template_vars(
     if effort is not None:
         merged["enable_thinking"] = effort != "none"
     return merged | {name: value for name, value in switches.items() if value is not None}
-
-
-def to_constraint(
-    formatted: Constraint | None, field: str, grammar: str | Grammar | None
-) -> Constraint | None:
-    """Return what the text must match: what ``field`` asks for or a ``grammar``, or None.
-
-    Raise InvalidRequestError for two constraints, and for one past the bounds.
-    """
-    if grammar is not None and formatted is not None:
-        raise InvalidRequestError(
-            f"Request `grammar` and `{field}` were both provided but are mutually exclusive.",
-            param="grammar",
-        )
-    return checked(formatted if grammar is None else from_grammar(grammar))
-
-
-def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
-    """Return what the text must match: nothing, in an answer that must be a call.
-
-    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
-    InvalidRequestError for a ``grammar``, which would be meant for the call.
-    """
-    if constraint is None or not plan.must_call:
-        return constraint
-    if constraint.param.startswith("grammar"):
-        raise InvalidRequestError(
-            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
-            param=constraint.param,
-        )
-    return None
-
-
-def from_grammar(grammar: str | Grammar) -> Constraint:
-    """Return the constraint of a ``grammar``; bare text is GBNF. Raise InvalidRequestError."""
-    if isinstance(grammar, str):
-        return Constraint("gbnf", grammar, "grammar")
-    takes_object = grammar.type in ("json_schema", "llguidance")
-    value: Any = grammar.value
-    if takes_object:
-        value = json.dumps(_json_object(value))
-    elif not isinstance(value, str):
-        raise InvalidRequestError(
-            f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
-            param="grammar.value",
-            code="invalid_type",
-        )
-    return Constraint(grammar.type, value, "grammar")
-
-
-def _json_object(value: str | dict[str, Any]) -> dict[str, Any]:
-    """Return the value as an object; its JSON text is good too."""
-    try:
-        decoded = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as exc:
-        raise InvalidRequestError(
-            f"Invalid 'grammar.value': it is not JSON ({exc}).", param="grammar.value"
-        ) from exc
-    if is_too_deep(decoded):
-        raise InvalidRequestError(
-            "Invalid 'grammar.value': it is nested too deeply.", param="grammar.value"
-        )
-    if not isinstance(decoded, dict):
-        raise InvalidRequestError(
-            "Invalid type for 'grammar.value': expected an object.",
-            param="grammar.value",
-            code="invalid_type",
-        )
-    return decoded

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Literal
+from typing import Literal
 
 import psycopg
 import redis
 from django.conf import settings
-from django.db import connection
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -20,6 +19,7 @@ from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_workers
+from inference_site.storage.connections import own_connection
 
 _TIMEOUT_S = 2.0
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
@@ -75,15 +75,6 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
         name: future.result() if future.done() else f"no answer within {_TIMEOUT_S:.0f} s"
         for name, future in futures.items()
     }
-
-
-def own_connection() -> psycopg.Connection[Any]:
-    """Connect to PostgreSQL without the pool, whose connections may hang when the server does."""
-    parameters = connection.get_connection_params()
-    parameters.pop("pool", None)
-    parameters.pop("context", None)
-    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
-    return psycopg.connect(**parameters)
 
 
 def _check_postgres() -> str:

@@ -1,10 +1,12 @@
-"""Database connections that are borrowed from the pool for a short time."""
+"""Database connections: borrowed from the pool for a short time, or outside of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 from django.db import connection, transaction
 
 _LOCK_TIMEOUT_MS = 2_000
@@ -35,3 +37,12 @@ def impatient_transaction() -> Iterator[None]:
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
         yield
+
+
+def own_connection() -> psycopg.Connection[Any]:
+    """Connect to PostgreSQL without the pool, whose connections may hang when the server does."""
+    parameters = connection.get_connection_params()
+    parameters.pop("pool", None)
+    parameters.pop("context", None)
+    parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
+    return psycopg.connect(**parameters)

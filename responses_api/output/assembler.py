@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
@@ -20,6 +20,7 @@ from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import Sent
+from inference_site.streams.request_documents import Assembly
 from responses_api.output import events
 from responses_api.output.live_output import LiveOutput
 from responses_api.output.objects import response_usage
@@ -30,6 +31,20 @@ from responses_api.wire.response import IncompleteDetails, ResponseError, Respon
 
 RESPONSE = "response"
 """Name of this kind of generation."""
+
+
+@dataclass(frozen=True)
+class ResponseAssembly(Assembly):
+    """How a response is written (see ``ResponseAssembler``); ``response`` is a JSON object."""
+
+    response: dict[str, Any]
+    emits: bool = True
+    sends_done: bool = True
+    seal_for: int | None = None
+
+    def assembler(self) -> ResponseAssembler:
+        """Return the assembler that writes it so."""
+        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
 
 
 class ResponseAssembler(Assembler):

@@ -14,11 +14,11 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.mapping import require_stream_for_options
-from inference_site.streams.request_documents import Assembly, Document
+from inference_site.streams.request_documents import Document
 from inference_site.streams.shared_text import long_texts
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission
-from responses_api.output.assembler import RESPONSE, ResponseAssembler
+from responses_api.output.assembler import RESPONSE, ResponseAssembly
 from responses_api.output.events import accepted
 from responses_api.output.objects import new_response
 from responses_api.request.mapping import ENCRYPTED_REASONING, to_generation_request
@@ -29,20 +29,6 @@ from responses_api.wire.request import ResponseRequest
 
 _ECHOED = ("instructions", "tools", "text")
 """Fields that every event of the response's states repeats, and that may be of any length."""
-
-
-@dataclass(frozen=True)
-class ResponseAssembly(Assembly):
-    """How a response is written (see ``ResponseAssembler``); ``response`` is a JSON object."""
-
-    response: dict[str, Any]
-    emits: bool = True
-    sends_done: bool = True
-    seal_for: int | None = None
-
-    def assembler(self) -> ResponseAssembler:
-        """Return the assembler that writes it so."""
-        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
 
 
 @dataclass(frozen=True, slots=True)

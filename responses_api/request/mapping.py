@@ -9,9 +9,8 @@ from typing import Any
 
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import LOGPROBS, require_fields, require_media
+from inference_site.request_fields.constraint import of_json_object, text_constraint, to_constraint
 from inference_site.request_fields.mapping import (
-    text_constraint,
-    to_constraint,
     to_sampled_request,
     to_stop,
     to_template_vars,
@@ -31,7 +30,7 @@ def to_generation_request(
 ) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
     plan = to_tool_plan(body)
-    constraint = to_constraint(_formatted(body), "text.format", body.grammar)
+    constraint = to_constraint(body, _formatted(body))
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
     messages = to_messages(body.instructions, items, project_id)
     require_media(model, messages)
@@ -74,8 +73,8 @@ def to_counting_request(
 
 def _formatted(body: ResponseRequest) -> Constraint | None:
     match body.text.format if body.text else None:
-        case JsonObjectFormat():
-            return Constraint("json_object", "", "text.format")
+        case JsonObjectFormat() as given:
+            return of_json_object(given, "text.format")
         case JsonSchemaFormat(json_schema=schema):
             return Constraint("json_schema", json.dumps(schema), "text.format.schema")
         case _:

@@ -14,7 +14,6 @@ from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.event_log import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
-from responses_api.request.recovery import recover
 from responses_api.state.storage import store_result
 
 _MOST_AT_ONCE = 100
@@ -54,6 +53,9 @@ def _stale_locks() -> QuerySet[Conversation]:
 @impatient_transaction()
 def _end(public_id: str) -> None:
     """End a response whose output is lost, like its generation, or as failed."""
+    # It imports all that makes a request; there is next to never anything to end.
+    from responses_api.request.recovery import recover
+
     stored = StoredResponse.objects.select_for_update().filter(public_id=public_id).first()
     assembler = recover(public_id, Sent())
     if stored is None or stored.status in ENDED or assembler is None:

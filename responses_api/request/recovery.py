@@ -9,9 +9,9 @@ from inference_site.streams.event_log import Sent
 from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import resolved
 from responses_api.models import StoredResponse
-from responses_api.output.assembler import ResponseAssembler
+from responses_api.output.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.output.events import decode
-from responses_api.request.creation import ResponseAssembly, to_document
+from responses_api.request.creation import to_document
 from responses_api.state.context import Context
 from responses_api.state.history import history_of, items_before
 from responses_api.state.items import IdentifiedItem

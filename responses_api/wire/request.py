@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire.constraint import GrammarField, JsonObjectFormat, TextFormat
+from inference_site.request_fields.wire.constraint import (
+    ConstraintFields,
+    JsonObjectFormat,
+    TextFormat,
+)
 from inference_site.request_fields.wire.request import (
     EndUser,
     Metadata,
@@ -216,10 +220,10 @@ class ContextFields(WireRequest):
         return given.id if isinstance(given, ConversationParam) else given
 
 
-class ResponseRequest(ContextFields, SamplingFields):
+class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     """The body of ``POST /v1/responses``.
 
-    Extensions: those of ``SamplingFields``, ``stop``, ``grammar``, ``enable_thinking``,
+    Extensions: those of ``SamplingFields`` and ``ConstraintFields``, ``stop``, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``.
     """
 
@@ -240,7 +244,6 @@ class ResponseRequest(ContextFields, SamplingFields):
     n: Annotated[int, Field(ge=1, le=1)] | None = None
 
     stop: StopTexts | None = None
-    grammar: GrammarField | None = None
     enable_thinking: bool | None = None
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

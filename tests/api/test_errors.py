@@ -42,6 +42,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.QueueFull(), 503, SERVER, "queue_full", "5"),
     (domain.QueueTimeout(), 504, SERVER, "queue_timeout", "5"),
     (domain.ModelLoading(), 503, SERVER, "model_loading", "10"),
+    (domain.ModelGone(), 404, CLIENT, "model_not_found", None),
     (domain.StoppedByOperator(), 400, CLIENT, "stopped_by_operator", None),
     (OperationalError("secret"), 503, SERVER, "database_unavailable", "5"),
     (InterfaceError("secret"), 503, SERVER, "database_unavailable", "5"),

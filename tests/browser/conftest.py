@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,14 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.served_stack import ROOT, ServedStack, served_stack
 
@@ -21,6 +29,7 @@ IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SERIOUS = ("serious", "critical")
+expect.set_options(timeout=30_000)
 
 
 def find_chromium() -> str | None:
@@ -86,7 +95,7 @@ def cookies(stack: ServedStack, browser: Browser, password: str) -> Any:
 
 
 class Watch:
-    """What a browser complains of, and where its requests go."""
+    """What a browser complains of, and where its requests go; it is told once."""
 
     def __init__(self, context: BrowserContext, host: str) -> None:
         self.complaints: list[str] = []
@@ -104,33 +113,59 @@ class Watch:
         if parts.scheme not in ("data", "blob") and parts.netloc != self._host:
             self.complaints.append(f"request to {url}")
 
+    def told(self) -> list[str]:
+        """What came since the last call."""
+        complaints, self.complaints = self.complaints, []
+        return complaints
 
-@pytest.fixture
-def open_page(stack: ServedStack, browser: Browser, cookies: Any) -> Iterator[Callable[..., Page]]:
-    """Opens a page of an operator who is logged in. What the browsers complain of fails the test.
 
-    The arguments are a width and a colour scheme.
+@pytest.fixture(scope="package")
+def window(
+    stack: ServedStack, browser: Browser, cookies: Any
+) -> Iterator[Callable[[str, Any], tuple[BrowserContext, Watch]]]:
+    """The window of an operator who is logged in, by a width and a colour scheme.
+
+    It stays open and keeps what all pages load: without that a page takes three times as long.
     """
-    opened: list[tuple[BrowserContext, Watch]] = []
 
-    def make(width: str = "desktop", scheme: Any = "light", state: Any = cookies) -> Page:
+    @cache
+    def opened(width: str, scheme: Any) -> tuple[BrowserContext, Watch]:
         w, h = WIDTHS[width]
         context = browser.new_context(
             base_url=stack.url,
             viewport={"width": w, "height": h},
             color_scheme=scheme,
-            storage_state=state,
+            storage_state=cookies,
             reduced_motion="reduce",
         )
         context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.set_default_timeout(15_000)
-        opened.append((context, Watch(context, urlsplit(stack.url).netloc)))
-        return context.new_page()
+        context.set_default_timeout(30_000)
+        return context, Watch(context, urlsplit(stack.url).netloc)
+
+    yield opened
+    for context in browser.contexts:
+        context.close()
+
+
+@pytest.fixture
+def open_page(window: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """Opens a page of an operator who is logged in. What the browser complains of fails the test.
+
+    The arguments are a width and a colour scheme.
+    """
+    pages: list[tuple[Page, Watch]] = []
+
+    def make(width: str = "desktop", scheme: Any = "light") -> Page:
+        context, watch = window(width, scheme)
+        pages.append((context.new_page(), watch))
+        return pages[-1][0]
 
     yield make
-    for context, _ in opened:
-        context.close()
-    assert [complaint for _, watch in opened for complaint in watch.complaints] == []
+    for page, _ in pages:
+        if page.url != "about:blank":
+            page.evaluate("localStorage.clear()")
+        page.close()
+    assert [complaint for _, watch in pages for complaint in watch.told()] == []
 
 
 @pytest.fixture(params=list(WIDTHS))
@@ -140,9 +175,12 @@ def page(request: pytest.FixtureRequest, open_page: Callable[..., Page]) -> Page
     return found
 
 
+_AXE = Axe()
+
+
 def faults(page: Page) -> list[str]:
     """The accessibility faults that axe-core calls serious or worse, and where they are."""
-    found = Axe().run(page).response["violations"]
+    found = _AXE.run(page).response["violations"]
     return [
         f"{fault['id']}: {node['html'][:200]}"
         for fault in found

@@ -46,7 +46,7 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
         model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
     )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
-    wait_until(lambda: stack.sql(counted)[0][0] >= 1, 10, "the requests are accounted")
+    wait_until(lambda: stack.sql(counted)[0][0] >= 1, 30, "the requests are accounted")
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -137,7 +137,7 @@ def test_a_running_response_is_watched_and_stopped(
     expect(answer).to_contain_text(f"{seen} x x")  # It goes on while it is looked at.
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("The response is being stopped.")).to_be_visible()
-    wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 10, "it is stopped")
+    wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 30, "it is stopped")
     page.reload()
     expect(page.locator(".response-title")).to_contain_text("cancelled")
     assert client.responses.retrieve(running.id).status == "cancelled"
@@ -174,7 +174,7 @@ def full(client: openai.OpenAI, stack: ServedStack) -> Iterator[list[str]]:
         client.responses.create(model="scripted", input=slow(4000), background=True).id
         for _ in range(6)
     ]
-    wait_until(lambda: len(_waiting(stack)) == 2, 10, "two wait")
+    wait_until(lambda: len(_waiting(stack)) == 2, 30, "two wait")
     yield _waiting(stack)
     for id_ in made:
         client.responses.cancel(id_)

@@ -141,7 +141,9 @@ class LocalSite:
         said = dict(zip(spec.env, self.local(list(spec.env.values()), port), strict=True))
         hidden = ",".join(name.replace("-", "_") for name in spec.absent)
         without = {"PYTHONPATH": str(WITHOUT), "HIDDEN_MODULES": hidden}
-        return {**said, **kept, **without, **self._env}
+        # In an image nothing could keep what Python compiles; here it would be compiled each time.
+        compiled = {"PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", "")}
+        return {**said, **kept, **without, **compiled, **self._env}
 
     def local(self, words: list[str], port: int) -> list[str]:
         """Put what this machine has in place of what a container has."""

@@ -1,13 +1,11 @@
-"""``manage.py doctor`` on a site that is well, and on broken ones."""
+"""``manage.py doctor`` on a site that is well, and on broken ones: tests/doctor/ has each check."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import psycopg
 import pytest
-import redis
 
 from tests.deployment.conftest import Site
 from tests.ports import free_port
@@ -65,36 +63,6 @@ def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
     assert "secret" not in told
 
 
-def test_each_redis_is_asked_also_that_of_the_limits(site: Site) -> None:
-    apart = f"{site.local.redis_url.removesuffix('/0')}/1"
-    _, findings, _ = examined(site, RATE_LIMIT_URL=apart)
-    assert level(findings, "Redis (queues, hints, event logs)") == "ok"
-    assert level(findings, "Redis (limits)") == "ok"
-
-
-def test_a_redis_that_evicts_keys_fails(site: Site) -> None:
-    with redis.Redis.from_url(site.local.redis_url) as client:
-        client.config_set("maxmemory-policy", "allkeys-lru")
-        try:
-            status, findings, _ = examined(site)
-        finally:
-            client.config_set("maxmemory-policy", "noeviction")
-    assert status == 1
-    found = findings["Redis (queues, hints, event logs, limits)"]
-    assert ("fail", "allkeys-lru, limit 1,024 MiB") in found
-
-
-def test_a_database_without_tables_lacks_migrations(site: Site) -> None:
-    with psycopg.connect(site.local.admin_url, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE empty OWNER site")
-    address = site.local.database_url.replace("/site?", "/empty?")
-    status, findings, told = examined(site, DATABASE_URL=address, DATABASE_URL_FILE="")
-    assert status == 1
-    assert level(findings, "PostgreSQL") == "ok"
-    assert level(findings, "migrations") == "fail"
-    assert "manage.py migrate" in told
-
-
 def test_models_without_files_and_without_workers_are_told(site: Site, tmp_path: Path) -> None:
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"no model")
@@ -107,17 +75,3 @@ def test_models_without_files_and_without_workers_are_told(site: Site, tmp_path:
     assert level(findings, "model absent") == level(findings, "model junk") == "warn"
     assert {level for level, _ in findings["model absent"]} == {"fail", "warn"}
     assert findings["model other"][-1][1] == "no live worker serves it"
-
-
-def test_a_bad_models_file_is_told_with_its_line(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "models.yaml").write_text("models:\n  a: {slots: many}\n")
-    status, findings, _ = examined(site, MODELS_FILE=str(tmp_path / "models.yaml"))
-    assert status == 1
-    assert "models.yaml:2" in findings["models"][0][1]
-    assert findings["models"][0][0] == "fail"
-
-
-def test_settings_that_are_forgotten_are_told(site: Site) -> None:
-    status, findings, _ = examined(site, SECRET_KEY="short", SECRET_KEY_FILE="", DEBUG="true")
-    assert status == 0
-    assert level(findings, "SECRET_KEY") == level(findings, "DEBUG") == "warn"

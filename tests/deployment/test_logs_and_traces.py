@@ -67,7 +67,8 @@ def test_a_failure_in_the_worker_is_logged_with_the_ids_of_its_request(site: Sit
 
 
 def test_logs_hold_no_content_and_no_secret(site: Site) -> None:
-    ask(site, {"model": "demo", "messages": [{"role": "user", "content": "A word: xylophone"}]})
+    messages = [{"role": "user", "content": "A word: xylophone"}]
+    ask(site, {"model": "demo", "messages": messages, "max_tokens": 20})
     logged = "".join(c.log.read_text() for c in (*site.webs, *site.workers, site.beat))
     secrets = [path.read_text() for path in site.local.secrets.iterdir()]
     assert not any(secret in logged for secret in ("xylophone", site.key, *secrets))

@@ -1,15 +1,48 @@
-"""One stack for all tests of this folder."""
+"""Two stacks for the tests of this folder: a plain one, and one with hooks and other servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
+from tests.upstream_server import UpstreamServer, llama_server
+
+OTHER_MODELS = """
+  hooked:
+    engine: scripted
+    slots: 4
+    context_length: 5000
+  hooked-demo:
+    file: {file}
+    slots: 4
+    threads: 1
+    chat_template_kwargs: {{enable_thinking: false}}
+  remote:
+    engine: openai_upstream
+    base_url: {llama}
+    flavor: llama_cpp
+    slots: 2
+    context_length: 512
+  old:
+    engine: ctransformers
+    file: {file}
+    slots: 1
+    threads: 1
+    context_length: 512
+    chat_template_kwargs: {{enable_thinking: false}}
+  odd:
+    engine: openai_upstream
+    base_url: {odd}
+    api_key_env: ODD_KEY
+    slots: 4
+"""
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +55,32 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     env = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "IDEMPOTENCY_KEYS": "40"}
     with served_stack(models, **env) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def odd() -> Iterator[UpstreamServer]:
+    """A server that does what it is told."""
+    server = UpstreamServer()
+    server.models = ["odd"]
+    with server.running():
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ``ON_DONE`` writes what it has seen."""
+    return tmp_path_factory.mktemp("hooks") / "notes"
+
+
+@pytest.fixture(scope="session")
+def other_stack(odd: UpstreamServer, hook_notes: Path) -> Iterator[ServedStack]:
+    """The product with hooks, which act on two models alone, and in front of other servers."""
+    hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
+    with llama_server(slots=2, context_length=512) as llama:
+        models = OTHER_MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
+        env = {**hooks, "HOOK_NOTES": str(hook_notes), "ODD_KEY": "sk-of-the-operator"}
+        with served_stack(models, **env) as running:
+            yield running
 
 
 @pytest.fixture(autouse=True)

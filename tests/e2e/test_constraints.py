@@ -85,6 +85,59 @@ def test_grammar_of_each_kind_is_met(client: openai.OpenAI, grammar: Any, patter
         assert re.fullmatch(pattern, text_of(client, grammar=grammar))
 
 
+CHOICES = ["red (dark)", "green\nor blue", "a/b"]
+GUIDED: list[tuple[dict[str, Any], str | None]] = [
+    ({"guided_json": SCHEMA}, None),
+    ({"guided_json": json.dumps(SCHEMA)}, None),
+    ({"guided_regex": "[A-F]{3}"}, "[A-F]{3}"),
+    ({"guided_choice": CHOICES}, "|".join(map(re.escape, CHOICES))),
+    ({"guided_grammar": "root ::= [0-9] [0-9]"}, r"\d\d"),
+    ({"guided_grammar": 'start: "left" | "right"'}, "left|right"),
+    ({"structured_outputs": {"json": SCHEMA}}, None),
+    ({"structured_outputs": {"regex": "[xy]{4}"}}, "[xy]{4}"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ({"structured_outputs": {"grammar": "root ::= [0-9]"}}, r"\d"),
+]
+
+
+@pytest.mark.parametrize(("fields", "pattern"), GUIDED)
+def test_fields_of_vllm_constrain_every_kind_of_answer(
+    client: openai.OpenAI, fields: dict[str, Any], pattern: str | None
+) -> None:
+    completion = client.completions.create(
+        model="demo", prompt="Once", max_tokens=100, extra_body=fields
+    )
+    response = client.responses.create(
+        model="demo", input="Hello", max_output_tokens=100, extra_body=fields
+    )
+    for text in (text_of(client, **fields), completion.choices[0].text, response.output_text):
+        assert fits(json.loads(text)) if pattern is None else re.fullmatch(pattern, text)
+
+
+def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
+    text = text_of(client, response_format={"type": "json_object", "schema": SCHEMA})
+    assert fits(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": "no JSON"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "grammar": "root ::= [a]"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ],
+)
+def test_bad_field_of_vllm_is_refused(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        text_of(client, **fields)
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize("value", [SCHEMA, json.dumps(SCHEMA)])
 def test_grammar_may_be_a_json_schema(client: openai.OpenAI, value: Any) -> None:
     assert fits(json.loads(text_of(client, grammar={"type": "json_schema", "value": value})))

@@ -223,6 +223,7 @@ def test_waiters_on_one_conversation_hold_nobody_else_up(
         while not all(request.done() for request in waiting):
             assert other.get("/v1/models").status_code == 200
             answered += 1
+            time.sleep(0.01)  # Those that wait are what is to keep the site busy.
         errors = [request.result().json()["error"] for request in waiting]
     assert {error["code"] for error in errors} == {"conversation_locked"}
     assert answered > 20
@@ -328,4 +329,4 @@ def test_conversation_deleted_while_a_response_runs(client: openai.OpenAI) -> No
         model="scripted", input=slow(10), conversation=made.id, background=True
     )
     client.conversations.delete(made.id)
-    wait_until(lambda: client.responses.retrieve(runs.id).status == "completed", 5, "completed")
+    wait_until(lambda: client.responses.retrieve(runs.id).status == "completed", 30, "completed")

@@ -1,4 +1,4 @@
-"""``ON_CHUNK`` and ``ON_DONE`` on a stack of their own: what they pass on is all there is."""
+"""``ON_CHUNK`` and ``ON_DONE``: what they pass on is all there is."""
 
 from __future__ import annotations
 
@@ -10,29 +10,21 @@ from typing import Any
 import openai
 import pytest
 
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ServedStack
+
+
+@pytest.fixture(autouse=True)
+def _checked(other_stack: ServedStack) -> Iterator[None]:
+    """Fail a test in which the product sent what does not fit its schema."""
+    yield
+    found = other_stack.check.violations
+    violations, found[:] = list(found), []
+    assert violations == []
 
 
 @pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the hook writes what it has seen."""
-    return tmp_path_factory.mktemp("hooks") / "notes"
-
-
-@pytest.fixture(scope="module")
-def hooked(notes: Path) -> Iterator[ServedStack]:
-    """A stack with hooks."""
-    with served_stack(
-        ON_CHUNK="tests.hook_functions.on_chunk",
-        ON_DONE="tests.hook_functions.on_done",
-        HOOK_NOTES=str(notes),
-    ) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(hooked: ServedStack) -> openai.OpenAI:
-    return hooked.client()
+def client(other_stack: ServedStack) -> openai.OpenAI:
+    return other_stack.client()
 
 
 def script(*steps: dict[str, Any]) -> list[Any]:
@@ -42,7 +34,7 @@ def script(*steps: dict[str, Any]) -> list[Any]:
 def ask(client: openai.OpenAI, *texts: str, stream: bool = False, **fields: Any) -> Any:
     messages = script(*({"text": text} for text in texts))
     return client.chat.completions.create(
-        model="scripted", messages=messages, stream=stream, **fields
+        model="hooked", messages=messages, stream=stream, **fields
     )
 
 
@@ -55,7 +47,7 @@ def failing(client: openai.OpenAI, *texts: str, stream: bool) -> openai.APIError
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_changed_chunk_is_what_is_sent_stored_and_noted(
-    client: openai.OpenAI, notes: Path, stream: bool
+    client: openai.OpenAI, hook_notes: Path, stream: bool
 ) -> None:
     answer = ask(client, "Hel", "drop", "lo", stream=stream, store=True)
     if stream:
@@ -66,33 +58,33 @@ def test_changed_chunk_is_what_is_sent_stored_and_noted(
         completion_id, text = answer.id, answer.choices[0].message.content
     stored = client.chat.completions.retrieve(completion_id)
     assert text == stored.choices[0].message.content == "HELLO"
-    note = json.loads(notes.read_text().splitlines()[-1])
+    note = json.loads(hook_notes.read_text().splitlines()[-1])
     assert note == {
         "id": completion_id,
         "kind": "chat.completion",
-        "model": "scripted",
+        "model": "hooked",
         "texts": ["HEL", "LO"],
     }
 
 
 def test_reasoning_goes_through_the_hook_too(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="scripted", messages=script({"reasoning": "hm"}, {"text": "yes"})
+        model="hooked", messages=script({"reasoning": "hm"}, {"text": "yes"})
     )
     message = answer.choices[0].message.model_dump()
     assert (message["reasoning_content"], message["content"]) == ("HM", "YES")
 
 
 def test_completions_go_through_the_hook_too(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="scripted", prompt="hello there")
+    answer = client.completions.create(model="hooked", prompt="hello there")
     assert answer.choices[0].text == "HELLO THERE"
 
 
-def test_responses_go_through_the_hook_too(client: openai.OpenAI, notes: Path) -> None:
-    answer = client.responses.create(model="scripted", input="hello there")
+def test_responses_go_through_the_hook_too(client: openai.OpenAI, hook_notes: Path) -> None:
+    answer = client.responses.create(model="hooked", input="hello there")
     assert answer.output_text == "HELLO THERE"
     assert client.responses.retrieve(answer.id).output_text == "HELLO THERE"
-    note = json.loads(notes.read_text().splitlines()[-1])
+    note = json.loads(hook_notes.read_text().splitlines()[-1])
     assert (note["id"], note["kind"]) == (answer.id, "response")
 
 
@@ -105,7 +97,7 @@ def test_answer_of_which_all_was_dropped_is_empty(client: openai.OpenAI) -> None
 def test_dropped_call_leaves_nothing_behind(client: openai.OpenAI, stream: bool) -> None:
     tool: Any = {"type": "function", "function": {"name": "look"}}
     answer: Any = client.chat.completions.create(
-        model="demo",
+        model="hooked-demo",
         messages=[{"role": "user", "content": "x"}],
         tools=[tool],
         tool_choice="required",
@@ -132,22 +124,22 @@ def test_dropped_call_leaves_nothing_behind(client: openai.OpenAI, stream: bool)
     ],
 )
 def test_hook_that_fails_fails_the_request_and_the_worker_lives_on(
-    hooked: ServedStack, client: openai.OpenAI, texts: list[str], logged: str, stream: bool
+    other_stack: ServedStack, client: openai.OpenAI, texts: list[str], logged: str, stream: bool
 ) -> None:
-    worker = hooked.pid_of("worker")
+    worker = other_stack.pid_of("worker")
     error = failing(client, *texts, stream=stream)
     assert error.code == "hook_failed"
     assert "secret" not in str(error)
     if isinstance(error, openai.APIStatusError):
         assert error.status_code == 500
-    [row] = hooked.sql(
+    [row] = other_stack.sql(
         "SELECT status, error_code, finish_reason FROM generations_generation"
         " ORDER BY id DESC LIMIT 1"
     )
     assert row == ("failed", "hook_failed", "")
     assert ask(client, "alive").choices[0].message.content == "ALIVE"
-    assert hooked.pid_of("worker") == worker
-    assert logged in (hooked.data_dir / "log" / "worker.log").read_text()
+    assert other_stack.pid_of("worker") == worker
+    assert logged in (other_stack.data_dir / "log" / "worker.log").read_text()
 
 
 def test_hook_that_fails_in_the_callback_of_llama_cpp_fails_the_request(
@@ -156,7 +148,7 @@ def test_hook_that_fails_in_the_callback_of_llama_cpp_fails_the_request(
     for _ in range(5):  # More often than there are slots.
         with pytest.raises(openai.InternalServerError) as caught:
             client.chat.completions.create(
-                model="demo",
+                model="hooked-demo",
                 messages=[{"role": "user", "content": "x"}],
                 extra_body={"grammar": 'root ::= "9"'},
             )

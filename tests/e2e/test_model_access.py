@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -16,9 +17,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 @pytest.fixture(scope="module")
 def stranger(stack: ServedStack) -> openai.OpenAI:
     """A client of a project that the model ``tuned`` is not for."""
-    return stack.client(
-        stack.manage("create_api_key", "--project", "elsewhere", "--name", "k").strip()
-    )
+    return stack.client(make_key(stack).secret)
 
 
 def test_project_sees_the_models_that_are_for_it(

@@ -95,10 +95,11 @@ def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
 
 
 def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI) -> None:
-    context = client.models.retrieve("demo").to_dict()["context_length"]
+    context: Any = client.models.retrieve("demo").to_dict()["context_length"]
+    almost_full: Any = [{"role": "user", "content": "story " * (context - 200)}]
     completion = client.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": "Tell me a story."}],
+        messages=almost_full,
         extra_body={"ignore_eos": True},
     )
     assert completion.choices[0].finish_reason == "length"

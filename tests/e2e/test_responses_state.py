@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, dicts, respond, script, slow
 from tests.served_stack import ServedStack
 
@@ -19,8 +20,7 @@ from tests.served_stack import ServedStack
 @pytest.fixture(scope="module")
 def stranger(stack: ServedStack) -> openai.OpenAI:
     """The client of another project."""
-    key = stack.manage("create_api_key", "--project", "stranger", "--name", "key").strip()
-    return stack.client(key)
+    return stack.client(make_key(stack).secret)
 
 
 def texts(client: openai.OpenAI, of: str) -> list[tuple[str, str]]:

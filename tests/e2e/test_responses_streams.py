@@ -160,7 +160,7 @@ def test_reader_that_leaves_stops_nothing(client: openai.OpenAI, http: httpx.Cli
     query = {"stream": "true"}
     with http.stream("GET", f"/v1/responses/{made.id}", params=query) as response:
         next(response.iter_lines())
-    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 5, "completed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "completed")
 
 
 def test_stream_can_be_read_while_it_is_not_claimed(client: openai.OpenAI) -> None:
@@ -240,7 +240,7 @@ def test_log_that_says_nothing_of_the_end_is_not_waited_for(
     )
     began = time.monotonic()
     rebuilt = replay_raw(http, created)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert _without_deltas(rebuilt) == _without_deltas(live)
 
 

@@ -154,7 +154,7 @@ def test_closing_stops_what_runs(stack: ServedStack) -> None:
         created = socket.event()["response"]["id"]
         for _ in range(5):
             socket.event()
-    wait_until(lambda: stack.row(created)["status"] == "cancelled", 5, "cancelled")
+    wait_until(lambda: stack.row(created)["status"] == "cancelled", 30, "cancelled")
 
 
 def test_closing_at_once_leaves_nothing_running(stack: ServedStack) -> None:
@@ -169,7 +169,7 @@ def test_closing_at_once_leaves_nothing_running(stack: ServedStack) -> None:
             marker,
         )
 
-    wait_until(lambda: not left(), 10, "cancelled")
+    wait_until(lambda: not left(), 30, "cancelled")
 
 
 def test_history_that_is_not_stored_lives_as_long_as_the_connection(

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack
 
 
@@ -120,9 +121,7 @@ def test_deleted_completion_is_gone(client: openai.OpenAI) -> None:
 
 def test_other_project_sees_nothing_of_it(stack: ServedStack, client: openai.OpenAI) -> None:
     completion_id = keep(client)
-    stranger = stack.client(
-        stack.manage("create_api_key", "--project", "stranger", "--name", "key").strip()
-    )
+    stranger = stack.client(make_key(stack).secret)
     assert list(stranger.chat.completions.list()) == []
     for attempt in (
         lambda: stranger.chat.completions.retrieve(completion_id),

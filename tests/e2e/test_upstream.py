@@ -11,68 +11,29 @@ from typing import Any
 import openai
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.test_tools import OSLO, WEATHER
-from tests.served_stack import ServedStack, served_stack, wait_until
-from tests.upstream_server import Talk, UpstreamServer, chunks, llama_server, streamed, text
+from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import Talk, UpstreamServer, chunks, streamed, text
 
-MODELS = """
-  remote:
-    engine: openai_upstream
-    base_url: {llama}
-    flavor: llama_cpp
-    slots: 2
-    context_length: 512
-  old:
-    engine: ctransformers
-    file: {file}
-    slots: 1
-    threads: 1
-    context_length: 512
-    chat_template_kwargs: {{enable_thinking: false}}
-  odd:
-    engine: openai_upstream
-    base_url: {odd}
-    api_key_env: ODD_KEY
-    slots: 4
-"""
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def odd() -> Iterator[UpstreamServer]:
-    """A server that does what it is told."""
-    server = UpstreamServer()
-    server.models = ["odd"]
-    with server.running():
-        yield server
-
-
-@pytest.fixture(scope="module")
-def upstream_stack(odd: UpstreamServer) -> Iterator[ServedStack]:
-    """The product in front of both servers."""
-    with llama_server(slots=2, context_length=512) as llama:
-        models = MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
-        with served_stack(models, ODD_KEY="sk-of-the-operator") as running:
-            yield running
-
-
 @pytest.fixture(autouse=True)
-def _checked(upstream_stack: ServedStack) -> Iterator[None]:
+def _checked(other_stack: ServedStack) -> Iterator[None]:
     """Fail a test in which the product sent what does not fit its schema."""
     yield
-    found = upstream_stack.check.violations
+    found = other_stack.check.violations
     violations, found[:] = list(found), []
     assert violations == []
 
 
 @pytest.fixture(scope="module")
-def remote(upstream_stack: ServedStack) -> openai.OpenAI:
+def remote(other_stack: ServedStack) -> openai.OpenAI:
     """The official client of the product."""
-    return upstream_stack.client()
+    return other_stack.client()
 
 
-def test_chat_is_streamed_and_counted(remote: openai.OpenAI, upstream_stack: ServedStack) -> None:
+def test_chat_is_streamed_and_counted(remote: openai.OpenAI, other_stack: ServedStack) -> None:
     stream = remote.chat.completions.create(
         model="remote",
         messages=HELLO,
@@ -86,7 +47,7 @@ def test_chat_is_streamed_and_counted(remote: openai.OpenAI, upstream_stack: Ser
     assert [c.choices[0].finish_reason for c in sent if c.choices][-1] == "stop"
     used = sent[-1].usage
     assert used is not None
-    row = upstream_stack.row(sent[0].id)
+    row = other_stack.row(sent[0].id)
     assert (row["status"], row["input_tokens"]) == ("completed", used.prompt_tokens)
     assert row["output_tokens"] == used.completion_tokens > 0
     local = remote.chat.completions.create(model="demo", messages=HELLO, temperature=0)
@@ -128,12 +89,12 @@ def test_tools_are_called(remote: openai.OpenAI, tool_choice: Any) -> None:
 
 
 def test_completions_and_tokens_come_from_the_server(
-    remote: openai.OpenAI, upstream_stack: ServedStack
+    remote: openai.OpenAI, other_stack: ServedStack
 ) -> None:
     made = remote.completions.create(model="remote", prompt="One, two,", max_tokens=3)
     assert made.usage is not None
     assert made.usage.completion_tokens == 3
-    with upstream_stack.http() as http:
+    with other_stack.http() as http:
         told = [
             http.post("/v1/tokenize", json={"model": name, "prompt": "Hello there"}).json()
             for name in ("remote", "demo")
@@ -213,23 +174,23 @@ def test_stream_that_breaks_off_ends_with_an_error(
 
 
 def test_client_that_leaves_frees_the_server(
-    remote: openai.OpenAI, odd: UpstreamServer, upstream_stack: ServedStack
+    remote: openai.OpenAI, odd: UpstreamServer, other_stack: ServedStack
 ) -> None:
     hung_up = threading.Event()
 
     def answer(talk: Talk) -> None:
         talk.begin()
         talk.event(text("Hello"))
-        if talk.wait_for_hang_up(10):
+        if talk.wait_for_hang_up():
             hung_up.set()
 
     odd.answers = [answer]
     stream = remote.chat.completions.create(model="odd", messages=HELLO, stream=True)
     first = next(iter(stream))
     stream.close()
-    assert hung_up.wait(2)
+    assert hung_up.wait(10)
     wait_until(
-        lambda: upstream_stack.row(first.id)["status"] == "cancelled", 5, "the row's cancellation"
+        lambda: other_stack.row(first.id)["status"] == "cancelled", 5, "the row's cancellation"
     )
 
 

@@ -1,4 +1,4 @@
-"""One stack for the tests of this folder that need no settings of their own."""
+"""Two stacks for the tests of this folder: one as it comes, and one whose settings are changed."""
 
 from __future__ import annotations
 
@@ -13,4 +13,25 @@ from tests.served_stack import ServedStack, served_stack
 def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
     with served_stack() as running:
+        yield running
+
+
+MODELS = """
+  single: {engine: scripted, slots: 1}
+  slow: {engine: scripted, slots: 2, load_ms: 3000, aliases: [sluggish]}
+  broken: {engine: scripted, load_fails: its weights are torn}
+"""
+GRACE_S = 2
+
+
+@pytest.fixture(scope="package")
+def other_stack() -> Iterator[ServedStack]:
+    """A stack that loads models on demand, stops workers soon, and has a grace for clients."""
+    with served_stack(
+        MODELS,
+        START_MODELS="demo,scripted,single",
+        LOAD_ON_DEMAND="true",
+        DRAIN_TIMEOUT_S="1",
+        DISCONNECT_GRACE_S=str(GRACE_S),
+    ) as running:
         yield running

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,9 +15,9 @@ import pytest
 
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import slow
-from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.faults.conftest import GRACE_S
+from tests.served_stack import ServedStack, wait_until
 
-GRACE_S = 2
 SLACK_S = 5
 """What is added when nobody could say that the client left."""
 LATE_S = 15
@@ -29,10 +28,9 @@ ENDLESS = slow(6000)
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    """A stack whose responses have a grace."""
-    with served_stack(DISCONNECT_GRACE_S=str(GRACE_S)) as running:
-        yield running
+def stack(other_stack: ServedStack) -> ServedStack:
+    """The stack whose responses have a grace."""
+    return other_stack
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +120,7 @@ def test_client_that_did_not_stream_may_come_back_to_the_stream(
 
     with socket.create_connection(("127.0.0.1", stack.port)) as connection:
         connection.sendall(request.encode())
-        wait_until(rows, 3, "accepted")
+        wait_until(rows, 30, "accepted")
     [(response_id,)] = rows()
     last = list(client.responses.retrieve(response_id, stream=True))[-1]
     assert last.type == "response.completed"
@@ -167,7 +165,7 @@ def test_one_that_waits_in_the_queue_is_stopped_too(
         client.responses.create(model="scripted", input=ENDLESS, background=True) for _ in range(4)
     ]
     for holder in holders:
-        wait_until(lambda id_=holder.id: status(stack, id_) == "running", 5, "all slots")
+        wait_until(lambda id_=holder.id: status(stack, id_) == "running", 30, "all slots")
     stream: Any = client.responses.create(model="scripted", input="late", stream=True)
     response_id = next(stream).response.id
     stream.close()

@@ -92,7 +92,7 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     new, document = new_row(api_key[0], model)
     started = time.monotonic()
     enqueue(new, document, "web.one")
-    assert time.monotonic() - started < 3  # The client waits for this.
+    assert time.monotonic() - started < 10  # The client waits for this.
     assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
     assert count_wake_ups(model) == 0
     assert f"could not send a wake-up for {model}" in caplog.text

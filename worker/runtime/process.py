@@ -13,6 +13,7 @@ from celery import Celery, signals
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.gc_freeze import freeze_imported_objects
+from inference_site.generations.kinds import all_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.observability.tracing import start_tracing
 from worker.runtime.child_workers import end_with_parent
@@ -46,6 +47,7 @@ def run_worker(
     runtime = _runtime = Runtime(specs, parent)
     watch_worker(runtime)
     start_tracing("worker")
+    all_kinds()
     runtime.start()
     if parent:
         end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -10,6 +10,7 @@ from django.urls import resolve
 
 from inference_site.gateway.server.draining import DrainingServer
 from inference_site.gc_freeze import freeze_imported_objects
+from inference_site.generations.kinds import all_kinds
 from inference_site.observability.tracing import start_tracing
 
 _APPLICATION = "inference_site.asgi:application"
@@ -25,6 +26,7 @@ def run_server(host: str, port: int, descriptor: int | None = None) -> Any:
     start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
     resolve("/v1/models")  # Imports the views.
+    all_kinds()
     freeze_imported_objects()
     command = CommandLineInterface()
     command.server_class = DrainingServer

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import attempt, maintain
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
@@ -25,6 +26,7 @@ class Command(BaseCommand):
     """Each job has a thread of its own, so that a slow one delays no other."""
 
     help = "Do the periodic work of the site. One process for the whole site."
+    requires_system_checks: list[str] = []  # They import all pages; `web` runs them.
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_wait(parser)
@@ -32,6 +34,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         wait_if_asked(options)
         watch_maintenance()
+        freeze_imported_objects()
         stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())

@@ -15,6 +15,7 @@ class Command(BaseCommand):
     """Creates the project too, if there is none with this name."""
 
     help = "Create an API key and print only the key to standard output."
+    requires_system_checks: list[str] = []  # They import the whole site.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--project", default="default", help="name of the project")

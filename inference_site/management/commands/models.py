@@ -20,6 +20,7 @@ class Command(BaseCommand):
     """Lists the models with the memory they need, or checks one file."""
 
     help = "List the models, or say what a GGUF file is and what memory it needs."
+    requires_system_checks: list[str] = []  # They import the whole site.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", nargs="?", type=Path, help="a GGUF file to check")

@@ -24,6 +24,7 @@ class Command(BaseCommand):
     """An interrupted download continues. ``HF_ENDPOINT`` and ``HF_TOKEN`` are honoured."""
 
     help = "Fetch a model file into MODELS_DIR, resume an interrupted download, and check the file."
+    requires_system_checks: list[str] = []  # They import the whole site.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("reference", help="hf:owner/name/file")

@@ -22,6 +22,7 @@ class Command(BaseCommand):
     """Prints CSV with one row for each day, project, key and model."""
 
     help = "Print usage by day, project, key and model as CSV, or check or rebuild its counters."
+    requires_system_checks: list[str] = []  # They import the whole site.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--days", type=int, default=30, help="how many days back (30)")

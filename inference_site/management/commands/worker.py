@@ -21,6 +21,7 @@ class Command(BaseCommand):
     """Loads the models, then runs their generations until stopped."""
 
     help = "Serve models on this host: load them, then run generations until stopped."
+    requires_system_checks: list[str] = []  # They import all pages; `web` runs them.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

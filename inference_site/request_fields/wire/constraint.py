@@ -19,9 +19,10 @@ class TextFormat(WireRequest):
 
 
 class JsonObjectFormat(WireRequest):
-    """``{"type": "json_object"}``: any JSON object."""
+    """``{"type": "json_object"}``: any JSON object; llama-server takes a ``schema`` here too."""
 
     type: Literal["json_object"]
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class JsonSchema(WireRequest):
@@ -59,3 +60,28 @@ def _grammar_kind(value: object) -> str:
 GrammarField = Annotated[
     Annotated[str, Tag("text")] | Annotated[Grammar, Tag("object")], Discriminator(_grammar_kind)
 ]
+
+
+Choices = Annotated[list[str], Field(min_length=1, max_length=1_000)]
+
+
+class StructuredOutputs(WireRequest):
+    """``structured_outputs`` as vLLM has it; one of its fields is given."""
+
+    json_schema: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
+
+
+class ConstraintFields(WireRequest):
+    """Extensions that bind the answer's text; at most one is given, and no format beside it."""
+
+    grammar: GrammarField | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None

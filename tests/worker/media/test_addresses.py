@@ -214,13 +214,13 @@ def test_a_slow_resolver_is_given_up(settings: Settings, monkeypatch: pytest.Mon
     settings.MEDIA_TIMEOUT_S = 0.2
 
     def slow(host: str) -> list[str]:
-        time.sleep(3)
+        time.sleep(6)
         return [PUBLIC]
 
     monkeypatch.setattr(network, "look_up", slow)
     began = time.monotonic()
     assert "within 0.2 s" in refusal("http://images.test/")
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_site_without_hooks_has_none(settings: Settings) -> None:
 def test_hooks_are_found_by_their_dotted_paths(settings: Settings) -> None:
     settings.ON_CHUNK = "tests.hook_functions.on_chunk"
     settings.ON_DONE = ""
-    found = hooks_for(CONTEXT)
+    found = hooks_for(replace(CONTEXT, model="hooked"))
     assert found is not None
     assert found.pass_on(TextDelta("a")) == TextDelta("A")
     check_hooks()

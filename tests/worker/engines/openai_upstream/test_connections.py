@@ -72,8 +72,8 @@ def cancelled_soon(engine: Engine, server: UpstreamServer) -> Iterator[Recording
     yield sink
     sink.cancelled = True
     started = time.monotonic()
-    thread.join(5)
-    assert time.monotonic() - started < 2
+    thread.join(20)
+    assert time.monotonic() - started < 8
     assert sink.finishes == []
 
 
@@ -95,7 +95,7 @@ def test_a_cancelled_run_hangs_up_also_while_nothing_comes(
     with cancelled_soon(engine, server) as sink:
         if begun == "after a token":
             wait_until(lambda: sink.pieces)
-    assert hung_up.wait(0.5)
+    assert hung_up.wait(10)
     if begun == "after a token":
         assert sink.usage.output_tokens == 1
 
@@ -115,7 +115,7 @@ def test_a_cancelled_run_hangs_up_while_tokens_drip(server: UpstreamServer, engi
     server.answers = [answer]
     with cancelled_soon(engine, server) as sink:
         wait_until(lambda: len(sink.pieces) > 3)
-    assert gone.wait(1)
+    assert gone.wait(10)
 
 
 def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: Load) -> None:
@@ -131,9 +131,9 @@ def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: 
     thread.start()
     wait_until(lambda: server.asked)
     sink.cancelled = True
-    thread.join(0.3)
+    thread.join(10)
     assert not thread.is_alive()
-    assert hung_up.wait(0.5)
+    assert hung_up.wait(10)
     assert sink.deltas == []
 
 
@@ -148,7 +148,7 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     started = time.monotonic()
     with pytest.raises(GenerationFailed, match="sent nothing in time"):
         engine.chat(HELLO, RecordingSink())
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
 
 
 def test_a_slow_stream_outlives_the_timeout_between_its_chunks(
@@ -182,7 +182,7 @@ def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
     sink = RecordingSink()
     started = time.monotonic()
     engine.chat(HELLO, sink)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
     assert sink.finishes == ["stop"]
 
 
@@ -294,7 +294,7 @@ def test_a_server_that_comes_back_is_found(load: Load) -> None:
         begun.start()
         begun.join()
         with UpstreamServer(port).running():
-            asked.result(5)
+            asked.result(30)
     assert sink.text == "Hello there"
 
 
@@ -346,7 +346,7 @@ def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:
     started = time.monotonic()
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
         engine.chat(HELLO, RecordingSink())
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
 
 
 def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> None:
@@ -357,7 +357,7 @@ def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> Non
     thread.start()
     time.sleep(0.2)
     sink.cancelled = True
-    thread.join(0.3)
+    thread.join(10)
     assert not thread.is_alive()
     assert sink.deltas == []
 
@@ -377,7 +377,7 @@ def test_connecting_is_given_up_after_the_timeout(load: Load) -> None:
         started = time.monotonic()
         with pytest.raises((EngineUnavailable, GenerationFailed)):
             engine.chat(HELLO, RecordingSink())
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8
 
 
 def test_a_cancelled_run_is_not_sent(server: UpstreamServer, engine: Engine) -> None:
@@ -400,7 +400,7 @@ def test_a_sink_that_fails_closes_the_connection(server: UpstreamServer, engine:
     server.answers = [answer]
     with pytest.raises(ZeroDivisionError):
         engine.chat(HELLO, RecordingSink(on_first=fail))
-    assert hung_up.wait(1)
+    assert hung_up.wait(10)
 
 
 def test_tls_is_spoken_and_cancelled_too(
@@ -429,4 +429,4 @@ def test_a_handshake_that_stalls_is_given_up(load: Load) -> None:
         started = time.monotonic()
         with pytest.raises(EngineLoadError, match="cannot be reached"):
             load(base_url=url, timeout_s=0.3)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8

@@ -1,0 +1,16 @@
+"""How the generations of this API are assembled and kept."""
+
+from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
+from completions.assemblers.completion import COMPLETION, CompletionAssembler, CompletionAssembly
+from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembler, EmbeddingAssembly
+from completions.assemblers.token import TOKENS, TokenAssembler, TokenAssembly
+from completions.storage import store_result
+from inference_site.generations.kinds import Kind
+from inference_site.generations.whole_answer import failure
+
+KINDS = {
+    CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result),
+    COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
+    EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
+    TOKENS: Kind(TokenAssembly, TokenAssembler, failure),
+}

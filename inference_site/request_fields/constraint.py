@@ -1,0 +1,136 @@
+"""From the fields that bind an answer's text to what it must match.
+
+``grammar`` is of mistral.rs and llama.cpp; ``structured_outputs`` and ``guided_…`` are of vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from inference_site.api.parsers import is_too_deep
+from inference_site.domain.request import Constraint
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.constraint_bounds import checked
+from inference_site.request_fields.mapping import ToolPlan
+from inference_site.request_fields.wire.constraint import (
+    ConstraintFields,
+    Grammar,
+    JsonObjectFormat,
+)
+
+
+def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
+    """Return what the text must match: what is ``formatted`` or what a field asks for, or None.
+
+    Raise InvalidRequestError for two constraints, and for one past the bounds.
+    """
+    found = [*([formatted] if formatted else []), *_given(body)]
+    if len(found) > 1:
+        first, second = (constraint.param.partition(".")[0] for constraint in found[:2])
+        raise InvalidRequestError(
+            f"Request `{second}` and `{first}` were both provided but are mutually exclusive.",
+            param=second,
+        )
+    return checked(found[0] if found else None)
+
+
+def of_json_object(given: JsonObjectFormat, param: str) -> Constraint:
+    """Return the constraint of the format ``json_object``, with llama-server's ``schema``."""
+    if given.json_schema is None:
+        return Constraint("json_object", "", param)
+    return Constraint("json_schema", json.dumps(given.json_schema), f"{param}.schema")
+
+
+def _given(body: ConstraintFields) -> Iterator[Constraint]:
+    """Yield what each extension asks for."""
+    if body.grammar is not None:
+        yield from_grammar(body.grammar)
+    if (wanted := body.structured_outputs) is not None:
+        if wanted.json_object:
+            yield Constraint("json_object", "", "structured_outputs.json_object")
+        yield from _guided(
+            "structured_outputs.", wanted.json_schema, wanted.regex, wanted.choice, wanted.grammar
+        )
+    yield from _guided(
+        "guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+    )
+
+
+def _guided(
+    prefix: str,
+    schema: str | dict[str, Any] | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[Constraint]:
+    if schema is not None:
+        param = f"{prefix}json"
+        yield Constraint("json_schema", json.dumps(_json_object(schema, param)), param)
+    if regex is not None:
+        yield Constraint("regex", regex, f"{prefix}regex")
+    if choice is not None:
+        yield Constraint("regex", _one_of(choice), f"{prefix}choice")
+    if grammar is not None:
+        yield Constraint("gbnf" if "::=" in grammar else "lark", grammar, f"{prefix}grammar")
+
+
+def _one_of(texts: list[str]) -> str:
+    """Return the expression that each of these texts matches, and nothing else does."""
+    # An escaped line break would be a line break in the grammar that holds the expression.
+    escaped = ("\\n".join(map(re.escape, text.split("\n"))) for text in texts)
+    return f"({'|'.join(escaped)})"
+
+
+def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """Return what the text must match: nothing, in an answer that must be a call.
+
+    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
+    InvalidRequestError for a constraint of another field, which would be meant for the call.
+    """
+    if constraint is None or not plan.must_call:
+        return constraint
+    if not constraint.param.startswith(("response_format", "text.format")):
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
+    return None
+
+
+def from_grammar(grammar: str | Grammar) -> Constraint:
+    """Return the constraint of a ``grammar``; bare text is GBNF. Raise InvalidRequestError."""
+    if isinstance(grammar, str):
+        return Constraint("gbnf", grammar, "grammar")
+    takes_object = grammar.type in ("json_schema", "llguidance")
+    value: Any = grammar.value
+    if takes_object:
+        value = json.dumps(_json_object(value, "grammar.value"))
+    elif not isinstance(value, str):
+        raise InvalidRequestError(
+            f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
+            param="grammar.value",
+            code="invalid_type",
+        )
+    return Constraint(grammar.type, value, "grammar")
+
+
+def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
+    """Return the value as an object; its JSON text is good too."""
+    try:
+        decoded = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequestError(
+            f"Invalid '{param}': it is not JSON ({exc}).", param=param
+        ) from exc
+    if is_too_deep(decoded):
+        raise InvalidRequestError(f"Invalid '{param}': it is nested too deeply.", param=param)
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError(
+            f"Invalid type for '{param}': expected an object.",
+            param=param,
+            code="invalid_type",
+        )
+    return decoded

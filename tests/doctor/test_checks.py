@@ -1,0 +1,94 @@
+"""The checks of ``manage.py doctor``, each on what it has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from django.conf import settings as site_settings
+from django.db import connections
+from pytest_django.fixtures import Settings
+
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.doctor import fleet, host, services
+from inference_site.doctor.finding import Finding, guarded
+
+
+def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """For each thing that was looked at its levels, in the order of the checks."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        found.setdefault(finding.what, []).append(finding.level)
+    return found
+
+
+@pytest.mark.redis
+def test_each_redis_is_asked_also_that_of_the_limits(settings: Settings) -> None:
+    address = f"{settings.REDIS_URL}?db=1"
+    settings.RATE_LIMIT_URL = address
+    found = levels(services.check_redis())
+    assert list(found) == ["Redis (queues, hints, event logs)", "Redis (limits)"]
+    assert {level for each in found.values() for level in each} == {"ok"}
+
+
+@pytest.fixture
+def evicting() -> Iterator[None]:
+    """Have the Redis of the tests evict keys when it is full."""
+    with redis.Redis.from_url(site_settings.REDIS_URL) as client:
+        before = {name: client.config_get(name)[name] for name in ("maxmemory", "maxmemory-policy")}
+        client.config_set("maxmemory", 2**30)
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        yield
+        for name, value in before.items():
+            client.config_set(name, value)
+
+
+@pytest.mark.redis
+@pytest.mark.usefixtures("evicting")
+def test_a_redis_that_evicts_keys_fails() -> None:
+    found = {(finding.level, finding.found) for finding in services.check_redis()}
+    assert ("fail", "allkeys-lru, limit 1,024 MiB") in found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [finding.level for finding in services.check_migrations()] == ["ok"]
+    with connections["default"].cursor() as cursor:
+        cursor.execute("CREATE DATABASE empty")
+    empty = connections["default"].copy()
+    empty.settings_dict["NAME"] = "empty"
+    empty.settings_dict["OPTIONS"].pop("pool")  # It would lend connections to the other database.
+    monkeypatch.setattr(services, "connection", empty)
+    try:
+        (finding,) = services.check_migrations()
+    finally:
+        empty.close()
+        with connections["default"].cursor() as cursor:
+            cursor.execute("DROP DATABASE empty WITH (FORCE)")
+    assert finding.level == "fail"
+    assert "accounts.0001" in finding.found
+    assert "manage.py migrate" in finding.fix
+
+
+@pytest.fixture
+def models_file(settings: Settings, tmp_path: Path) -> Iterator[Path]:
+    """A models file of its own."""
+    catalogue.cache_clear()
+    settings.MODELS_FILE = tmp_path / "models.yaml"
+    yield settings.MODELS_FILE
+    catalogue.cache_clear()
+
+
+def test_a_bad_models_file_is_told_with_its_line(models_file: Path) -> None:
+    models_file.write_text("models:\n  a: {slots: many}\n")
+    (finding,) = guarded("models", fleet.check_models, "Correct it.")
+    assert (finding.level, finding.fix) == ("fail", "Correct it.")
+    assert "models.yaml:2" in finding.found
+
+
+def test_settings_that_are_forgotten_are_told(settings: Settings) -> None:
+    settings.SECRET_KEY = "short"
+    settings.DEBUG = True
+    assert levels(host.check_settings()) == {"SECRET_KEY": ["warn"], "DEBUG": ["warn"]}
