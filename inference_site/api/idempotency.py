@@ -49,7 +49,8 @@ _MOST_BYTES = 8 * 1024 * 1024
 # memories by key, with their sum under "". ARGV: the memory; for how long it is kept (s); the most
 # memories and the most bytes of the project.
 _KEEP = """
-local order, sizes, now = KEYS[2], KEYS[3], redis.call("TIME")[1]
+local order, sizes, time = KEYS[2], KEYS[3], redis.call("TIME")
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local function forget(key)
   local size = redis.call("HGET", sizes, key)
   if size then redis.call("HINCRBY", sizes, "", -size) end

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rest_framework.request import Request
@@ -24,21 +22,20 @@ class ApiView(APIView):
 
     counts_writes: ClassVar[bool] = False
     """Whether its POST and DELETE count as requests here. What generates counts when submitted."""
-    _limit_headers: Mapping[str, str] = MappingProxyType({})
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Check who calls; have a POST with an idempotency key run once."""
         super().initial(request, *args, **kwargs)
         if self.counts_writes and request.method in ("POST", "DELETE"):
-            self._limit_headers = counted(caller_of(request))
+            self.headers = counted(caller_of(request))  # DRF adds them to the answer.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
             # An attribute of this one view, which serves one request, goes before the method.
             vars(self)["post"] = partial(once, self.post, caller_of(request))
 
     @property
     def default_response_headers(self) -> dict[str, str]:
-        """Those of the limits. DRF would name the allowed methods on every answer."""
-        return dict(self._limit_headers)
+        """None: DRF would name the allowed methods on every answer, streams included."""
+        return {}
 
 
 class OpenView(ApiView):

@@ -113,11 +113,13 @@ def test_a_project_has_its_share_of_redis_and_gets_it_back(stack: ServedStack) -
         return bool(stack.sql(statement, greedy.id, "queued")[0][0] == 4)
 
     with other.http(stack) as http, ExitStack() as occupied:
+        streams = []  # One that is forgotten is closed.
         for _ in range(4):  # All slots.
             running = {"model": "scripted", "stream": True}
             running["messages"] = [{"role": "user", "content": ENDLESS}]
             held = occupied.enter_context(http.stream("POST", CHAT, json=running))
-            next(held.iter_lines())
+            streams.append(held.iter_lines())
+            next(streams[-1])
         with ThreadPoolExecutor(4) as pool:
             with greedy.http(stack) as many:
                 sent = [pool.submit(many.post, CHAT, json=asked) for _ in range(4)]
