@@ -98,7 +98,8 @@ def _text_format(body: ResponseRequest) -> dict[str, Any]:
         return {
             "type": "json_schema",
             "name": given.name,
-            "description": given.description,
+            # Open Responses demands the field, and OpenAI's document allows no null.
+            "description": given.description or "",
             "schema": given.json_schema,
             "strict": bool(given.strict),
         }

@@ -229,7 +229,7 @@ TEXT_FORMAT = any_of(
         {
             "type": const("json_schema"),
             "name": STRING,
-            "description": nullable(STRING),
+            "description": STRING,
             "schema": {"type": "object"},
             "strict": BOOLEAN,
         }

@@ -125,7 +125,7 @@ def test_verbosity_is_shown_only_when_it_is_given() -> None:
 
 def test_strictness_of_a_schema_is_shown() -> None:
     given = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
-    assert new_response(text={"format": given})["text"]["format"] == {**given, "description": None}
+    assert new_response(text={"format": given})["text"]["format"] == {**given, "description": ""}
     with_none = {**given, "strict": None}
     assert new_response(text={"format": with_none})["text"]["format"]["strict"] is False
 
