@@ -141,5 +141,5 @@ def test_a_project_has_its_share_of_redis_and_gets_it_back(stack: ServedStack) -
 
         wait_until(is_given_back, 30, "room again")
     with greedy.http(stack) as again:
-        assert again.post(CHAT, json=asked).json()["error"]["code"] == "context_length_exceeded"
+        assert again.post(CHAT, json=asked).status_code == 200
     assert left_of(stack, ids_of(stack, greedy)[0]) == {}
