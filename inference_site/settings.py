@@ -241,7 +241,13 @@ LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
-EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 3_600, minimum=10)
+# The most idempotency keys that are remembered of one project.
+IDEMPOTENCY_KEYS = environment.number("IDEMPOTENCY_KEYS", 10_000, minimum=1)
+# How long a finished event log is kept: when its stream can be read again, and when it cannot.
+EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 300, minimum=10)
+EVENT_LOG_LINGER_S = environment.number("EVENT_LOG_LINGER_S", 30, minimum=5)
+# The most bytes of requests and event logs that one project may have in an event log server.
+PROJECT_REDIS_BYTES = environment.number("PROJECT_REDIS_BYTES", 64 * 1024 * 1024, minimum=1)
 EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
 # Dotted paths of functions that see, change or drop what models yield: worker/runtime/hooks.py.
 ON_CHUNK = environment.text("ON_CHUNK")

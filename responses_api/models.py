@@ -79,7 +79,9 @@ class StoredResponse(models.Model):
 
     ``request`` holds the fields of the request but for its input and metadata: enough to show them
     again, and to run a response in the background once more. ``error`` is what a client is told,
-    with its type and parameter.
+    with its type and parameter. ``deltas`` is how the output was sent, so that its stream can be
+    made again when its log has gone: ``end`` is the number of the last event, ``items`` has the
+    fields of ``sent_output.Cut`` for each item. It is null if nothing was sent.
     """
 
     public_id = models.CharField(max_length=64, unique=True)
@@ -98,6 +100,7 @@ class StoredResponse(models.Model):
     metadata = ContentField(default=dict)
     request = ContentField(default=dict)
     usage = models.JSONField(null=True, blank=True)
+    deltas = models.JSONField(null=True, blank=True)
     error = ContentField(null=True, blank=True)
     incomplete_reason = models.CharField(max_length=32, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)

@@ -45,6 +45,8 @@ def list_stored(request: Request) -> Response:
 class StoredCompletionView(ApiView):
     """``/v1/chat/completions/{id}``."""
 
+    counts_writes = True
+
     @documented(answer=StoredChatCompletion)
     def get(self, request: Request, completion_id: str) -> Response:
         """Get a stored chat completion."""

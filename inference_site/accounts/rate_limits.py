@@ -88,8 +88,10 @@ def _limiter() -> SlidingWindowCounterRateLimiter:
     return SlidingWindowCounterRateLimiter(storage)
 
 
-def hit(caller: Caller, tokens: int) -> list[Window]:
+def hit(caller: Caller, tokens: int | None) -> list[Window]:
     """Count a request of so many tokens; return the state of each window.
+
+    With None the request generates nothing, and no window of tokens is looked at.
 
     Raise RateLimited if a window has no room; a refused request counts for nothing. When Redis is
     down, raise redis' error, or with ``RATE_LIMITS_FAIL_OPEN`` accept the request uncounted.
@@ -98,13 +100,15 @@ def hit(caller: Caller, tokens: int) -> list[Window]:
     taken: list[_Limit] = []
     try:
         for limit in _limits(caller):
+            if limit.unit == "tokens" and tokens is None:
+                continue
             item, identifiers = limit.item
-            is_in = _limiter().hit(item, *identifiers, cost=limit.cost(tokens))
+            is_in = _limiter().hit(item, *identifiers, cost=limit.cost(tokens or 0))
             stats = _limiter().get_window_stats(item, *identifiers)
             reset_s = max(0.0, stats.reset_time - time.time())
             windows.append(Window(limit.unit, limit.amount, stats.remaining, reset_s))
             if not is_in:
-                _release(taken, tokens)
+                _release(taken, tokens or 0)
                 raise RateLimited(limit.owner, windows[-1], windows)
             taken.append(limit)
     except redis.exceptions.RedisError as exc:

@@ -3,9 +3,10 @@
 A key of the API has its own idempotency keys, each good for a day. What is remembered of a request
 is its digest, and either its answer or the generation whose stream is its answer; that is read from
 the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``), or made anew from what is
-stored. Nothing is answered of a response that was deleted. A request that was refused, failed or
-cancelled is not remembered: sent again, it is a new one. One that runs goes on for ``GRACE_S``
-after its client has left, so that the client can send it again.
+stored. Nothing is answered of a response that was deleted. Of each project the last
+``IDEMPOTENCY_KEYS`` are remembered, in at most ``_MOST_BYTES``; older ones are forgotten. A request
+that was refused, failed or cancelled is not remembered: sent again, it is a new one. One that runs
+goes on for ``GRACE_S`` after its client has left, so that the client can send it again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
+from django.conf import settings
 from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -41,6 +43,36 @@ _TAKE_OVER = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('set', KEYS[1], ARGV[2], 'EX', ARGV[3])
 return 1
+"""
+_MOST_BYTES = 8 * 1024 * 1024
+# KEYS: memory; of its project, the keys of memories in the order of their times, and the sizes of
+# memories by key, with their sum under "". ARGV: the memory; for how long it is kept (s); the most
+# memories and the most bytes of the project.
+_KEEP = """
+local order, sizes, time = KEYS[2], KEYS[3], redis.call("TIME")
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local function forget(key)
+  local size = redis.call("HGET", sizes, key)
+  if size then redis.call("HINCRBY", sizes, "", -size) end
+  redis.call("HDEL", sizes, key)
+  redis.call("ZREM", order, key)
+end
+redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+for _, key in ipairs(redis.call("ZRANGEBYSCORE", order, "-inf", now - ARGV[2], "LIMIT", 0, 100)) do
+  forget(key)
+end
+forget(KEYS[1])
+redis.call("ZADD", order, now, KEYS[1])
+redis.call("HSET", sizes, KEYS[1], #ARGV[1])
+local bytes = redis.call("HINCRBY", sizes, "", #ARGV[1])
+while bytes > tonumber(ARGV[4]) or redis.call("ZCARD", order) > tonumber(ARGV[3]) do
+  local oldest = redis.call("ZRANGE", order, 0, 0)[1]
+  redis.call("DEL", oldest)
+  forget(oldest)
+  bytes = tonumber(redis.call("HGET", sizes, ""))
+end
+redis.call("EXPIRE", order, ARGV[2])
+redis.call("EXPIRE", sizes, ARGV[2])
 """
 _WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -76,7 +108,7 @@ def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwarg
     except BaseException:
         site_client().delete(key)
         raise
-    _keep(key, request, response, mine.digest)
+    _keep(key, caller, request, response, mine.digest)
     return response
 
 
@@ -135,7 +167,7 @@ def _expired() -> ConflictError:
     )
 
 
-def _keep(key: str, request: Request, response: HttpResponse, digest: str) -> None:
+def _keep(key: str, caller: Caller, request: Request, response: HttpResponse, digest: str) -> None:
     outcome = outcome_of(request)
     if (handoff := outcome.handoff) is not None:
         grace_s = handoff.follower.grace_s
@@ -148,7 +180,10 @@ def _keep(key: str, request: Request, response: HttpResponse, digest: str) -> No
     else:
         site_client().delete(key)
         return
-    site_client().set(key, _packed(memory), ex=_KEPT_S)
+    of_project = f"idempotency:{caller.project_id}"
+    limits = (_KEPT_S, settings.IDEMPOTENCY_KEYS, _MOST_BYTES)
+    keys = (key, of_project, f"{of_project}:sizes")
+    site_client().eval(_KEEP, len(keys), *keys, _packed(memory), *limits)
 
 
 def _again(request: Request, known: _Memory) -> HttpResponse | None:

@@ -10,6 +10,7 @@ from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
+from inference_site.api.counting import counted
 from inference_site.api.idempotency import HEADER, once
 
 
@@ -19,9 +20,14 @@ class ApiView(APIView):
     scope: ClassVar[Scope] = Scope.INFERENCE
     """What the key must open."""
 
+    counts_writes: ClassVar[bool] = False
+    """Whether its POST and DELETE count as requests here. What generates counts when submitted."""
+
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Check who calls; have a POST with an idempotency key run once."""
         super().initial(request, *args, **kwargs)
+        if self.counts_writes and request.method in ("POST", "DELETE"):
+            self.headers = counted(caller_of(request))  # DRF adds them to the answer.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
             # An attribute of this one view, which serves one request, goes before the method.
             vars(self)["post"] = partial(once, self.post, caller_of(request))

@@ -93,7 +93,7 @@ def _of_redis(name: str, client: Any) -> Iterator[Finding]:
         name,
         f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
         "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and counts. "
-        "Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S.",
+        "Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
         fail=policy != "noeviction" and bool(limit),
         warn=bool(limit) and info["used_memory"] > 0.8 * limit,
     )

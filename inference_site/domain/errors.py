@@ -2,7 +2,8 @@
 
     EngineError
     ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
-    │   └── ContextLengthExceeded
+    │   ├── ContextLengthExceeded
+    │   └── RequestTooLarge       more than a project may hold
     ├── GenerationFailed          the library failed while generating
     └── EngineUnavailable         nothing can be run now; try again
         ├── EngineLoadError       the model could not be loaded; names the file and the reason
@@ -12,6 +13,8 @@
         ├── ShuttingDown          the worker was stopped before the end
         ├── WorkerLost            the worker died
         ├── QueueFull             too many requests wait for this model
+        ├── RedisFull             no room for another request
+        ├── ProjectQuotaReached   the project's requests and streams take too much room
         ├── QueueTimeout          waited too long for a slot
         ├── ModelLoading          waited too long for its model to be loaded
         └── ModelGone             the site does not have its model any more
@@ -49,6 +52,16 @@ class ContextLengthExceeded(InvalidRequest):
         )
         self.context_length = context_length
         self.input_tokens = input_tokens
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request takes more bytes than a project may have in the queue."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(
+            f"The request takes more than the {most_bytes} bytes that a project may have in the "
+            "queue."
+        )
 
 
 class GenerationFailed(EngineError):
@@ -105,6 +118,14 @@ class WorkerLost(_Documented):
 
 class QueueFull(_Documented):
     """Too many requests wait for this model. Please try again later."""
+
+
+class RedisFull(_Documented):
+    """The queue has no room for another request now. Please try again later."""
+
+
+class ProjectQuotaReached(_Documented):
+    """This project has too many bytes in the queue. Please try again when some have gone."""
 
 
 class QueueTimeout(_Documented):

@@ -20,6 +20,7 @@ from inference_site.errors.api_errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
+    PayloadTooLargeError,
     QueueTimeoutError,
     RateLimitError,
     UnavailableError,
@@ -39,6 +40,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         (domain.ContextLengthExceeded,),
         lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
     ),
+    ((domain.RequestTooLarge,), lambda e: PayloadTooLargeError(str(e))),
     ((domain.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
     (
         (domain.WorkerLost,),
@@ -61,6 +63,15 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ),
     ((domain.ModelGone,), lambda e: NotFoundError(str(e), code="model_not_found")),
     ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
+    ((domain.RedisFull,), lambda e: UnavailableError(str(e), code="queue_memory_full")),
+    (
+        (redis.exceptions.OutOfMemoryError,),
+        lambda _: UnavailableError(str(domain.RedisFull()), code="queue_memory_full"),
+    ),
+    (
+        (domain.ProjectQuotaReached,),
+        lambda e: RateLimitError(str(e), retry_after_s=RETRY_AFTER_S),
+    ),
     (
         (domain.RateLimited,),
         lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),

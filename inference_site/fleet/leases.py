@@ -19,6 +19,7 @@ import redis.exceptions
 from pydantic import TypeAdapter
 
 from inference_site.observability.metrics import LEASE_RENEWED
+from inference_site.storage.full_redis import FIRST_WRITE
 from inference_site.storage.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,14 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 2.0
 LEASE_S = 5
 _INDEX = "workers"
+# KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
+_RENEW = (
+    FIRST_WRITE
+    + """
+redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+redis.call("SADD", KEYS[2], ARGV[3])
+"""
+)
 
 
 def _key(worker: str) -> str:
@@ -144,12 +153,9 @@ class Lease:
         with self._lock:
             self._ttl_s = ttl_s or self._ttl_s
             try:
-                pipeline = site_client().pipeline(transaction=False)
-                pipeline.set(
-                    _key(self._worker), _document.dump_json(self._describe()), ex=self._ttl_s
-                )
-                pipeline.sadd(_INDEX, self._worker)
-                pipeline.execute()
+                lease = _document.dump_json(self._describe())
+                keys = (_key(self._worker), _INDEX)
+                site_client().eval(_RENEW, 2, *keys, lease, self._ttl_s, self._worker)
                 LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:
                 logger.warning("lease: could not renew: %s", exc)

@@ -7,6 +7,7 @@ homeless    waiting in the background for a model that the site does not have an
 unattended  left by all its readers, for longer than its grace: cancelled
 unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
+left        requests in Redis whose generation has ended, or never was: dropped
 torn        what a kind stores and contradicts the generation: mended
 
 A worker that lives gives up its own orphans, with the same move.
@@ -25,7 +26,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError
-from django.db.models import Count, Min
+from django.db.models import Count, Min, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 from redis.exceptions import RedisError
@@ -55,7 +56,10 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.full_redis import SET_WHEN_FULL
+from inference_site.storage.redis_clients import all_clients, site_client
+from inference_site.streams.held import long_open, release_expired, seen_alive
+from inference_site.streams.request_documents import drop_document
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +70,8 @@ _suspects = Deadlines("suspects")
 _ORPHAN_S = 5.0
 """How old a claim must be before its worker can be said not to run it."""
 _DONE_KEY, _DONE_KEPT_S = "maintenance-done", 60
+_LEFT_S = 60
+"""How long after ``EVENT_LOG_PATIENCE_S`` a request may be in Redis until its row is looked at."""
 _RECEIVED_S = 2.0
 """How long a wake-up may take before a generation that waits gets a new one."""
 
@@ -80,12 +86,13 @@ def maintain() -> None:
         expire_homeless,
         wake_again,
         drop_gone,
+        drop_left,
         mend_torn,
     )
     try:
         _each((part.__name__, part) for part in parts)
     finally:  # What failed is told; it does not mean that nothing is done.
-        site_client().set(_DONE_KEY, time.time(), ex=_DONE_KEPT_S)
+        site_client().eval(SET_WHEN_FULL, 1, _DONE_KEY, time.time(), _DONE_KEPT_S)
 
 
 def last_maintained() -> float | None:
@@ -268,6 +275,30 @@ def drop_gone() -> None:
     for worker in prune():
         drop_wake_ups_of(worker)
     drop_late_wake_ups()
+
+
+def drop_left() -> None:
+    """Drop the requests of what has ended or never was, and count expired logs no longer.
+
+    An ending drops its request; one is left when Redis was away at that moment, or when a process
+    died between saving the request and committing its row.
+    """
+    _each((f"event log server {n}", partial(_drop_left, c)) for n, c in enumerate(all_clients()))
+
+
+def _drop_left(client: Any) -> None:
+    release_expired(client)
+    patience = timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _LEFT_S)
+    found = long_open(client, patience.total_seconds())
+    if not found:
+        return
+    # What has ended just now may be about to close its log.
+    recent = Q(finished_at=None) | Q(finished_at__gt=timezone.now() - patience)
+    rows = Generation.objects.filter(recent, public_id__in=found)
+    going_on = frozenset(rows.values_list("public_id", flat=True))
+    seen_alive(client, sorted(going_on))
+    for public_id in set(found) - going_on:
+        drop_document(public_id)
 
 
 def _dead_among(workers: set[str]) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -25,7 +24,12 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
-from inference_site.streams.request_documents import Document, drop_document, save_document
+from inference_site.streams.request_documents import (
+    Document,
+    Opening,
+    drop_document,
+    save_document,
+)
 
 
 class WithRow(Protocol):
@@ -44,16 +48,18 @@ def enqueue(
     row: Generation,
     document: Document[Any],
     follower: str | None,
-    frames: Sequence[bytes] = (),
+    opening: Opening = Opening(),  # noqa: B008  # It is frozen.
     continues: str = "",
     with_row: WithRow | None = None,
 ) -> None:
     """Accept a generation: keep its document, commit its row, send a wake-up.
 
-    ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``frames`` what
-    that begins with. ``continues`` is the generation whose prefix it has; its worker is preferred.
+    ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``opening``
+    what that begins with. ``continues`` is the generation whose prefix it has; its worker is
+    preferred.
 
-    Raise QueueFull when the model's queue is at its bound. When Redis or PostgreSQL is down their
+    Raise QueueFull when the model's queue is at its bound, and what ``save_document`` raises when
+    there is no room for the document. When Redis or PostgreSQL is down their
     errors pass through and nothing is accepted, except that a wake-up that cannot be sent is no
     error: the row is committed, and maintenance sends one later.
     """
@@ -64,7 +70,7 @@ def enqueue(
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         document = replace(document, traceparent=span.traceparent)
-        save_document(row.public_id, document, follower, frames)
+        save_document(row.public_id, document, follower, opening, row.project_id)
         _commit(row, with_row)
         if unread < ENOUGH_WAKE_UPS:
             _wake(row.model, preferred)

@@ -10,16 +10,20 @@ from typing import Any, Literal
 
 import redis.asyncio
 
+from inference_site.storage.full_redis import FIRST_WRITE
 from inference_site.storage.redis_clients import site_client
 
 # KEYS: the sorted set. ARGV: an option of ZADD; then for each id the seconds from now on, and it.
-_PUSH = """
+_PUSH = (
+    FIRST_WRITE
+    + """
 local now = redis.call("TIME")
 for i = 2, #ARGV, 2 do
   local time = tonumber(now[1]) + tonumber(now[2]) / 1e6 + tonumber(ARGV[i])
   redis.call("ZADD", KEYS[1], ARGV[1], time, ARGV[i + 1])
 end
 """
+)
 _PASSED = """
 local now = redis.call("TIME")
 return redis.call("ZRANGEBYSCORE", KEYS[1], "-inf", tonumber(now[1]) + tonumber(now[2]) / 1e6)

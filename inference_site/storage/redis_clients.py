@@ -36,6 +36,11 @@ def client_for(generation_id: str) -> redis.Redis:
     return _client(settings.EVENT_LOG_URLS[shard_of(generation_id)])
 
 
+def all_clients() -> list[redis.Redis]:
+    """Return this process's thread-safe clients of all event log servers."""
+    return [_client(url) for url in settings.EVENT_LOG_URLS]
+
+
 def site_client() -> redis.Redis:
     """Return this process's thread-safe client for keys of the whole site."""
     return _client(settings.EVENT_LOG_URLS[0])

@@ -23,13 +23,18 @@ import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
+from inference_site.storage.full_redis import FIRST_WRITE, SET_WHEN_FULL
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.ending import Ending
+from inference_site.streams.held import HELD, kept_ms
+from inference_site.streams.shared_text import TextsUnknown, restore, shorten
 
 _LAST_ID = b"18446744073709551615-0"
 FIELD = b"b"
 _AT_ONCE = 64
 """Entries that are read at once of a log that may be long."""
+TEXTS_FIELD = b"t"
+"""In the first entry of a log: the texts that its frames refer to (see ``shared_text``)."""
 _LOST_FRAMES = 1_000_000
 """More frames than a stream can have had of which the log was lost."""
 
@@ -43,17 +48,22 @@ class LogState(IntEnum):
 
 
 # KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
-# ARGV: time to live of a finished and of an unfinished log (ms); then, for each stream, the id of
-# the entry ("" to append nothing, the greatest id to end the stream), its payload, its attempt.
-_APPEND = """
+# ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
+# then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
+# stream), its payload, its attempt, and "1" if it ends the stream with a refusal.
+_APPEND = (
+    FIRST_WRITE
+    + HELD
+    + """
 local replies = {}
 for i = 1, #KEYS / 5 do
   local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
-  local id, payload, latest = ARGV[3*i], ARGV[3*i+1], redis.call("GET", KEYS[5*i])
+  local id, payload, latest = ARGV[4*i], ARGV[4*i+1], redis.call("GET", KEYS[5*i])
+  local is_refusal = ARGV[4*i+3] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if latest and tonumber(latest) > tonumber(ARGV[3*i+2]) then
+  if latest and tonumber(latest) > tonumber(ARGV[4*i+2]) then
     state = 1
   elseif id ~= "" then
     local added = redis.pcall("XADD", log, id, "b", payload)
@@ -62,41 +72,64 @@ for i = 1, #KEYS / 5 do
       local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
       if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
     elseif last then
-      redis.call("PEXPIRE", log, ARGV[1])
+      keep_ended(log, is_refusal, ARGV[2], ARGV[3])
       redis.call("DEL", cancel, follow, document)
     elseif redis.call("XLEN", log) == 1 then
-      redis.call("PEXPIRE", log, ARGV[2])
+      redis.call("PEXPIRE", log, ARGV[1])
     end
   end
   replies[i] = {state, followers}
 end
 return replies
 """
+)
 
 
 # KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
-_BEGIN_ATTEMPT = """
+_BEGIN_ATTEMPT = (
+    FIRST_WRITE
+    + """
 if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
   redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
 end
 """
+)
 
 
 # KEYS: log, cancel flag, followers, request document of one stream.
-# ARGV: time to live of a finished log (ms); the last id the caller knows; payload of the ending.
-_CLOSE = """
+# ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
+# knows; payload of the ending.
+_CLOSE = (
+    FIRST_WRITE
+    + HELD
+    + """
 local last = "18446744073709551615-0"
 local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
 local id = tail[1] and tail[1][1] or ""
-if id ~= ARGV[2] then return nil end
+if id ~= ARGV[3] then return nil end
 local followers = redis.call("SMEMBERS", KEYS[3])
 if id ~= last then
-  redis.call("XADD", KEYS[1], last, "b", ARGV[3])
-  redis.call("PEXPIRE", KEYS[1], ARGV[1])
+  redis.call("XADD", KEYS[1], last, "b", ARGV[4])
+  keep_ended(KEYS[1], false, ARGV[1], ARGV[2])
   redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
 end
 return followers
 """
+)
+
+# KEYS: log, followers, request document of one stream. ARGV: channel; time to live of who follows a
+# stream, and of who follows one of which there is nothing, so that nothing may ever end it (s).
+_FOLLOW = (
+    FIRST_WRITE
+    + """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+if tail[1] and tail[1][1] == "18446744073709551615-0" then return end
+local is_known = tail[1] or redis.call("EXISTS", KEYS[3]) == 1
+redis.call("SADD", KEYS[2], ARGV[1])
+redis.call("EXPIRE", KEYS[2], is_known and ARGV[2] or ARGV[3])
+"""
+)
+_UNKNOWN_FOLLOWED_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +148,25 @@ class Batch:
         """The number of the frame after this batch."""
         return self.first + len(self.frames)
 
-    def pack(self) -> bytes:
-        """Encode the batch for the log and the channel layer."""
+    def pack(self, texts: Sequence[bytes] = ()) -> bytes:
+        """Encode the batch for the log and the channel layer, referring to the log's texts."""
         end = self.ending
         tail = None
         if end is not None:
             tail = {f.name: getattr(end, f.name) for f in fields(end) if f.name != "frames"}
-        packed: bytes = msgpack.packb((self.first, self.frames, tail))
+            tail["body"] = shorten(end.body, texts)
+        frames = [shorten(frame, texts) for frame in self.frames] if texts else self.frames
+        packed: bytes = msgpack.packb((self.first, frames, tail))
         return packed
 
     @classmethod
-    def unpack(cls, payload: bytes) -> Batch:
-        """Decode the result of ``pack``."""
+    def unpack(cls, payload: bytes, texts: Sequence[bytes] = ()) -> Batch:
+        """Decode the result of ``pack``. Raise TextsUnknown if it refers to texts, and has none."""
         first, frames, tail = msgpack.unpackb(payload)
+        frames = [restore(frame, texts) for frame in frames]
         if tail is None:
             return cls(first, frames)
+        tail["body"] = restore(tail["body"], texts)
         # Another release may send fields that this one does not know.
         known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
         return cls(first, frames, Ending(frames=(), **known))
@@ -157,12 +194,16 @@ class Sent:
 
 
 class Write(NamedTuple):
-    """An append to one log by one attempt; an empty ``entry_id`` only reads the state."""
+    """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
+
+    A refusal ends a stream that nobody will want to read again.
+    """
 
     generation_id: str
     entry_id: bytes
     payload: bytes
     attempt: int = 1
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +237,8 @@ def attempt_key(generation_id: str) -> str:
 def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
     """Return the number of keys, then the keys and arguments, of the append script."""
     keys: list[Any] = []
-    arguments: list[Any] = [settings.EVENT_LOG_TTL_S * 1000, settings.RUN_TTL_S * 1000]
-    for generation_id, entry_id, payload, attempt in writes:
+    arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
+    for generation_id, entry_id, payload, attempt, is_refusal in writes:
         keys += (
             log_key(generation_id),
             cancel_key(generation_id),
@@ -205,7 +246,7 @@ def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
             document_key(generation_id),
             attempt_key(generation_id),
         )
-        arguments += (entry_id, payload, attempt)
+        arguments += (entry_id, payload, attempt, int(is_refusal))
     return len(keys), keys + arguments
 
 
@@ -215,6 +256,10 @@ def parse_appended(reply: list[Any]) -> list[Appended]:
         Appended(LogState(state), [channel.decode() for channel in followers])
         for state, followers in reply
     ]
+
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+_NEVER = 2**62
 
 
 class AsyncEventLog:
@@ -240,38 +285,49 @@ class AsyncEventLog:
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
             pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0", count=most)
-        return [batches_of(entries) for entries in await pipeline.execute()]
+        found = zip(wanted, await pipeline.execute(), strict=True)
+        return [await self._batches(id_, entries) for (id_, _), entries in found]
+
+    async def _batches(self, generation_id: str, entries: Entries) -> list[Batch]:
+        """Decode entries. If they refer to texts that are lost, no frame is the next for anyone."""
+        try:
+            return _decoded(entries)
+        except TextsUnknown:
+            first = await self._client.xrange(log_key(generation_id), count=1)
+        try:
+            return _decoded(entries, texts_of(first))
+        except TextsUnknown:
+            return [Batch(_NEVER, ())]
 
     async def follow(self, generation_id: str, channel: str) -> None:
         """Have the writer send this stream's frames to the channel as well."""
-        pipeline = self._client.pipeline(transaction=False)
-        add_follower(pipeline, generation_id, channel)
-        await pipeline.execute()
+        await self._client.eval(*_follow(generation_id, channel))
 
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
         """Set the cancel flags; workers see them at their next append or poll."""
         pipeline = self._client.pipeline(transaction=False)
         for generation_id in generation_ids:
-            pipeline.set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+            pipeline.eval(*_set_flag(generation_id))
         await pipeline.execute()
 
 
-def add_follower(pipeline: Any, generation_id: str, channel: str) -> None:
-    """Add to a pipeline, of either sort of client, what registers a channel for this stream."""
-    pipeline.sadd(followers_key(generation_id), channel)
-    pipeline.expire(followers_key(generation_id), settings.RUN_TTL_S)
-
-
 def follow(generation_id: str, channel: str) -> None:
-    """Register a channel to which the writer sends this stream's frames."""
-    pipeline = client_for(generation_id).pipeline(transaction=False)
-    add_follower(pipeline, generation_id, channel)
-    pipeline.execute()
+    """Register a channel to which the writer sends this stream's frames, unless it has ended."""
+    client_for(generation_id).eval(*_follow(generation_id, channel))
+
+
+def _follow(generation_id: str, channel: str) -> tuple[Any, ...]:
+    keys = [key(generation_id) for key in (log_key, followers_key, document_key)]
+    return _FOLLOW, 3, *keys, channel, settings.RUN_TTL_S, _UNKNOWN_FOLLOWED_S
+
+
+def _set_flag(generation_id: str) -> tuple[Any, ...]:
+    return SET_WHEN_FULL, 1, cancel_key(generation_id), 1, settings.RUN_TTL_S
 
 
 def request_cancel(generation_id: str) -> None:
     """Set the cancel flag; the worker sees it at its next append or poll."""
-    client_for(generation_id).set(cancel_key(generation_id), 1, ex=settings.RUN_TTL_S)
+    client_for(generation_id).eval(*_set_flag(generation_id))
 
 
 def drop_cancel_flag(generation_id: str) -> None:
@@ -303,9 +359,14 @@ def take_log(generation_id: str, attempt: int) -> Sent:
 def outline(generation_id: str) -> list[Batch]:
     """Return all batches of the log with empty frames, without holding what the frames are."""
     client: Any = client_for(generation_id)
-    start, found = "-", list[Batch]()
+    start, texts, found = "-", tuple[bytes, ...](), list[Batch]()
     while entries := client.xrange(log_key(generation_id), min=start, count=_AT_ONCE):
-        for batch in batches_of(entries):
+        texts = texts or texts_of(entries)
+        try:
+            batches = _decoded(entries, texts)
+        except TextsUnknown:
+            return []
+        for batch in batches:
             found.append(Batch(batch.first, [b""] * len(batch.frames), batch.ending))
         start = f"({entries[-1][0].decode()}"
     return found
@@ -320,16 +381,16 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
     client = client_for(generation_id)
     batch = Batch(0 if first is None else first, ending.frames, ending)
     keys = [key(generation_id) for key in (log_key, cancel_key, followers_key, document_key)]
-    ttl_ms = settings.EVENT_LOG_TTL_S * 1000
+    opening: Any = client.xrange(log_key(generation_id), count=1)
     while True:
         entries: Any = client.xrevrange(log_key(generation_id), count=1)
-        tail = batches_of(entries)
-        if tail and tail[0].ending is None and tail[0].next != batch.first:
+        known = entries[0][0] if entries else b""
+        # The id of an entry is the number of the frame after it.
+        if known not in (b"", _LAST_ID) and known != b"%d-0" % batch.first:
             if first is not None:
                 return None
-            batch = Batch(tail[0].next, ending.frames, ending)
-        known = entries[0][0] if entries else b""
-        reply: Any = client.eval(_CLOSE, 4, *keys, ttl_ms, known, batch.pack())
+            batch = Batch(int(known.removesuffix(b"-0")), ending.frames, ending)
+        reply: Any = client.eval(_CLOSE, 4, *keys, *kept_ms(), known, batch.pack(texts_of(opening)))
         if reply is not None:
             return Appended(LogState.OPEN, [channel.decode() for channel in reply])
 
@@ -337,6 +398,33 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
 def frames_of(batches: Iterable[Batch]) -> list[bytes]:
     """Return the frames of consecutive batches."""
     return [frame for batch in batches for frame in batch.frames]
+
+
+def batches_of(entries: Entries) -> list[Batch]:
+    """Return the batches of a whole log; none if a part is lost that others refer to."""
+    try:
+        return _decoded(entries)
+    except TextsUnknown:
+        return []
+
+
+def texts_of(entries: Any) -> tuple[bytes, ...]:
+    """Return the texts that the frames of a log refer to, by its first entry."""
+    packed = entries[0][1].get(TEXTS_FIELD) if entries else None
+    return tuple(msgpack.unpackb(packed)) if packed else ()
+
+
+def _decoded(entries: Entries, texts: Sequence[bytes] = ()) -> list[Batch]:
+    texts = texts or texts_of(entries)
+    return [Batch.unpack(entry[FIELD], texts) for _, entry in entries]
+
+
+def hinted(payload: bytes) -> Batch | None:
+    """Return the batch of a hint; None if it says only that there is something in the log."""
+    try:
+        return Batch.unpack(payload) if payload else None
+    except TextsUnknown:
+        return None
 
 
 def is_whole(batches: Sequence[Batch]) -> bool:
@@ -352,10 +440,6 @@ def sent_so_far(batches: Sequence[Batch]) -> Sent:
     """Return what a stream has sent, by its log."""
     frames = tuple(frames_of(batches)) if is_whole(batches) else ()
     return Sent(frames, batches[-1].next if batches else 0)
-
-
-def batches_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Batch]:
-    return [Batch.unpack(entry[FIELD]) for _, entry in entries]
 
 
 def trim(batches: Iterable[Batch], number: int) -> list[Batch]:

@@ -10,25 +10,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
+import msgpack
 import orjson
+import redis.exceptions
 from django.conf import settings
 from pydantic import TypeAdapter
 
+from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import (
-    FIELD,
     Batch,
     Sent,
     add_attempt,
-    add_follower,
     batches_of,
     cancel_key,
     document_key,
     followers_key,
     log_key,
     sent_so_far,
+    texts_of,
 )
+from inference_site.streams.held import HELD
+from inference_site.streams.room import require_room
+from inference_site.streams.shared_text import TextsUnknown, restore, shorten
+
+# KEYS: request document, followers, log of a stream. ARGV: id; project; whether its stream can be
+# resumed; the most bytes that the project may hold; time to live (ms); document; follower or "";
+# id, batch and texts of the first entry of the log, or "" for each.
+_SAVE = (
+    HELD
+    + """
+local id, project, ttl = ARGV[1], ARGV[2], ARGV[5]
+local bytes = #ARGV[6] + #ARGV[9] + #ARGV[10]
+local held = tonumber(redis.call("HGET", "held-by-project", project) or 0)
+if held + bytes > tonumber(ARGV[4]) then
+  release_expired(1000)
+  held = tonumber(redis.call("HGET", "held-by-project", project) or 0)
+  return {held + bytes > tonumber(ARGV[4]) and 1 or 2}
+end
+-- First, because this is what a full Redis refuses.
+redis.call("SET", KEYS[1], ARGV[6], "PX", ttl)
+if ARGV[7] ~= "" then
+  redis.call("SADD", KEYS[2], ARGV[7])
+  redis.call("PEXPIRE", KEYS[2], ttl)
+end
+if ARGV[8] ~= "" then
+  if ARGV[10] == "" then redis.call("XADD", KEYS[3], ARGV[8], "b", ARGV[9])
+  else redis.call("XADD", KEYS[3], ARGV[8], "b", ARGV[9], "t", ARGV[10]) end
+  redis.call("PEXPIRE", KEYS[3], ttl)
+end
+hold(id, project, bytes, ARGV[3])
+redis.call("ZADD", "held-open", milliseconds(), id)
+release_expired(20)
+return {0}
+"""
+)
+_SAVED, _HAS_ROOM_NOW = 0, 2
+_DROP = HELD + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
 
 
 @dataclass(frozen=True)
@@ -67,16 +106,32 @@ _readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """What a stream begins with. ``texts`` are long texts that its frames and its document repeat.
+
+    ``is_resumable``: it may be read again some time after it has ended.
+    """
+
+    frames: Sequence[bytes] = ()
+    texts: Sequence[bytes] = ()
+    is_resumable: bool = False
+
+
+_NOTHING = Opening()
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded(Generic[AssemblyT]):
     """What is kept of a request. ``document`` is None when it is lost.
 
     It has expired or its server lost it. ``sent`` was sent before: by who accepted the request, or
-    by an earlier attempt.
+    by an earlier attempt; ``texts`` are those that the log has.
     """
 
     document: Document[AssemblyT] | None
     is_cancelled: bool
     sent: Sent
+    texts: Sequence[bytes] = ()
 
 
 def encode(document: Document[Any]) -> bytes:
@@ -97,27 +152,67 @@ def save_document(
     generation_id: str,
     document: Document[Any],
     follower: str | None,
-    frames: Sequence[bytes] = (),
+    opening: Opening = _NOTHING,
+    project_id: int = 0,
 ) -> None:
     """Keep the document until the generation ends; with it begins the log of its stream.
 
-    ``follower`` is the channel of who follows the stream, ``frames`` what it begins with.
+    ``follower`` is the channel of who follows the stream. Raise
+    ProjectQuotaReached when the project holds too much already, RequestTooLarge when this alone is
+    too much, and RedisFull.
     """
-    pipeline = client_for(generation_id).pipeline(transaction=False)
-    pipeline.set(document_key(generation_id), encode(document), ex=settings.RUN_TTL_S)
-    if follower is not None:
-        add_follower(pipeline, generation_id, follower)
-    if frames:
-        batch = Batch(0, frames)
-        pipeline.xadd(log_key(generation_id), {FIELD: batch.pack()}, id=batch.entry_id)
-        pipeline.expire(log_key(generation_id), settings.RUN_TTL_S)
-    pipeline.execute()
+    texts = opening.texts if opening.frames else ()
+    data, entry = _packed(encode(document), texts), _first_entry(opening.frames, texts)
+    size = len(data) + sum(map(len, entry))
+    most = settings.PROJECT_REDIS_BYTES
+    if size > most:
+        raise RequestTooLarge(most)
+    require_room(generation_id, size)
+    keys = [key(generation_id) for key in (document_key, followers_key, log_key)]
+    limits = (int(opening.is_resumable), most, settings.RUN_TTL_S * 1000)
+    arguments = (generation_id, project_id, *limits, data, follower or "", *entry)
+    outcome = _save(generation_id, keys, arguments)
+    if outcome == [_HAS_ROOM_NOW]:
+        outcome = _save(generation_id, keys, arguments)
+    if outcome != [_SAVED]:
+        raise ProjectQuotaReached
+
+
+def _save(generation_id: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    try:
+        return client_for(generation_id).eval(_SAVE, len(keys), *keys, *arguments)
+    except redis.exceptions.ResponseError as exc:
+        if "OOM" in str(exc):  # In the words of Redis' own refusal, whose place differs.
+            raise RedisFull from exc
+        raise
+
+
+def _first_entry(frames: Sequence[bytes], texts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
+    """Return id, batch and texts of the first entry of a log; nothing if there are no frames."""
+    if not frames:
+        return b"", b"", b""
+    batch = Batch(0, frames)
+    return batch.entry_id, batch.pack(texts), msgpack.packb(texts) if texts else b""
+
+
+def _packed(data: bytes, texts: Sequence[bytes]) -> bytes:
+    stored = shorten(data, texts)
+    packed: bytes = stored if isinstance(stored, bytes) else msgpack.packb(stored)
+    return packed
+
+
+def _unpacked(data: bytes, texts: Sequence[bytes]) -> bytes | None:
+    """Return the document as JSON, which begins with a brace; None if its texts are lost."""
+    try:
+        return data if data.startswith(b"{") else restore(msgpack.unpackb(data), texts)
+    except TextsUnknown:
+        return None
 
 
 def drop_document(generation_id: str) -> None:
     """Forget the request of a generation that will never run."""
-    keys = (document_key, followers_key, cancel_key, log_key)
-    client_for(generation_id).delete(*(key(generation_id) for key in keys))
+    keys = [key(generation_id) for key in (document_key, followers_key, cancel_key, log_key)]
+    client_for(generation_id).eval(_DROP, len(keys), *keys, generation_id)
 
 
 @overload
@@ -145,5 +240,7 @@ def load_document(
     pipeline.exists(cancel_key(generation_id))
     pipeline.xrange(log_key(generation_id))
     data, cancelled, entries = pipeline.execute()[-3:]
+    texts = texts_of(entries)
+    data = None if data is None else _unpacked(data, texts)
     document = None if data is None else decode(data, assembly)
-    return Loaded(document, bool(cancelled), sent_so_far(batches_of(entries)))
+    return Loaded(document, bool(cancelled), sent_so_far(batches_of(entries)), texts)

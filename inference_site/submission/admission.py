@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import NoReturn
 
 from django.conf import settings
 from django.db import connection
@@ -21,6 +20,7 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
+from inference_site.api.counting import counted
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
@@ -82,11 +82,7 @@ def admitted(
     Raise RateLimitError when there are too many a minute, QuotaError when a budget has no room.
     """
     estimate = estimate_of(caller, request)
-    try:
-        windows = rate_limits.hit(caller, estimate.tokens)
-    except rate_limits.RateLimited as exc:
-        _refuse_rate(exc)
-    headers = rate_limits.headers(windows)
+    headers = counted(caller, estimate.tokens)
     try:
         yield Admission(caller, estimate, timezone.now(), headers, with_row)
     except BudgetExhausted as exc:
@@ -162,12 +158,3 @@ def _check_runs(caller: Caller) -> None:
 def _run_limits(caller: Caller) -> tuple[int | None, int | None]:
     """Return how many runs there may be of the key and of the project; None is no limit."""
     return caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs
-
-
-def _refuse_rate(exc: rate_limits.RateLimited) -> NoReturn:
-    wait_s = max(1, round(exc.window.reset_s))
-    raise RateLimitError(
-        f"Rate limit reached: {exc}. Please try again in {rate_limits.duration(wait_s)}.",
-        retry_after_s=wait_s,
-        headers=rate_limits.headers(exc.windows),
-    ) from exc

@@ -19,7 +19,7 @@ from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.models import Generation, ServiceClass
 from inference_site.generations.queue import WithRow, enqueue
-from inference_site.streams.request_documents import Document
+from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.usage.settlement import settle_for_request
 
@@ -29,9 +29,10 @@ class Submission:
     """A validated request: what to generate, how the answer is written, who pays, what is kept.
 
     ``document`` has all that the worker needs. ``frames`` are what its stream begins with;
-    ``with_row`` is written in the transaction that accepts it. In the ``background`` it outlives
-    its client; otherwise by ``grace_s`` seconds, in which it can be read again. ``continues`` is
-    the generation whose prefix it has.
+    ``texts`` are long texts that the frames and the document repeat; a stream that ``is_resumable``
+    may be read again after it has ended. ``with_row`` is written in the transaction that accepts
+    it. In the ``background`` it outlives its client; otherwise by ``grace_s`` seconds, in which it
+    can be read again. ``continues`` is the generation whose prefix it has.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Submission:
     service_class: ServiceClass = ServiceClass.FOREGROUND
     end_user: str = ""
     frames: Sequence[bytes] = ()
+    texts: Sequence[bytes] = ()
+    is_resumable: bool = False
     with_row: WithRow | None = None
     background: bool = False
     grace_s: int = 0
@@ -101,7 +104,8 @@ def _enqueue(
     )
     with_row = admission if admission.has_more_to_write else None
     continues = submission.continues
-    enqueue(row, submission.document, channel, submission.frames, continues, with_row)
+    opening = Opening(submission.frames, submission.texts, submission.is_resumable)
+    enqueue(row, submission.document, channel, opening, continues, with_row)
 
 
 def respond(
@@ -113,7 +117,8 @@ def respond(
     """
     if HEADER in request.headers and not submission.background:
         # The same request may be sent again, and is then answered from this stream.
-        submission = replace(submission, grace_s=max(submission.grace_s, GRACE_S))
+        grace_s = max(submission.grace_s, GRACE_S)
+        submission = replace(submission, is_resumable=True, grace_s=grace_s)
     follower = follow(submission) if answer is None else None
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
     headers = submit(submission, request_id, follower)

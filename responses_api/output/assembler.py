@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,7 @@ from inference_site.streams.request_documents import Assembly
 from responses_api.output import events
 from responses_api.output.live_output import LiveOutput
 from responses_api.output.objects import response_usage
+from responses_api.wire.events import ResponseStateEvent
 from responses_api.wire.items import ItemStatus
 from responses_api.wire.output import changed
 from responses_api.wire.response import IncompleteDetails, ResponseError, ResponseObject
@@ -50,8 +51,9 @@ class ResponseAssembler(Assembler):
     """Assembles one response.
 
     ``response`` is the object, before anything ran and in the end; ``error`` is what a client is
-    told of a failure. ``emits`` is false when nobody will ever read events of it; ``seal_for`` is
-    the project that reasoning is sealed for, if that was asked for.
+    told of a failure; ``deltas`` is how its texts were sent (see ``StoredResponse``). ``emits`` is
+    false when nobody will ever read events of it; ``seal_for`` is the project that reasoning is
+    sealed for, if that was asked for.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ResponseAssembler(Assembler):
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
+        self.deltas: dict[str, Any] | None = None
         self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
         self._output = LiveOutput(emits, seal_for)
         self._finish: FinishReason = "stop"
@@ -76,7 +79,7 @@ class ResponseAssembler(Assembler):
         """
         self.recover(sent)
         closing = self._output.end_item("incomplete")
-        self._output.items.clear()
+        self._output.clear()
         if sent.next <= events.ACCEPTED:  # No attempt has sent anything yet.
             return closing
         again = events.state_event(events.IN_PROGRESS, self.response, self._output.numbers)
@@ -132,7 +135,14 @@ class ResponseAssembler(Assembler):
         usage = response_usage(self._usage)
         fields |= {"status": status, "output": output.items, "usage": usage}
         self.response = changed(self.response, **fields)
-        return [*frames, *output.encode([events.terminal(self.response, output.numbers)])]
+        return [*frames, *output.encode([self._terminal()])]
+
+    def _terminal(self) -> ResponseStateEvent:
+        event = events.terminal(self.response, self._output.numbers)
+        if self._emits and not self._output.is_torn:
+            cuts = [asdict(cut) for cut in self._output.cuts]
+            self.deltas = {"end": event.sequence_number, "items": cuts}
+        return event
 
     def _ending(self, frames: Sequence[bytes], finish_reason: str) -> Ending:
         body = to_json(self.response)

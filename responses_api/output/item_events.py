@@ -9,6 +9,7 @@ item that is interrupted ends like any other, with the status ``incomplete``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 from responses_api.wire import events as wire
@@ -80,13 +81,22 @@ class ItemEvents:
         self._item_place = {"item_id": item_id, "output_index": output_index}
         self._part_place = {**self._item_place, "content_index": 0}
 
-    def whole(self, item: OutputItem) -> Iterator[wire.Event]:
-        """Yield all events of an item that has ended, its text in one delta."""
+    def whole(
+        self, item: OutputItem, sizes: Sequence[int] | None = None, counts: Sequence[int] = ()
+    ) -> Iterator[wire.Event]:
+        """Yield all events of an item that has ended, its text in deltas of these sizes.
+
+        ``counts`` is how many log probabilities each has. Without sizes there is one delta.
+        """
         yield from self.opening(emptied(item))
         text, logprobs = _text(item)
-        if text:
-            yield self.delta(item, text, logprobs)
-        yield from self.closing(item, has_delta=bool(text))
+        if sizes is None or (sum(sizes) != len(text) and sizes):
+            sizes, counts = [len(text)] if text else [], [len(logprobs)]
+        at = entry = 0
+        for size, count in zip_longest(sizes, counts[: len(sizes)], fillvalue=0):
+            yield self.delta(item, text[at : at + size], logprobs[entry : entry + count])
+            at, entry = at + size, entry + count
+        yield from self.closing(item, has_delta=bool(sizes))
 
     def opening(self, item: OutputItem) -> Iterator[wire.Event]:
         """Yield the events that announce an item, which is empty."""

@@ -20,7 +20,7 @@ from inference_site.generations.queue import new_id
 from inference_site.streams.event_log import Sent
 from responses_api.output.events import encode
 from responses_api.output.item_events import ItemEvents
-from responses_api.output.sent_output import OpenItem, Output
+from responses_api.output.sent_output import Cut, OpenItem, Output
 from responses_api.wire.events import Event
 from responses_api.wire.items import ItemStatus
 from responses_api.wire.output import (
@@ -53,7 +53,7 @@ class LiveOutput:
 
     ``emits`` is false when nobody reads events of it; ``seal_for`` is the project that reasoning is
     sealed for, if that was asked for. ``sent`` is the number of the first event to come,
-    ``numbers`` are those of all that come.
+    ``numbers`` are those of all that come. ``is_torn``: some that were sent are lost.
     """
 
     def __init__(self, emits: bool, seal_for: int | None, sent: Sent = _NOTHING) -> None:
@@ -62,11 +62,21 @@ class LiveOutput:
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
         self.sent, self.numbers = sent.next, count(sent.next)
+        self.is_torn = len(sent.frames) < sent.next
 
     @property
     def items(self) -> list[OutputItem]:
         """The items that have ended."""
         return self._output.items
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """How their texts were sent."""
+        return self._output.cuts
+
+    def clear(self) -> None:
+        """Forget the items that have ended; their places stay theirs."""
+        self._output.clear()
 
     @property
     def is_empty(self) -> bool:
@@ -114,7 +124,9 @@ class LiveOutput:
         self._open_type = type(announced)
         head, middle, tail = _delta_frame(self._open_type)
         self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
-        return [*ended, *self.encode(self._events(item).opening(announced))]
+        opening = list(self._events(item).opening(announced)) if self._emits else []
+        item.first = next((event.sequence_number for event in opening), None)
+        return [*ended, *self.encode(opening)]
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
         """End the item that is open, if there is one; return the frames of that."""
@@ -131,11 +143,10 @@ class LiveOutput:
     def _piece(self, opened: Frames, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
         item = self._output.open
         assert item is not None
-        item.pieces.append(text)
+        entries = _entries(logprobs)
+        item.take(text, entries)
         head, middle, tail = self._delta_frame
-        if logprobs:
-            entries = _entries(logprobs)
-            item.logprobs += entries
+        if entries:
             tail = tail.replace(b"[]", orjson.dumps(entries))
         if not self._emits:
             return ()

@@ -18,18 +18,44 @@ from responses_api.wire.output import LogprobEntry, OutputItem, ReasoningItem, c
 _LOGPROBS = TypeAdapter(list[LogprobEntry])
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the text of an item was sent: the number of the item's first event, the characters of
+    each delta, and, if it has any, how many log probabilities came with each."""
+
+    first: int | None
+    sizes: list[int]
+    logprob_counts: list[int]
+
+
 @dataclass(slots=True)
 class OpenItem:
     """An item that is being made: as it was announced, its place, and its text so far.
 
-    ``seal_for`` is the project that reasoning is sealed for, if that was asked for.
+    ``seal_for`` is the project that reasoning is sealed for, if that was asked for. ``first`` is
+    the number of its first event; ``logprob_counts`` has how many of the ``logprobs`` came with
+    each of the ``pieces``.
     """
 
     announced: OutputItem
     index: int
     seal_for: int | None = None
+    first: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+
+    def take(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        """Add a piece."""
+        self.pieces.append(text)
+        self.logprobs += logprobs
+        self.logprob_counts.append(len(logprobs))
+
+    @property
+    def cut(self) -> Cut:
+        """How its text was sent."""
+        counts = self.logprob_counts if self.logprobs else []
+        return Cut(self.first, list(map(len, self.pieces)), counts)
 
     def as_is(self, status: ItemStatus) -> OutputItem:
         """Return the item with its text so far."""
@@ -49,6 +75,7 @@ class Output:
 
     def __init__(self, frames: Sequence[bytes] = ()) -> None:
         self.items: list[OutputItem] = []
+        self.cuts: list[Cut] = []
         self.open: OpenItem | None = None
         self.next_index = 0
         for event in events_of(frames):
@@ -63,7 +90,13 @@ class Output:
     def end(self, item: OutputItem) -> None:
         """Replace the open item by what it has come to."""
         self.items.append(item)
+        if self.open is not None:
+            self.cuts.append(self.open.cut)
         self.open = None
+
+    def clear(self) -> None:
+        """Forget the items that have ended."""
+        self.items, self.cuts = [], []
 
     def so_far(self) -> list[OutputItem]:
         """Return the items, with what there is of the one that is open."""
@@ -72,10 +105,10 @@ class Output:
     def _take(self, event: wire.ResponseEvent) -> None:
         match event:
             case wire.ResponseStateEvent(type="response.in_progress"):
-                self.items = []  # What was made before is of an attempt that was begun anew.
+                self.clear()  # What was made before is of an attempt that was begun anew.
             case wire.OutputItemEvent(type="response.output_item.added"):
                 self.next_index = event.output_index
-                self.begin(event.item)
+                self.begin(event.item).first = event.sequence_number
             case wire.OutputItemEvent():
                 self.end(event.item)
             case (
@@ -84,6 +117,5 @@ class Output:
                 | wire.FunctionCallArgumentsDelta()
                 | wire.CustomToolCallInputDelta()
             ) if self.open is not None:
-                self.open.pieces.append(event.delta)
-                if isinstance(event, wire.OutputTextDelta):
-                    self.open.logprobs += [entry.model_dump() for entry in event.logprobs]
+                logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
+                self.open.take(event.delta, [entry.model_dump() for entry in logprobs])

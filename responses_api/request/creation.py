@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from pydantic_core import to_json
 
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import InvalidRequestError
@@ -14,6 +15,7 @@ from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
+from inference_site.streams.shared_text import long_texts
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission
 from responses_api.output.assembler import RESPONSE, ResponseAssembly
@@ -24,6 +26,9 @@ from responses_api.request.tools import hosted_tools
 from responses_api.state.context import Context, Memory, resolve
 from responses_api.state.storage import accept
 from responses_api.wire.request import ResponseRequest
+
+_ECHOED = ("instructions", "tools", "text")
+"""Fields that every event of the response's states repeats, and that may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,8 @@ def _submission(
         service_class=ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
         end_user=body.safety_identifier or body.user or "",
         frames=accepted(response) if document.assembly.emits else (),
+        texts=long_texts(to_json(response[field]) for field in _ECHOED),
+        is_resumable=is_stored,
         with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
         background=is_background,
         grace_s=grace_s if is_stored and not is_background else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, zip_longest
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -22,6 +22,7 @@ from responses_api.wire.events import Event
 from responses_api.wire.output import changed
 from responses_api.wire.response import ResponseObject
 
+_LEFT_OUT = b": left out\n\n"
 _CLOSING_S = 5
 """Within this time of its end the log of a response is closed, unless Redis is away."""
 
@@ -39,10 +40,15 @@ def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
 def replay(stored: StoredResponse) -> list[Batch]:
     """Return the stream of a response that has ended, made from what is stored.
 
-    The items come in the order they had, each with its text in one delta.
+    The items come in the order they had, their texts in the deltas that they were sent in. If these
+    are unknown each text is one delta. What an attempt has sent that was begun anew is left out,
+    and comments stand for its events, so that each event has its number.
     """
     response = current_response(stored)
-    frames = [encode(event) for event in _events(stored, response)]
+    frames: list[bytes] = []
+    for event in _events(stored, response):
+        frames += [_LEFT_OUT] * (event.sequence_number - len(frames))
+        frames.append(encode(event))
     if settings.RESPONSES_SEND_DONE:
         frames.append(DONE)
     return [Batch(0, frames, Ending((), 200, to_json(response)))]
@@ -66,10 +72,19 @@ def _kept(public_id: str) -> QuerySet[StoredResponse]:
 
 def _events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
     numbers = count()
+    deltas = stored.deltas or {"items": [], "end": None}
     unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
     yield from opening(changed(response, **unset, status="in_progress", output=[]), numbers)
-    for index, item in enumerate(response.output):
-        yield from ItemEvents(item.id, index, numbers).whole(item)
+    for (index, item), cut in zip_longest(enumerate(response.output), deltas["items"]):
+        if cut is None:
+            yield from ItemEvents(item.id, index, numbers).whole(item)
+            continue
+        numbers = count(cut["first"])
+        yield from ItemEvents(item.id, index, numbers).whole(
+            item, cut["sizes"], cut["logprob_counts"]
+        )
+    if deltas["end"] is not None:
+        numbers = count(deltas["end"] - (stored.error is not None))
     if stored.error is not None:
         yield error_event(stored.error, numbers)
     yield terminal(response, numbers)

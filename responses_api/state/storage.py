@@ -131,12 +131,14 @@ def store_result(
     first = stored.items.count()
     Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
     stored.status, stored.error = final.status, assembler.error
+    stored.deltas = assembler.deltas
     stored.usage = final.usage.model_dump() if final.usage else None
     if final.completed_at is not None:
         stored.completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
     if final.incomplete_details:
         stored.incomplete_reason = final.incomplete_details.reason
-    stored.save(update_fields=["status", "usage", "error", "completed_at", "incomplete_reason"])
+    ended = ["status", "usage", "error", "completed_at", "incomplete_reason", "deltas"]
+    stored.save(update_fields=ended)
     if stored.conversation_id is not None:
         _release(stored, stored.conversation_id)
 

@@ -30,6 +30,8 @@ from responses_api.wire.queries import NewestFirst
 class ConversationsView(ApiView):
     """``POST /v1/conversations``."""
 
+    counts_writes = True
+
     @documented(body=wire.ConversationRequest, answer=wire.Conversation, errors=(NotFoundError,))
     def post(self, request: Request) -> Response:
         """Create a conversation, with items if there are some already."""
@@ -45,6 +47,8 @@ class ConversationsView(ApiView):
 
 class ConversationView(ApiView):
     """``/v1/conversations/{id}``."""
+
+    counts_writes = True
 
     @documented(answer=wire.Conversation)
     def get(self, request: Request, conversation_id: str) -> Response:
@@ -71,6 +75,8 @@ class ConversationView(ApiView):
 class ConversationItemsView(ApiView):
     """``/v1/conversations/{id}/items``."""
 
+    counts_writes = True
+
     @documented(query=NewestFirst, answer=ListObject[AnyItem])
     def get(self, request: Request, conversation_id: str) -> Response:
         """List the items of a conversation."""
@@ -91,6 +97,8 @@ class ConversationItemsView(ApiView):
 
 class ConversationItemView(ApiView):
     """``/v1/conversations/{id}/items/{item_id}``."""
+
+    counts_writes = True
 
     @documented(answer=AnyItem)
     def get(self, request: Request, conversation_id: str, item_id: str) -> Response:

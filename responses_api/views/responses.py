@@ -40,7 +40,7 @@ _REATTACHED = Counter(
     "Readers that came to the stream of a response after it was made.",
     ["source"],
 )
-for _source in ("log", "compacted"):
+for _source in ("log", "stored", "compacted"):
     _REATTACHED.labels(_source)  # Shown at 0 from the start.
 
 
@@ -123,29 +123,29 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     """
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known, is_compacted = _known(stored, follower)
+        known, source = _known(stored, follower)
         if not known:
             read_from_log(follower)
     except BaseException:
         hub.leave(follower)
         raise
-    _REATTACHED.labels("compacted" if is_compacted else "log").inc()
+    _REATTACHED.labels(source).inc()
     handoff = HandOff(follower, stream=True, known=known, cancels=False)
     response = hand_off(request, handoff)
-    if is_compacted:
+    if source == "compacted":
         response["x-replay"] = "compacted"
     return response
 
 
-def _known(stored: StoredResponse, follower: Follower) -> tuple[list[Batch], bool]:
-    """Return the stream if it is not to be read from the log, and whether it was made anew."""
+def _known(stored: StoredResponse, follower: Follower) -> tuple[list[Batch], str]:
+    """Return the stream if it is not to be read from the log, and where it comes from."""
     logged, has_ended = outline(stored.public_id), stored.status in ENDED
     if has_ended and (not logged or not is_whole(logged) or is_cut_off(stored, logged)):
-        return replay(stored), True
+        return replay(stored), "compacted" if stored.deltas is None else "stored"
     if logged and logged[-1].ending and logged[-1].next <= follower.next_number:
-        return logged[-1:], False  # Nothing is left of it but its end.
+        return logged[-1:], "log"  # Nothing is left of it but its end.
     # It may have ended, and its log be closed only soon.
-    return [], False
+    return [], "log"
 
 
 def _starting_after(query: QueryDict) -> int:

@@ -52,7 +52,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
     models = MORE_MODELS.format(root=ROOT, adapters=adapters)
-    with served_stack(models, KEEP_ALIVE_INTERVAL="400", CONVERSATION_LOCK_WAIT_S="1") as running:
+    env = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "IDEMPOTENCY_KEYS": "40"}
+    with served_stack(models, **env) as running:
         yield running
 
 

@@ -180,6 +180,27 @@ def test_an_answer_that_is_kept_no_longer_is_said_so(stack: ServedStack) -> None
     assert again.json()["error"]["code"] == "idempotency_expired"
 
 
+def test_the_oldest_keys_of_a_project_are_forgotten(stack: ServedStack) -> None:
+    """The stack of these tests remembers 40 of each project."""
+    key = make_key(stack)
+
+    def create(number: int) -> str:
+        made = http.post("/v1/conversations", json={}, headers=keyed(f"bound-{number}"))
+        return str(made.json()["id"])
+
+    with key.http(stack) as http:
+        first = create(0)
+        assert create(0) == first
+        others = [create(number) for number in range(1, 41)]
+        assert [create(1), create(40)] == [others[0], others[-1]]
+        assert create(0) != first
+    with stack.redis() as redis:
+        kept = len(list(redis.scan_iter(f"idempotent:{key.id}:*", count=1000)))
+        sizes = redis.hgetall(f"idempotency:{key.project_id}:sizes")
+    assert kept == 40
+    assert int(sizes.pop(b"")) == sum(map(int, sizes.values()))
+
+
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"background": True}])
 def test_a_deleted_response_is_not_read_through_its_key(
     http: httpx.Client, fields: dict[str, Any]

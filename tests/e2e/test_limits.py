@@ -40,6 +40,27 @@ def test_requests_a_minute_are_limited_and_told(stack: ServedStack) -> None:
     assert headers_of(third)["remaining-requests"] == "0"
 
 
+def test_writes_that_generate_nothing_count_as_requests(stack: ServedStack) -> None:
+    key = make_key(stack, project_requests_per_minute=6, tokens_per_minute=1)
+    with key.http(stack) as http:
+        made = http.post("/v1/conversations", json={})
+        path = f"/v1/conversations/{made.json()['id']}"
+        item = {"type": "message", "role": "user", "content": "Hi"}
+        assert headers_of(made)["remaining-requests"] == "5"
+        added = http.post(f"{path}/items", json={"items": [item]}).json()["data"][0]["id"]
+        assert http.post(path, json={"metadata": {"a": "b"}}).status_code == 200
+        assert http.delete(f"{path}/items/{added}").status_code == 200
+        assert http.post(f"{CHAT}/chatcmpl-none", json={"metadata": {}}).status_code == 404
+        assert http.get(path).status_code == 200
+        assert http.delete(path).status_code == 200
+        refused = http.post("/v1/conversations", json={})
+        assert http.get(path).status_code == 404  # Reading is free.
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "6 requests a minute of this project" in refused.json()["error"]["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
 def test_without_limits_there_are_no_headers(http: httpx.Client) -> None:
     assert headers_of(http.post(CHAT, json=ask())) == {}
 

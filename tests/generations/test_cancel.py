@@ -17,7 +17,7 @@ from inference_site.generations.models import Generation, GenerationQuerySet, St
 from inference_site.generations.operator_actions import stop
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import cancel_key, log_key, read_log
-from inference_site.streams.request_documents import load_document, save_document
+from inference_site.streams.request_documents import Opening, load_document, save_document
 from responses_api.models import StoredResponse
 from responses_api.views import responses
 from tests.gateway.test_hub import on_site
@@ -167,7 +167,9 @@ def test_nothing_is_left_of_a_completion_that_nobody_reads(
     api_key: Key, flags_at_move: list[bool], caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = create_generation(api_key[0])
-    save_document(row.public_id, chat_document(row.public_id, "secret"), "web.one", [b"frame"])
+    save_document(
+        row.public_id, chat_document(row.public_id, "secret"), "web.one", Opening([b"frame"])
+    )
     caller(row.public_id, api_key[1], monkeypatch)
     assert flags_at_move == [True]
     assert status_of(row.public_id) == Status.CANCELLED

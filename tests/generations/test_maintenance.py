@@ -24,6 +24,7 @@ from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_vie
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,
+    drop_left,
     expire_homeless,
     expire_waiting,
     give_up_abandoned,
@@ -392,6 +393,26 @@ def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, w
         lost.public_id: "failed",
         fresh.public_id: "running",
     }
+
+
+def test_requests_of_what_has_ended_or_never_was_are_dropped(api_key: Key) -> None:
+    """A process died, or Redis was away, when they should have been."""
+    going_on, ended = create_generation(api_key[0]), create_generation(api_key[0])
+    long_ago = timezone.now() - timedelta(hours=1)
+    Generation.objects.filter(pk=ended.pk).update(status=Status.FAILED, finished_at=long_ago)
+    never = new_id("chatcmpl-")
+    ids = [going_on.public_id, ended.public_id, never]
+    for id_ in ids:
+        save_document(id_, chat_document(id_, "secret"), "web.one")
+    drop_left()
+    assert all(load_document(id_).document for id_ in ids)  # They are too young.
+    site_client().zadd("held-open", dict.fromkeys(ids, 0), xx=True)
+    drop_left()
+    assert [load_document(id_).document is not None for id_ in ids] == [True, False, False]
+    left = [key for id_ in ids[1:] for key in site_client().keys(f"{{{id_}}}:*")]
+    assert left == []
+    drop_left()
+    assert load_document(going_on.public_id).document is not None
 
 
 def test_a_claim_is_as_old_as_the_database_says(api_key: Key, worker: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import orjson
@@ -25,6 +25,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from inference_site.streams.event_log import Sent
 from responses_api.output.events import DONE, accepted, decode, encode, events_of
+from responses_api.output.item_events import ItemEvents
 from responses_api.output.sealing import unseal
 from responses_api.output.sent_output import Output
 from responses_api.request.recovery import recover
@@ -224,6 +225,31 @@ def test_stream_is_ended_in_place_of_its_worker(
     again = recover(RESPONSE_ID, sent(frames))
     assert again is not None
     assert DONE not in again.cancel().frames
+
+
+@pytest.mark.parametrize("length", range(len(LIVELY) + 1))
+@pytest.mark.parametrize("is_recovered", [False, True])
+def test_items_make_the_same_events_again(length: int, is_recovered: bool) -> None:
+    """Also those of which a part was known only from its frames."""
+    assembler = new_assembler()
+    frames = begun(assembler, LIVELY[:length])
+    if is_recovered:
+        found = recover(RESPONSE_ID, sent(frames))
+        assert found is not None
+        assembler = found
+    frames += assembler.cancel().frames
+    deltas = assembler.deltas
+    assert deltas is not None
+    again = [
+        encode(event)
+        for index, (item, cut_) in enumerate(
+            zip(assembler.response.output, deltas["items"], strict=True)
+        )
+        for event in ItemEvents(item.id, index, count(cut_["first"])).whole(
+            item, cut_["sizes"], cut_["logprob_counts"]
+        )
+    ]
+    assert again == frames[2 : deltas["end"]]
 
 
 def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from django.conf import settings
+from django.conf import settings as site_settings
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_django.fixtures import Settings
 
 from completions.assemblers.chat import ChatAssembly
+from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.ending import Ending
@@ -27,6 +30,7 @@ from inference_site.streams.event_log import (
     document_key,
     follow,
     followers_key,
+    hinted,
     is_whole,
     log_key,
     read_log,
@@ -34,7 +38,14 @@ from inference_site.streams.event_log import (
     take_log,
     trim,
 )
-from inference_site.streams.request_documents import Loaded, load_document, save_document
+from inference_site.streams.held import release_expired
+from inference_site.streams.request_documents import (
+    Loaded,
+    Opening,
+    drop_document,
+    load_document,
+    save_document,
+)
 from tests.generations.rows import chat_document
 
 T = TypeVar("T")
@@ -261,9 +272,85 @@ def test_the_end_removes_the_content_of_the_request(generation_id: str) -> None:
 def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
     client, key = client_for(generation_id), log_key(generation_id)
     append(generation_id, Batch(0, [b"0"]))
-    assert settings.EVENT_LOG_TTL_S < int(client.ttl(key)) <= settings.RUN_TTL_S
+    assert site_settings.EVENT_LOG_TTL_S < int(client.ttl(key)) <= site_settings.RUN_TTL_S
     append(generation_id, Batch(1, [b"end"], END))
-    assert 0 < int(client.ttl(key)) <= settings.EVENT_LOG_TTL_S
+    assert 0 < int(client.ttl(key)) <= site_settings.EVENT_LOG_LINGER_S
+
+
+def test_who_follows_what_has_ended_leaves_nothing(generation_id: str) -> None:
+    append(generation_id, Batch(0, [b"end"], END))
+    follow(generation_id, "web.late")
+    on_log(lambda log: log.follow(generation_id, "web.late"))
+    assert not client_for(generation_id).exists(followers_key(generation_id))
+
+
+def test_who_follows_what_nobody_knows_leaves_nothing_for_long(generation_id: str) -> None:
+    follow(generation_id, "web.one")
+    assert 0 < int(client_for(generation_id).ttl(followers_key(generation_id))) <= 60
+
+
+def test_long_texts_are_stored_once_and_come_back(generation_id: str) -> None:
+    texts = (b"long" * 5000, b"longer" * 2000)
+    one, two = texts
+    document = chat_document(generation_id, one.decode())
+    first = [b"a" + one + b"b" + two, b"c" + two + one + one]
+    save_document(generation_id, document, "web.one", Opening(first, texts))
+    body = b"[" + two + b"]"
+    end = Batch(3, [b"d" + two, b"end"], Ending((), 200, body))
+    found = load_document(generation_id, ChatAssembly)
+    assert (found.document, list(found.sent.frames), found.texts) == (document, first, texts)
+
+    async def write(log: AsyncEventLog) -> None:
+        plain = Batch(2, [b"plain"])
+        await log.append([Write(generation_id, plain.entry_id, plain.pack(texts))])
+        await log.append([Write(generation_id, end.entry_id, end.pack(texts))])
+
+    on_log(write)
+    assert frames(read_log(generation_id)) == [*first, b"plain", *end.frames]
+    for number in range(6):  # A reader that comes late has not read the entry with the texts.
+        batches = read(generation_id, number)
+        assert frames(batches) == [*first, b"plain", *end.frames][number:]
+        assert batches[-1].ending == Ending((), 200, body)
+    assert hinted(end.pack(texts)) is None
+    size = client_for(generation_id).memory_usage(log_key(generation_id), samples=0)
+    assert size is not None
+    assert size < 1.3 * (len(one) + len(two))
+
+
+def test_frames_whose_texts_are_lost_are_never_the_next(generation_id: str) -> None:
+    texts = (b"long" * 5000,)
+    batch = Batch(2, [b"a" + texts[0]])
+    on_log(lambda log: log.append([Write(generation_id, batch.entry_id, batch.pack(texts))]))
+    ((found,),) = on_log(lambda log: log.read_many([(generation_id, 2)]))
+    assert found.first > 2
+    assert read_log(generation_id) == []
+
+
+def test_a_project_gets_back_what_it_held(settings: Settings, generation_id: str) -> None:
+    client = client_for(generation_id)
+    project_id = secrets.randbelow(10**9)
+    document = chat_document(generation_id, "x" * 10_000)
+    settings.PROJECT_REDIS_BYTES = 40_000
+    others = [new_id("chatcmpl-") for _ in range(3)]
+    for id_ in others:
+        save_document(id_, document, None, project_id=project_id)
+    with pytest.raises(ProjectQuotaReached):
+        save_document(generation_id, document, None, project_id=project_id)
+    assert load_document(generation_id).document is None
+    save_document(generation_id, document, None, project_id=project_id + 1)  # Another's share.
+    drop_document(others[0])
+    close_log(others[1], LOST)
+    append(others[2], Batch(0, [b"end"], END))
+    held = int(client.hget("held-by-project", str(project_id)) or 0)
+    assert 0 < held < 12_000  # Two logs: Redis reserves 4 KiB for each.
+    for id_ in others:
+        client.zadd("held-ended", {id_: 0}, xx=True)  # They have expired.
+    release_expired(client)
+    assert client.hget("held-by-project", str(project_id)) is None
+    assert client.hmget("held", *others) == [None] * 3
+    settings.PROJECT_REDIS_BYTES = 5_000
+    with pytest.raises(RequestTooLarge):
+        save_document(others[0], document, None, project_id=project_id)
 
 
 def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:

@@ -68,6 +68,8 @@ class Stream:
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
         self._next = 0
+        self.texts: Sequence[bytes] = ()
+        """The texts in the log that its frames refer to (see ``streams.shared_text``)."""
         self._started = self._is_released = False
         self.waiting_since: float | None = None
         """When the oldest frame that is not in the log was handed over; for the metrics."""
@@ -78,9 +80,9 @@ class Stream:
             self.stop_reason = reason
             self.cancelled = True
 
-    def start_at(self, number: int) -> None:
-        """Number the frames from here; those before it are in the log already."""
-        self._next = number
+    def start_at(self, number: int, texts: Sequence[bytes] = ()) -> None:
+        """Number the frames from here; those before it, and these texts, are in the log already."""
+        self._next, self.texts = number, texts
 
     def release(self) -> None:
         """Leave the stream open for another attempt; what was handed over still goes out."""
@@ -252,7 +254,9 @@ class _Shard:
             return
         answers = await self._log.append(
             [
-                Write(stream.id, batch.entry_id if batch else b"", payload, stream.attempt)
+                Write(stream.id, batch.entry_id, payload, stream.attempt, _is_refusal(batch))
+                if batch
+                else Write(stream.id, b"", b"", stream.attempt)
                 for stream, batch, payload in writes
             ]
         )
@@ -280,7 +284,7 @@ class _Shard:
             if batch is None and now - stream.asked_at < _POLL_S:
                 continue
             stream.asked_at = now
-            writes.append((stream, batch, batch.pack() if batch else b""))
+            writes.append((stream, batch, batch.pack(stream.texts) if batch else b""))
         return writes
 
     def _note_answer(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
@@ -311,6 +315,10 @@ class _Shard:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)
+
+
+def _is_refusal(batch: Batch) -> bool:
+    return batch.ending is not None and batch.ending.is_early
 
 
 def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:

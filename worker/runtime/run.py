@@ -125,7 +125,7 @@ class Run:
         found, document = self._load()
         self._begin_span(document.traceparent, claimed_at_s)
         assembler = self._prepare(document)
-        self._send_opening(assembler, found.sent)
+        self._send_opening(assembler, found)
         if found.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
         else:
@@ -186,13 +186,14 @@ class Run:
             self._custom_calls = CustomCalls(request.tools)
         return assembler
 
-    def _send_opening(self, assembler: Assembler, sent: Sent) -> None:
+    def _send_opening(self, assembler: Assembler, found: Loaded[Any]) -> None:
         """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
+        sent = found.sent
         if not sent.frames and (sent.next or self._claim.attempt > 1):
             sent = sent.beyond()
         if sent.next:
-            self._stream.start_at(sent.next)
+            self._stream.start_at(sent.next, found.texts if sent.frames else ())
             opening += assembler.restart(sent)
         opening += assembler.begin()
         if opening:

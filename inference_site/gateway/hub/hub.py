@@ -30,7 +30,7 @@ from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.event_log import AsyncEventLog, Batch, follow
+from inference_site.streams.event_log import AsyncEventLog, Batch, follow, hinted
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Hub:
             followers = self.readers(generation_id)
             if not followers:
                 continue
-            batch = Batch.unpack(payload) if payload else None
+            batch = hinted(payload)
             behind += [f for f in followers if batch is None or not f.offer(batch)]
         if behind:
             _LOG_READS.labels("gap").inc(len(behind))

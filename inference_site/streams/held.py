@@ -1,0 +1,94 @@
+"""Bytes of Redis that each project holds: requests that have not ended, and logs that are kept.
+
+On each event log server, ``held`` has for each generation its project, its bytes and whether its
+stream can be resumed; ``held-by-project`` has the sums. ``held-open`` has the generations that have
+not ended, by the time at which they were last seen alive; ``held-ended`` has the others, by the
+time at which their log expires. Only scripts write these keys, so they agree with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings
+
+HELD = """
+local function milliseconds()
+  local time = redis.call("TIME")
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local function held_of(id)
+  return string.match(redis.call("HGET", "held", id) or "", "^(%d+) (%d+) (%d)$")
+end
+local function hold(id, project, bytes, resumable)
+  local _, before = held_of(id)
+  redis.call("HSET", "held", id, project .. " " .. bytes .. " " .. resumable)
+  redis.call("HINCRBY", "held-by-project", project, bytes - (before or 0))
+end
+local function release(id)
+  local project, bytes = held_of(id)
+  if project and redis.call("HINCRBY", "held-by-project", project, -bytes) <= 0 then
+    redis.call("HDEL", "held-by-project", project)
+  end
+  redis.call("HDEL", "held", id)
+  redis.call("ZREM", "held-open", id)
+  redis.call("ZREM", "held-ended", id)
+end
+local function release_expired(most)
+  local ids = redis.call("ZRANGEBYSCORE", "held-ended", "-inf", milliseconds(), "LIMIT", 0, most)
+  for _, id in ipairs(ids) do release(id) end
+end
+-- Let a log that has ended expire: later if it can be resumed and is not of a refusal.
+local function keep_ended(log, is_refusal, linger_ms, resumable_ms)
+  local id = string.match(log, "^{(.+)}:log$")
+  local project, _, resumable = held_of(id)
+  local kept_ms = tonumber(linger_ms)
+  if resumable == "1" and not is_refusal then kept_ms = tonumber(resumable_ms) end
+  redis.call("PEXPIRE", log, kept_ms)
+  if project then
+    hold(id, project, redis.call("MEMORY", "USAGE", log, "SAMPLES", 0), resumable)
+    redis.call("ZREM", "held-open", id)
+    redis.call("ZADD", "held-ended", milliseconds() + kept_ms, id)
+  end
+end
+"""
+"""Functions for the scripts that begin and end a stream."""
+
+_RELEASE_EXPIRED = HELD + 'release_expired(ARGV[1]) return redis.call("HLEN", "held")'
+_LONG_OPEN = (
+    HELD
+    + """
+local before = milliseconds() - ARGV[1]
+return redis.call("ZRANGEBYSCORE", "held-open", "-inf", before, "LIMIT", 0, ARGV[2])
+"""
+)
+_SEEN_ALIVE = (
+    HELD
+    + """
+for _, id in ipairs(ARGV) do redis.call("ZADD", "held-open", "XX", milliseconds(), id) end
+"""
+)
+_MOST = 1000
+"""How many generations are looked at in one script."""
+
+
+def kept_ms() -> tuple[int, int]:
+    """Return how long an ended log is kept, in milliseconds: usually, and if it can be resumed."""
+    return settings.EVENT_LOG_LINGER_S * 1000, settings.EVENT_LOG_TTL_S * 1000
+
+
+def release_expired(client: Any) -> None:
+    """Count the logs that have expired on this server no longer."""
+    client.eval(_RELEASE_EXPIRED, 0, _MOST)
+
+
+def long_open(client: Any, age_s: float) -> list[str]:
+    """Return generations that have not ended on this server and were last seen so long ago."""
+    return [id_.decode() for id_ in client.eval(_LONG_OPEN, 0, int(age_s * 1000), _MOST)]
+
+
+def seen_alive(client: Any, generation_ids: Sequence[str]) -> None:
+    """Note that these have not ended."""
+    if generation_ids:
+        client.eval(_SEEN_ALIVE, 0, *generation_ids)

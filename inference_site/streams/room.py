@@ -1,0 +1,42 @@
+"""Whether an event log server has room for new requests.
+
+The last part of ``maxmemory`` is reserved for what runs: its logs, leases and cancel flags.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis.exceptions
+
+from inference_site.domain.errors import RedisFull
+from inference_site.storage.redis_clients import client_for, shard_of
+
+_FOR_REQUESTS = 0.85
+"""The part of ``maxmemory`` above which new requests are refused."""
+_CACHED_S = 0.5
+
+_rooms: dict[int, tuple[float, float]] = {}
+"""For each server the time of the last look, and how many bytes were left for requests."""
+
+
+def require_room(generation_id: str, size_bytes: int) -> None:
+    """Return if the generation's server has room for so many bytes. Raise RedisFull."""
+    shard, now = shard_of(generation_id), time.monotonic()
+    looked_at, left = _rooms.get(shard, (0.0, 0.0))
+    if now - looked_at > _CACHED_S:
+        looked_at, left = now, _left(client_for(generation_id))
+    _rooms[shard] = looked_at, left - size_bytes  # Until the next look.
+    if left < size_bytes:
+        raise RedisFull
+
+
+def _left(client: Any) -> float:
+    """Return how many bytes are left for requests; infinity where nothing says so."""
+    try:
+        memory: dict[str, Any] = client.info("memory")
+    except redis.exceptions.ResponseError:  # A server that does not allow the command.
+        return float("inf")
+    limit = int(memory.get("maxmemory", 0))
+    return limit * _FOR_REQUESTS - memory["used_memory"] if limit else float("inf")
