@@ -30,7 +30,8 @@ from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.event_log import Batch, is_whole, outline
+from inference_site.streams.batches import Batch, is_whole
+from inference_site.streams.event_log import outline
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10

@@ -11,7 +11,8 @@ from inference_site.doctor.finding import Finding, judged
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.kinds import mendings
 from inference_site.generations.models import Generation, Status
-from inference_site.streams.event_log import is_whole, read_log
+from inference_site.streams.batches import is_whole
+from inference_site.streams.event_log import read_log
 
 _ABANDONED_S = 60
 """So old a run of a dead worker should have been given up long ago."""

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0

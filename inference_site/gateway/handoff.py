@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.hub.follower import Follower
-from inference_site.streams.event_log import Batch
+from inference_site.streams.batches import Batch
 
 SCOPE_KEY = "inference_site.handoff"
 

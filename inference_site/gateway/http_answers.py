@@ -11,8 +11,8 @@ from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import InternalError
 from inference_site.gateway.delivery import Sink
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 
 Headers = list[tuple[bytes, bytes]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -38,8 +38,8 @@ from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 
 logger = logging.getLogger(__name__)
 

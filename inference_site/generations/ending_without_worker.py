@@ -13,7 +13,8 @@ from inference_site.generations.models import Generation, Status
 from inference_site.observability.metrics import count_ended
 from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, Appended, close_log, take_log
+from inference_site.streams.event_log import MESSAGE_TYPE, close_log, take_log
+from inference_site.streams.log_scripts import Appended
 from inference_site.streams.request_documents import drop_document
 
 

@@ -19,8 +19,8 @@ from typing import Any, Generic, Protocol
 from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
+from inference_site.streams.batches import Batch, Sent
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch, Sent
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 

@@ -19,19 +19,10 @@ from pydantic import TypeAdapter
 from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
-from inference_site.streams.event_log import (
-    Batch,
-    Sent,
-    add_attempt,
-    batches_of,
-    cancel_key,
-    document_key,
-    followers_key,
-    log_key,
-    sent_so_far,
-    texts_of,
-)
+from inference_site.streams.batches import Batch, Sent, batches_of, sent_so_far, texts_of
+from inference_site.streams.event_log import add_attempt
 from inference_site.streams.held import HELD
+from inference_site.streams.log_scripts import cancel_key, document_key, followers_key, log_key
 from inference_site.streams.room import require_room
 from inference_site.streams.shared_text import TextsUnknown, restore, shorten
 

@@ -17,7 +17,7 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
 )
 from inference_site.generations.queue import new_id
-from inference_site.streams.event_log import Sent
+from inference_site.streams.batches import Sent
 from responses_api.output.events import encode
 from responses_api.output.item_events import ItemEvents
 from responses_api.output.sent_output import Cut, OpenItem, Output

@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import impatient_transaction
-from inference_site.streams.event_log import Sent
+from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
 _MOST_AT_ONCE = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.streams.event_log import Sent
+from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import resolved
 from responses_api.models import StoredResponse

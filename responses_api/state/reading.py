@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference_site.generations.models import Generation, Status
-from inference_site.streams.event_log import read_log, sent_so_far
+from inference_site.streams.batches import sent_so_far
+from inference_site.streams.event_log import read_log
 from responses_api.models import ENDED, Item, StoredResponse
 from responses_api.output.objects import new_response
 from responses_api.output.sent_output import Output

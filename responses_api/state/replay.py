@@ -12,8 +12,8 @@ from django.utils import timezone
 from pydantic_core import to_json
 
 from inference_site.generations.models import Generation
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE, encode, error_event, opening, terminal
 from responses_api.output.item_events import ItemEvents

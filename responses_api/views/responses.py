@@ -16,7 +16,8 @@ from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.cancel import cancel
-from inference_site.streams.event_log import Batch, is_whole, outline
+from inference_site.streams.batches import Batch, is_whole
+from inference_site.streams.event_log import outline
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create

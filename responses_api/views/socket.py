@@ -33,8 +33,8 @@ from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.storage.connections import lent_connection
+from inference_site.streams.batches import Batch, frames_of
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch, frames_of
 from inference_site.submission.submit import follow, submit
 from responses_api.output.events import DONE, decode
 from responses_api.request.creation import Creation, create

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.gateway.hub.follower import Follower
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 
 END = Ending((), 200, b"{}", finish_reason="stop")
 LOST = Ending((), 503, b"{}", error_code="stream_lost")

@@ -21,8 +21,10 @@ from inference_site.gateway.hub.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.streams.batches import Batch, Sent
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Batch, Sent, Write
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog
+from inference_site.streams.log_scripts import Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation

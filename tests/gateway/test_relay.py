@@ -10,8 +10,8 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.gateway import http_answers
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 from tests.gateway.asgi import FakeClient, error_of
 from tests.gateway.exchange import Exchange
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.gateway.http_answers import SseSink
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 from worker.engines.openai_upstream.chunks import EventLines
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(

@@ -17,8 +17,8 @@ from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
 from inference_site.gateway.head import Head
 from inference_site.gateway.relay import Relay
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Batch
 from tests.gateway.asgi import FakeClient, scope
 from tests.gateway.exchange import QuietHub
 

@@ -49,14 +49,9 @@ from inference_site.storage.redis_clients import (
     new_async_clients,
     site_client,
 )
-from inference_site.streams.event_log import (
-    Appended,
-    AsyncEventLog,
-    Batch,
-    LogState,
-    Write,
-    log_key,
-)
+from inference_site.streams.batches import Batch
+from inference_site.streams.event_log import AsyncEventLog
+from inference_site.streams.log_scripts import Appended, LogState, Write, log_key
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 

@@ -23,7 +23,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
-from inference_site.streams.event_log import Sent
+from inference_site.streams.batches import Sent
 from responses_api.output.events import DONE, accepted, decode, encode, events_of
 from responses_api.output.item_events import ItemEvents
 from responses_api.output.sealing import unseal

@@ -17,28 +17,19 @@ from completions.assemblers.chat import ChatAssembly
 from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.streams.batches import Batch, Sent, hinted, is_whole, sent_so_far, trim
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import (
+from inference_site.streams.event_log import AsyncEventLog, close_log, follow, read_log, take_log
+from inference_site.streams.held import release_expired
+from inference_site.streams.log_scripts import (
     Appended,
-    AsyncEventLog,
-    Batch,
     LogState,
-    Sent,
     Write,
     cancel_key,
-    close_log,
     document_key,
-    follow,
     followers_key,
-    hinted,
-    is_whole,
     log_key,
-    read_log,
-    sent_so_far,
-    take_log,
-    trim,
 )
-from inference_site.streams.held import release_expired
 from inference_site.streams.request_documents import (
     Loaded,
     Opening,

@@ -24,15 +24,10 @@ from django.conf import settings
 
 from inference_site.observability.metrics import EVENT_LOG_LAG
 from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import (
-    MESSAGE_TYPE,
-    Appended,
-    AsyncEventLog,
-    Batch,
-    LogState,
-    Write,
-)
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog
+from inference_site.streams.log_scripts import Appended, LogState, Write
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,9 @@ from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
 from inference_site.storage.connections import lent_connection
+from inference_site.streams.batches import Sent, sent_so_far
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import Sent, read_log, sent_so_far
+from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
 from worker.media.resolve import resolve_media

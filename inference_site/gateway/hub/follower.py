@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from inference_site.streams.event_log import Batch, trim
+from inference_site.streams.batches import Batch, trim
 
 _MOST_HELD = 256 * 1024
 """Bytes of frames that a reader may leave unread in memory, beside one batch."""

@@ -30,7 +30,8 @@ from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.event_log import AsyncEventLog, Batch, follow, hinted
+from inference_site.streams.batches import Batch, hinted
+from inference_site.streams.event_log import AsyncEventLog, follow
 
 logger = logging.getLogger(__name__)
 

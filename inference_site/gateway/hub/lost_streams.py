@@ -12,7 +12,7 @@ from inference_site.gateway.hub.follower import Follower
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import Generation
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.event_log import Batch
+from inference_site.streams.batches import Batch
 
 
 async def kinds_of(followers: Sequence[Follower], **states: object) -> dict[str, str]:

@@ -1,0 +1,147 @@
+"""Batches of frames: what the entries of an event log hold, and how they are encoded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+from inference_site.streams.ending import Ending
+from inference_site.streams.shared_text import TextsUnknown, restore, shorten
+
+LAST_ID = b"18446744073709551615-0"
+
+
+FIELD = b"b"
+
+
+TEXTS_FIELD = b"t"
+"""In the first entry of a log: the texts that its frames refer to (see ``shared_text``)."""
+
+
+_LOST_FRAMES = 1_000_000
+"""More frames than a stream can have had of which the log was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive frames of one stream; ``first`` is the number of the first frame.
+
+    ``ending`` is set on the batch that ends the stream, after its frames.
+    """
+
+    first: int
+    frames: Sequence[bytes]
+    ending: Ending | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the frame after this batch."""
+        return self.first + len(self.frames)
+
+    def pack(self, texts: Sequence[bytes] = ()) -> bytes:
+        """Encode the batch for the log and the channel layer, referring to the log's texts."""
+        end = self.ending
+        tail = None
+        if end is not None:
+            tail = {f.name: getattr(end, f.name) for f in fields(end) if f.name != "frames"}
+            tail["body"] = shorten(end.body, texts)
+        frames = [shorten(frame, texts) for frame in self.frames] if texts else self.frames
+        packed: bytes = msgpack.packb((self.first, frames, tail))
+        return packed
+
+    @classmethod
+    def unpack(cls, payload: bytes, texts: Sequence[bytes] = ()) -> Batch:
+        """Decode the result of ``pack``. Raise TextsUnknown if it refers to texts, and has none."""
+        first, frames, tail = msgpack.unpackb(payload)
+        frames = [restore(frame, texts) for frame in frames]
+        if tail is None:
+            return cls(first, frames)
+        tail["body"] = restore(tail["body"], texts)
+        # Another release may send fields that this one does not know.
+        known = {f.name: tail[f.name] for f in fields(Ending) if f.name in tail}
+        return cls(first, frames, Ending(frames=(), **known))
+
+    @property
+    def entry_id(self) -> bytes:
+        """The id of this batch's entry in the log."""
+        return LAST_ID if self.ending else b"%d-0" % self.next
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a stream has sent: all of its frames, and the number of the next.
+
+    ``frames`` is empty when some of them are lost with their Redis.
+    """
+
+    frames: Sequence[bytes] = ()
+    next: int = 0
+
+    def beyond(self) -> Sent:
+        """Return where to go on when frames are lost: at numbers that no reader expects next, so
+        that all of them are told of the loss."""
+        return Sent(next=self.next + _LOST_FRAMES)
+
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+def frames_of(batches: Iterable[Batch]) -> list[bytes]:
+    """Return the frames of consecutive batches."""
+    return [frame for batch in batches for frame in batch.frames]
+
+
+def batches_of(entries: Entries) -> list[Batch]:
+    """Return the batches of a whole log; none if a part is lost that others refer to."""
+    try:
+        return decoded(entries)
+    except TextsUnknown:
+        return []
+
+
+def texts_of(entries: Any) -> tuple[bytes, ...]:
+    """Return the texts that the frames of a log refer to, by its first entry."""
+    packed = entries[0][1].get(TEXTS_FIELD) if entries else None
+    return tuple(msgpack.unpackb(packed)) if packed else ()
+
+
+def decoded(entries: Entries, texts: Sequence[bytes] = ()) -> list[Batch]:
+    texts = texts or texts_of(entries)
+    return [Batch.unpack(entry[FIELD], texts) for _, entry in entries]
+
+
+def hinted(payload: bytes) -> Batch | None:
+    """Return the batch of a hint; None if it says only that there is something in the log."""
+    try:
+        return Batch.unpack(payload) if payload else None
+    except TextsUnknown:
+        return None
+
+
+def is_whole(batches: Sequence[Batch]) -> bool:
+    """Whether a log has all frames from the first on; one that lost all of them looks whole."""
+    return all(batch.first == n for batch, n in zip(batches, _firsts(batches), strict=False))
+
+
+def _firsts(batches: Sequence[Batch]) -> Iterable[int]:
+    return itertools.accumulate((len(batch.frames) for batch in batches), initial=0)
+
+
+def sent_so_far(batches: Sequence[Batch]) -> Sent:
+    """Return what a stream has sent, by its log."""
+    frames = tuple(frames_of(batches)) if is_whole(batches) else ()
+    return Sent(frames, batches[-1].next if batches else 0)
+
+
+def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
+    """Drop the frames below this number; keep an ending even if no frame is left in its batch."""
+    kept = []
+    for batch in batches:
+        frames = list(itertools.islice(batch.frames, max(0, number - batch.first), None))
+        if frames or batch.ending:
+            kept.append(Batch(max(number, batch.first), frames, batch.ending))
+    return kept

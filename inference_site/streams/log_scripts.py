@@ -1,0 +1,171 @@
+"""The scripts that write event logs in Redis, and the names of the keys of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from django.conf import settings
+
+from inference_site.storage.full_redis import FIRST_WRITE
+from inference_site.streams.held import HELD, kept_ms
+
+
+class LogState(IntEnum):
+    """The state of a log, as an append returns it to the writer."""
+
+    OPEN = 0
+    CLOSED = 1  # The stream was ended, or given to another attempt; stop writing.
+    CANCELLED = 2  # The cancel flag is set; stop the generation.
+
+
+# KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
+# ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
+# then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
+# stream), its payload, its attempt, and "1" if it ends the stream with a refusal.
+APPEND = (
+    FIRST_WRITE
+    + HELD
+    + """
+local replies = {}
+for i = 1, #KEYS / 5 do
+  local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
+  local id, payload, latest = ARGV[4*i], ARGV[4*i+1], redis.call("GET", KEYS[5*i])
+  local is_refusal = ARGV[4*i+3] == "1"
+  local state, last = 0, id == "18446744073709551615-0"
+  local followers = redis.call("SMEMBERS", follow)
+  if redis.call("EXISTS", cancel) == 1 then state = 2 end
+  if latest and tonumber(latest) > tonumber(ARGV[4*i+2]) then
+    state = 1
+  elseif id ~= "" then
+    local added = redis.pcall("XADD", log, id, "b", payload)
+    if type(added) == "table" and added.err then
+      if not string.find(added.err, "equal or smaller", 1, true) then return added end
+      local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
+      if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
+    elseif last then
+      keep_ended(log, is_refusal, ARGV[2], ARGV[3])
+      redis.call("DEL", cancel, follow, document)
+    elseif redis.call("XLEN", log) == 1 then
+      redis.call("PEXPIRE", log, ARGV[1])
+    end
+  end
+  replies[i] = {state, followers}
+end
+return replies
+"""
+)
+
+
+# KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
+BEGIN_ATTEMPT = (
+    FIRST_WRITE
+    + """
+if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
+  redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+end
+"""
+)
+
+
+# KEYS: log, cancel flag, followers, request document of one stream.
+# ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
+# knows; payload of the ending.
+CLOSE = (
+    FIRST_WRITE
+    + HELD
+    + """
+local last = "18446744073709551615-0"
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+local id = tail[1] and tail[1][1] or ""
+if id ~= ARGV[3] then return nil end
+local followers = redis.call("SMEMBERS", KEYS[3])
+if id ~= last then
+  redis.call("XADD", KEYS[1], last, "b", ARGV[4])
+  keep_ended(KEYS[1], false, ARGV[1], ARGV[2])
+  redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
+end
+return followers
+"""
+)
+
+
+# KEYS: log, followers, request document of one stream. ARGV: channel; time to live of who follows a
+# stream, and of who follows one of which there is nothing, so that nothing may ever end it (s).
+FOLLOW = (
+    FIRST_WRITE
+    + """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+if tail[1] and tail[1][1] == "18446744073709551615-0" then return end
+local is_known = tail[1] or redis.call("EXISTS", KEYS[3]) == 1
+redis.call("SADD", KEYS[2], ARGV[1])
+redis.call("EXPIRE", KEYS[2], is_known and ARGV[2] or ARGV[3])
+"""
+)
+
+
+class Write(NamedTuple):
+    """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
+
+    A refusal ends a stream that nobody will want to read again.
+    """
+
+    generation_id: str
+    entry_id: bytes
+    payload: bytes
+    attempt: int = 1
+    is_refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The result of an append: the log's state, and the channels of its followers."""
+
+    state: LogState
+    followers: list[str]
+
+
+def log_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:log"
+
+
+def cancel_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:cancel"
+
+
+def followers_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:followers"
+
+
+def document_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:document"
+
+
+def attempt_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:attempt"
+
+
+def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
+    """Return the number of keys, then the keys and arguments, of the append script."""
+    keys: list[Any] = []
+    arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
+    for generation_id, entry_id, payload, attempt, is_refusal in writes:
+        keys += (
+            log_key(generation_id),
+            cancel_key(generation_id),
+            followers_key(generation_id),
+            document_key(generation_id),
+            attempt_key(generation_id),
+        )
+        arguments += (entry_id, payload, attempt, int(is_refusal))
+    return len(keys), keys + arguments
+
+
+def parse_appended(reply: list[Any]) -> list[Appended]:
+    """Decode the script's reply: one result for each write, in order."""
+    return [
+        Appended(LogState(state), [channel.decode() for channel in followers])
+        for state, followers in reply
+    ]
