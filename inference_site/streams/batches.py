@@ -13,15 +13,10 @@ from inference_site.streams.ending import Ending
 from inference_site.streams.shared_text import TextsUnknown, restore, shorten
 
 LAST_ID = b"18446744073709551615-0"
-
-
+"""The greatest id of an entry, which that of an ending has."""
 FIELD = b"b"
-
-
 TEXTS_FIELD = b"t"
 """In the first entry of a log: the texts that its frames refer to (see ``shared_text``)."""
-
-
 _LOST_FRAMES = 1_000_000
 """More frames than a stream can have had of which the log was lost."""
 
