@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.db.models import Field
@@ -16,7 +17,15 @@ from inference_site.accounts.models import ApiKey
 from tests.responses_api.chains import Chain
 
 pytestmark = pytest.mark.django_db
-ADMINS = sorted(admin.site._registry.values(), key=str)
+admin.autodiscover()
+ADMINS = sorted(
+    (
+        admin.site.get_model_admin(model)
+        for model in apps.get_models()
+        if admin.site.is_registered(model)
+    ),
+    key=str,
+)
 RESPONSES = "/admin/responses_api/storedresponse/"
 LOOKUPS = ("", "__exact", "__startswith", "__regex", "__gte", "__contains", "__isnull", "__in")
 

@@ -206,7 +206,8 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
         grown = web.grown
         with ThreadPoolExecutor(20) as threads:
             streams = list(threads.map(_read_all, readers))
-    assert grown < 50 * MIB
+    # Views that look at the log at the same moment hold its last entry for that time.
+    assert grown < 20 * len(whole) / 2
     bodies = [stream.partition(b"\r\n\r\n")[2].replace(PING, b"") for stream in streams]
     assert [len(body) for body in bodies] == [len(whole)] * 20
     assert set(bodies) == {whole}

@@ -147,6 +147,8 @@ class Client:
             path = f"/v1/responses/{request.id}"
             if not await self._follow(request, events, self._events("GET", path, params=params)):
                 await asyncio.sleep(_RETRY_S)
+        if events[-1].get("code") == "stream_lost":
+            await self._poll(request)  # The run itself may go on.
         _take_events(request, events)
 
     async def probe(self) -> bool:
