@@ -14,6 +14,13 @@ from tests.faults.matrix.report import PAGE, page
 from tests.faults.matrix.run import run
 from tests.served_stack import served_stack
 
+_MODEL = """
+  crowd:
+    engine: scripted
+    slots: 64
+    context_length: 5000
+"""
+
 
 def main() -> int:
     """Return 1 when a promise was broken."""
@@ -25,8 +32,8 @@ def main() -> int:
     options = parser.parse_args()
     faults = options.only * options.times
     random.shuffle(faults)
-    with served_stack() as stack:
-        ledger = asyncio.run(run(stack, faults, options.clients))
+    with served_stack(_MODEL) as stack:
+        ledger = asyncio.run(run(stack, faults, options.clients, model="crowd"))
         broken = violations(stack, ledger)
     text = page(
         ledger,

@@ -29,12 +29,12 @@ Event = dict[str, Any]
 
 
 class Client:
-    """One client: a connection pool, and what it asks with."""
+    """One client: a connection pool, and what it asks with; ``model`` is a scripted one."""
 
-    def __init__(self, url: str, key: str, ledger: Ledger) -> None:
+    def __init__(self, url: str, key: str, ledger: Ledger, model: str) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
-        self._ledger = ledger
+        self._ledger, self._model = ledger, model
         self._conversation = ""
 
     def _begin(self, client: str, words: int, **facts: Any) -> tuple[Request, str]:
@@ -49,7 +49,7 @@ class Client:
         stored = bool(fields.get("store"))
         request, script = self._begin(client, random.randint(5, 80), is_stored=stored)
         messages = [{"role": "user", "content": script}]
-        return request, {"model": "scripted", "messages": messages, "user": request.tag, **fields}
+        return request, {"model": self._model, "messages": messages, "user": request.tag, **fields}
 
     def _response(self, client: str, words: int = 0, **fields: Any) -> tuple[Request, Event]:
         request, script = self._begin(
@@ -60,7 +60,7 @@ class Client:
             is_background=bool(fields.get("background")),
             conversation=fields.get("conversation", ""),
         )
-        body = {"model": "scripted", "input": script, "safety_identifier": request.tag}
+        body = {"model": self._model, "input": script, "safety_identifier": request.tag}
         return request, body | fields
 
     async def chat(self) -> None:
@@ -153,7 +153,7 @@ class Client:
 
     async def probe(self) -> bool:
         """Ask something short; return whether it was answered."""
-        body = {"model": "scripted", "messages": [{"role": "user", "content": '[{"text":"ok"}]'}]}
+        body = {"model": self._model, "messages": [{"role": "user", "content": '[{"text":"ok"}]'}]}
         answer = await self._post("/v1/chat/completions", body, timeout=3)
         return answer is not None and answer.status_code == 200
 

@@ -19,15 +19,20 @@ _LONGEST_OUTAGE_S = 90.0
 
 
 async def run(
-    stack: ServedStack, faults: Sequence[str], clients: int, pause_s: float = 2.0
+    stack: ServedStack,
+    faults: Sequence[str],
+    clients: int,
+    pause_s: float = 2.0,
+    model: str = "scripted",
 ) -> Ledger:
     """Inject these faults, one after the other, under so many clients; return what happened.
 
-    ``pause_s`` is the time between the end of an outage and the next fault.
+    ``pause_s`` is the time between the end of an outage and the next fault. With fewer slots of the
+    ``model`` than clients, an outage seems longer than it is, because a probe waits for a slot.
     """
     ledger, stopped = Ledger(), asyncio.Event()
     kinds = list(KINDS)
-    people = [Client(stack.url, stack.key, ledger) for _ in range(clients + 1)]
+    people = [Client(stack.url, stack.key, ledger, model) for _ in range(clients + 1)]
     prober, *others = people
     asking = [
         asyncio.create_task(ask_until(stopped, client, kinds[number % len(kinds)]))
