@@ -32,8 +32,8 @@ responses in one piece, streamed, and as turns of a conversation; responses in t
 are polled, cancelled, and read by a client that comes back). The model is the scripted one: it says
 numbered words, so a lost or repeated word shows.
 
-Last run: {date}, {injections} faults in {minutes:.0f} minutes, {requests} requests, on {cores} cores,
-which the clients share.
+Last run: {date}, {injections} faults in {minutes:.0f} minutes, {requests} requests.
+The clients share the {cores} cores with the stack.
 
 """
 _FAULTS = """
