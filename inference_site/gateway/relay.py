@@ -90,17 +90,17 @@ class Relay:
     async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
         """Return the view's answer, or the refusal of a body that is not taken."""
         head = self._look_at(scope)
-        share = Share(head.project_id)
         if head.check is not None:
-            checked = await self._run(scope, partial(self._handler.check, scope, head.check), share)
+            check = partial(self._handler.check, scope, head.check)
+            checked = await self._run(scope, check, Share(head.project_id))
             if checked.status_code != HTTPStatus.NO_CONTENT:
                 return checked, Outcome()
+            head = self._look_at(scope)  # Now it is known whose request it is.
         if not head.takes_body:
-            return await self._call(scope, b"", share, started_at)
-        project_id = self._look_at(scope).project_id
+            return await self._call(scope, b"", Share(head.project_id), started_at)
         size = length_of_body(scope)
-        async with self._bodies.held(project_id, size):
-            share = Share(project_id, is_large=size > _LARGE)
+        async with self._bodies.held(head.project_id, size):
+            share = Share(head.project_id, is_large=size > _LARGE)
             return await self._call(scope, await read_body(receive), share, started_at)
 
     async def _call(
