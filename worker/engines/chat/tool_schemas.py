@@ -37,11 +37,11 @@ def plain_schema(schema: Schema) -> Schema:
     elsewhere; and a reference to the whole leads to a definition.
     """
     plain = _plain(schema)
-    if not _refers_to_whole(plain):
+    named = _with_references(plain, _to_definition)
+    if named == plain:
         return plain
-    whole = {name: value for name, value in plain.items() if name != "$defs"}
-    definitions = {**plain.get("$defs", {}), _WHOLE: whole}
-    return _with_references({**plain, "$defs": definitions}, _to_definition)
+    whole = {name: value for name, value in named.items() if name != "$defs"}
+    return {**named, "$defs": {**named.get("$defs", {}), _WHOLE: whole}}
 
 
 def _plain(schema: Schema) -> Schema:
@@ -53,17 +53,6 @@ def _plain(schema: Schema) -> Schema:
 
 def _to_definition(reference: str) -> str:
     return f"#/$defs/{_WHOLE}" if reference == "#" else reference
-
-
-def _refers_to_whole(schema: Schema) -> bool:
-    found: set[str] = set()
-
-    def note(reference: str) -> str:
-        found.add(reference)
-        return reference
-
-    _with_references(schema, note)
-    return "#" in found
 
 
 def _with_parts(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
