@@ -25,6 +25,7 @@ from inference_site.generations.wake_ups import (
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
 from inference_site.streams.request_documents import (
+    NOTHING,
     Document,
     Opening,
     drop_document,
@@ -48,7 +49,7 @@ def enqueue(
     row: Generation,
     document: Document[Any],
     follower: str | None,
-    opening: Opening = Opening(),  # noqa: B008  # It is frozen.
+    opening: Opening = NOTHING,
     continues: str = "",
     with_row: WithRow | None = None,
 ) -> None:

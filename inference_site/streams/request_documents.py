@@ -108,7 +108,7 @@ class Opening:
     is_resumable: bool = False
 
 
-_NOTHING = Opening()
+NOTHING = Opening()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def save_document(
     generation_id: str,
     document: Document[Any],
     follower: str | None,
-    opening: Opening = _NOTHING,
+    opening: Opening = NOTHING,
     project_id: int = 0,
 ) -> None:
     """Keep the document until the generation ends; with it begins the log of its stream.
