@@ -125,6 +125,14 @@ class ServedStack:
         self._clients.append(client)
         return client
 
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Raise AssertionError at the end if it has sent what does not fit its schema."""
+        yield
+        found = self.check.violations
+        violations, found[:] = list(found), []
+        assert violations == [], violations
+
     def close_clients(self) -> None:
         """Close the connections of every client that was handed out."""
         for client in self._clients:
