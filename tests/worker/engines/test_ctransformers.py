@@ -25,7 +25,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_gpt2 import CONTEXT, write_gpt2
+from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.base import Engine
 from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
@@ -55,7 +55,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tmp_path_factory.mktemp("ggml") / "gpt2.bin"
-    write_gpt2(path)
+    write_ggml(path, "gpt2")
     spec = replace(SPEC, file=path, slots=1, context_length=CONTEXT, options={"model_type": "gpt2"})
     loaded = load_engine(spec)
     yield loaded
