@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
 LEASE_S = 5
+HOST_MEMORY = "memory"
+"""The name of the device that is the host's memory."""
 _INDEX = "workers"
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (

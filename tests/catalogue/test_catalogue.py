@@ -165,6 +165,24 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ),
         ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls' or"),
         ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),
+        ("models: {m: {cache_type_k: q9}}", "models.m.cache_type_k: Input should be 'f32', 'f16'"),
+        (
+            "models: {m: {cache_type_v: q8_0, flash_attn: off}}",
+            "models.m.flash_attn: cannot be off with 'cache_type_v' q8_0",
+        ),
+        ("models: {m: {n_ubatch: 513}}", "models.m.n_ubatch: cannot be more than 'n_batch', 512"),
+        ("models: {m: {tensor_split: [0, 0]}}", "models.m.tensor_split: needs a share above 0"),
+        ("models: {m: {rope_freq_base: -1}}", "models.m.rope_freq_base: Input should be greater"),
+        ("models: {m: {numa: yes}}", "models.m.numa: Input should be 'distribute', 'isolate'"),
+        ("models: {m: {draft_max: 4}}", "models.m.draft_max: needs a smaller model, 'draft_model'"),
+        (
+            "models: {m: {n_batch: 64, embedding: mean}}",
+            "models.m.embedding: cannot be used together with 'n_batch'",
+        ),
+        (
+            "models: {m: {engine: ctransformers, model_type: bert}}",
+            "models.m.model_type: unknown architecture; there are dolly-v2, falcon",
+        ),
         ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
     ],
 )

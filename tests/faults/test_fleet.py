@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.served_stack import ROOT, ServedStack, wait_until
@@ -108,6 +109,82 @@ def test_a_model_that_cannot_be_loaded_says_why_and_harms_nobody(
     assert refused.value.code == "no_worker"  # It is not tried again at once.
     assert ask(stack, "scripted").output_text == "hello"
     assert http.get("/health/ready").json()["status"] == "ready"
+
+
+def process_of(stack: ServedStack, worker: str) -> psutil.Process:
+    """The process of a worker, by its id."""
+    return psutil.Process(int(worker.split(":")[1]))
+
+
+ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 400}
+
+
+def stream(stack: ServedStack, name: str, what: str, **extra: Any) -> Any:
+    return stack.client().chat.completions.create(
+        model=name, messages=[{"role": "user", "content": what}], stream=True, extra_body=extra
+    )
+
+
+def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    if model(http, "apart")["status"] != "loaded":
+        assert http.post("/v1/models/load", json={"model": "apart"}).status_code == 200
+        wait_until(lambda: model(http, "apart")["workers"] == 1, 60, "the second library model")
+    parent = stack.pid_of("worker")
+    for victim, beside in (("demo", "apart"), ("apart", "demo")):
+        dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
+        first = next(dying)
+        going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
+        next(going_on)
+        scripted = stream(
+            stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
+        )
+        process = process_of(stack, stack.row(first.id)["worker"])
+        process.send_signal(signal.SIGSEGV)
+        texts = [chunk.choices[0].delta.content or "" for chunk in scripted if chunk.choices]
+        assert "".join(texts) == "ab"
+        *_, last = [chunk for chunk in going_on if chunk.choices]
+        assert last.choices[0].finish_reason == "length"
+        with pytest.raises(openai.APIError, match="worker"):
+            list(dying)
+        wait_until(
+            lambda victim=victim: (
+                model(http, victim)["status"] == "loaded"  # type: ignore[misc]  # Binds this round's name.
+                and not process.is_running()
+            ),
+            60,
+            "the model is loaded again",
+        )
+        again = stack.client().chat.completions.create(
+            model=victim, messages=[{"role": "user", "content": "Hello"}], max_tokens=3, timeout=60
+        )
+        assert again.usage is not None
+        assert again.usage.completion_tokens == 3
+    assert stack.pid_of("worker") == parent
+
+
+def test_a_file_that_is_cut_off_is_told_and_harms_nobody(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    assert http.post("/v1/models/load", json={"model": "cut"}).status_code == 200
+    last = events(http, "cut")[-1]
+    assert last["status"] == "failed"
+    assert "damaged file" in last["workers"][0]["reason"]
+    assert http.get("/health/ready").json()["status"] == "ready"
+
+
+def test_loads_and_unloads_at_once_end_in_one_state(stack: ServedStack, http: httpx.Client) -> None:
+    def command(path: str) -> int:
+        with stack.http() as client:
+            return client.post(f"/v1/models/{path}", json={"model": "slow"}).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(command, ["load", "unload"] * 8))
+    assert set(codes) <= {200, 409}
+    assert events(http, "slow")[-1]["status"] in ("loaded", "unloaded")
+    http.post("/v1/models/unload", json={"model": "slow"})
+    assert events(http, "slow")[-1]["status"] == "unloaded"
 
 
 @pytest.mark.parametrize(

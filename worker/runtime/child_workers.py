@@ -1,94 +1,243 @@
-"""ChildWorkers: worker processes that this one starts for models loaded at run time.
+"""ChildWorkers: the processes of a worker's models, one for each that a library runs.
 
-A model that is loaded beside others gets a process of its own: libraries hold Python's lock while
-they load, for seconds with a large file, which would stall every answer of the process and let its
-lease end; and what a process held is given back when it ends, all of it.
+Libraries crash, and a crash takes the process with it. They also hold Python's lock while they
+load, for seconds with a large file, which would stall every answer of the process and let its lease
+end; and what a process held is given back when it ends, all of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from django.conf import settings
+
+from worker.runtime.fork_server import ForkServer
 
 logger = logging.getLogger(__name__)
 
 _STOP_S = 5.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
+_STABLE_S = 30.0
+"""After a process has run for this time, its next restart has the shortest delay again."""
+
+Stage = Literal["announced", "loaded", "failed"]
+
+
+class Family(Protocol):
+    """A runtime, as it is seen from here. Called from threads of this module."""
+
+    def on_child_announced(self, model: str) -> None:
+        """Leave it to the child's own lease to tell of the model."""
+
+    def on_child_failed(self, model: str, reason: str) -> None:
+        """Tell that the model could not be loaded."""
+
+    def on_child_crashed(self, model: str, reason: str) -> None:
+        """Tell that the model is being loaded again, after its process has crashed."""
+
+
+@dataclass
+class _Child:
+    """One process: what it has said, and whether it was told to end."""
+
+    model: str
+    link: socket.socket
+    port: int
+    pid: int = 0
+    stage: Stage | None = None
+    reason: str = ""
+    is_stopping: bool = False
+    started_at: float = field(default_factory=time.monotonic)
 
 
 class ChildWorkers:
-    """The child processes of one worker, by model.
+    """The child processes of one worker, by model; without a server there are none."""
 
-    ``on_failure`` is called with the model and the reason when one has ended by itself.
-    """
+    def __init__(self, parent: str, server: ForkServer | None, family: Family) -> None:
+        self._parent, self._server, self._family = parent, server, family
+        self._children: dict[str, _Child] = {}
+        self._waiting: list[str] = []
+        self._delays: dict[str, float] = {}
+        self._restarts: dict[str, threading.Timer] = {}
+        self._is_stopping = False
+        self._changed = threading.Condition(threading.RLock())
+        if server is not None:
+            server.watch(self._on_loss)
 
-    def __init__(self, parent: str, on_failure: Callable[[str, str], None]) -> None:
-        self._parent, self._on_failure = parent, on_failure
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports: dict[str, int] = {}
-        self._lock = threading.Lock()
+    @property
+    def can_start(self) -> bool:
+        """Whether there is what forks them."""
+        return self._server is not None
 
     @property
     def metrics_ports(self) -> dict[str, int]:
         """The ports of their metrics on this host, by model."""
-        with self._lock:
-            return {model: port for model, port in self._ports.items() if port}
+        with self._changed:
+            return {model: child.port for model, child in self._children.items() if child.port}
 
     @property
     def models(self) -> frozenset[str]:
-        """The models that have a process."""
-        return frozenset(self._processes)
+        """The models that have a process, or will have one."""
+        with self._changed:
+            return frozenset({*self._children, *self._waiting, *self._restarts})
 
     def start(self, model: str) -> None:
-        """Start a worker for this model, unless it has one."""
-        with self._lock:
-            if model in self._processes:
-                return
-            # The port of this process is taken; it serves the metrics of its child workers too.
-            port = _free_port() if settings.METRICS_PORT else 0
-            # Its end of the pipe is closed when this process ends, however that happens.
-            process = subprocess.Popen(
-                _command(model, self._parent),
-                stdin=subprocess.PIPE,
-                env={**os.environ, "METRICS_PORT": str(port), "METRICS_HOST": "127.0.0.1"},
+        """Start a worker for this model, unless it has one, when no other is loading.
+
+        What fits on a GPU depends on what is there already, so they load one after the other.
+        """
+        with self._changed:
+            if model not in self.models:
+                self._waiting.append(model)
+        self._start_next()
+
+    def wait_for_one(self) -> None:
+        """Return when one has loaded its model, or none is left that might."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    not self.models
+                    or any(child.stage == "loaded" for child in self._children.values())
+                )
             )
-            self._processes[model], self._ports[model] = process, port
-        threading.Thread(target=self._watch, args=(model, process), daemon=True).start()
+
+    def stop(self, model: str) -> None:
+        """Have the worker of this model drain and end, and start no other."""
+        with self._changed:
+            if model in self._waiting:
+                self._waiting.remove(model)
+            if timer := self._restarts.pop(model, None):
+                timer.cancel()
+            if child := self._children.get(model):
+                child.is_stopping = True
+                self._signal(child, signal.SIGTERM)
 
     def terminate(self) -> None:
         """Have all of them drain and end."""
-        for process in list(self._processes.values()):
-            process.terminate()
+        with self._changed:
+            self._is_stopping = True
+            for model in self.models:
+                self.stop(model)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for their ends, which were asked for; kill those that take much longer."""
-        for process in list(self._processes.values()):
+        deadline = time.monotonic() + timeout_s + _STOP_S
+        for child in list(self._children.values()):
+            if self._status(child, max(0.0, deadline - time.monotonic())) is None:
+                self._signal(child, signal.SIGKILL)
+
+    def _start_next(self) -> None:
+        with self._changed:
+            stages = [child.stage for child in self._children.values()]
+            is_loading = None in stages or "announced" in stages
+            if is_loading or not self._waiting or self._is_stopping:
+                return
+            model = self._waiting.pop(0)
+            child = self._children[model] = self._forked(model)
+        threading.Thread(target=self._watch, args=(child,), daemon=True).start()
+
+    def _forked(self, model: str) -> _Child:
+        # The port of this process is taken; it serves the metrics of its child workers too.
+        port = _free_port() if settings.METRICS_PORT else 0
+        ours, theirs = socket.socketpair()
+        child = _Child(model, ours, port)
+        with theirs:
+            assert self._server is not None
             try:
-                process.wait(timeout_s + _STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+                child.pid = self._server.fork(model, self._parent, port, theirs)
+            except (OSError, queue.Empty) as exc:
+                logger.critical("no process for %s: the fork server is silent: %s", model, exc)
+        return child
 
-    def _watch(self, model: str, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-        with self._lock:
-            self._processes.pop(model, None)
-            self._ports.pop(model, None)
-        logger.info("the worker of %s has ended (%s)", model, _reason(status))
-        if status not in (0, -signal.SIGTERM):
-            self._on_failure(model, f"Its process was ended: {_reason(status)}.")
+    def _watch(self, child: _Child) -> None:
+        """Read what a child tells until its end, and see to what comes after."""
+        with contextlib.suppress(OSError, ValueError), child.link.makefile("r") as lines:
+            for line in lines:
+                child.stage, child.reason = json.loads(line)
+                logger.debug("%s: %s", child.model, child.stage)
+                if child.stage == "announced":
+                    self._family.on_child_announced(child.model)
+                with self._changed:
+                    self._changed.notify_all()
+                self._start_next()
+        child.link.close()
+        status = self._status(child, _STOP_S)
+        reason = _reason(status)
+        logger.info("the worker of %s has ended (%s)", child.model, reason)
+        was_asked = child.is_stopping or status in (0, -signal.SIGTERM) or self._is_stopping
+        with self._changed:
+            self._children.pop(child.model, None)
+            if child.stage == "loaded" and not was_asked:
+                self._restart_later(child)
+        if child.stage == "loaded" and not was_asked:
+            self._family.on_child_crashed(child.model, f"Its process was ended: {reason}.")
+        elif not was_asked:
+            told = child.reason or f"Its process was ended while it loaded: {reason}."
+            self._family.on_child_failed(child.model, told)
+        with self._changed:
+            self._changed.notify_all()
+        self._start_next()
+
+    def _restart_later(self, child: _Child) -> None:
+        is_stable = time.monotonic() - child.started_at > _STABLE_S
+        delay_s = _FIRST_DELAY_S if is_stable else self._delays.get(child.model, _FIRST_DELAY_S)
+        self._delays[child.model] = min(delay_s * 2, _LONGEST_DELAY_S)
+        timer = threading.Timer(delay_s, self._restart, (child.model,))
+        timer.daemon = True
+        self._restarts[child.model] = timer
+        timer.start()
+
+    def _restart(self, model: str) -> None:
+        with self._changed:
+            if self._restarts.pop(model, None) is None:
+                return
+        self.start(model)
+
+    def _status(self, child: _Child, timeout_s: float) -> int | None:
+        return self._server.wait(child.pid, timeout_s) if self._server and child.pid else None
+
+    def _signal(self, child: _Child, number: signal.Signals) -> None:
+        if self._server and child.pid and not self._server.has_ended(child.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+    def _on_loss(self) -> None:
+        if not self._is_stopping:
+            logger.critical("the fork server has ended; this worker ends, to be started anew")
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _command(model: str, parent: str) -> list[str]:
-    return [sys.executable, sys.argv[0], "worker", "--models", model, "--parent", parent]
+class ParentLink:
+    """A child worker's link to its parent. ``on_loss`` is called when the parent is gone."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+
+    def tell(self, stage: Stage, reason: str = "") -> None:
+        """Tell the parent how far the model is."""
+        with contextlib.suppress(OSError):  # It is gone, and so will this process be.
+            self._link.sendall(json.dumps([stage, reason]).encode() + b"\n")
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Begin to look for the parent's end, however that happens."""
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                self._link.recv(1)
+            on_loss()
+
+        threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _free_port() -> int:
@@ -98,15 +247,7 @@ def _free_port() -> int:
         return port
 
 
-def _reason(status: int) -> str:
+def _reason(status: int | None) -> str:
+    if status is None:
+        return "unknown"
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
-
-
-def end_with_parent(stop: Callable[[], None]) -> None:
-    """Call ``stop`` when the process that started this one as a child worker is gone."""
-
-    def wait() -> None:
-        os.read(0, 1)  # Not through sys.stdin, whose lock a thread must not hold at the exit.
-        stop()
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()

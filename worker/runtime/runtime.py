@@ -16,10 +16,11 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.commands import Command, Listener, send
+from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.leases import (
     LEASE_S,
     Lease,
@@ -31,7 +32,8 @@ from inference_site.fleet.leases import (
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
-from worker.runtime.child_workers import ChildWorkers
+from worker.runtime.child_workers import ChildWorkers, ParentLink
+from worker.runtime.fork_server import ChildOrder, ForkServer
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher, StopReason, Stream
@@ -51,17 +53,22 @@ renewed: libraries keep the thread that does so from running."""
 class Runtime:
     """One worker process. ``start`` before the first task, ``stop`` after the last.
 
-    ``parent`` is the worker that started it as a child worker, if one did.
+    ``role`` is the order of a child worker, or what forks the child workers of this one; without
+    it, all models are in this process.
     """
 
-    def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
+    def __init__(self, specs: list[ModelSpec], role: ForkServer | ChildOrder | None = None) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._parent, self._started_at = parent, time.time()
+        self._started_at = time.time()
+        self._order = role if isinstance(role, ChildOrder) else None
+        self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed) for spec in specs}
         self._publisher = Publisher()
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
-        self._child_workers = ChildWorkers(self.id, self._fail)
+        server = role if isinstance(role, ForkServer) else None
+        self._child_workers = ChildWorkers(self.id, server, self)
+        self._apart = [] if server is None else _apart(specs)
         self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
         self._is_up = self._is_draining = self._is_ending = False
         self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
@@ -70,22 +77,29 @@ class Runtime:
         """Called, from any thread, when other models may be open than before."""
 
     def start(self) -> None:
-        """Announce the models and load them, one after the other.
+        """Announce the models and load them, one after the other; those in child workers later.
 
-        Raise EngineLoadError when none of them can be loaded, and ImproperlyConfigured for a bad
-        hook. A model that cannot be loaded beside others that can is announced as failed.
+        Return when one at least takes work. Raise EngineLoadError when none of them can be loaded,
+        and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others that
+        can is announced as failed.
         """
         check_hooks()
         self._lease.start()
+        if self._parent:
+            self._parent.watch(self._end_now)
+            self._parent.tell("announced")
         try:
             self._load_all()
         except EngineLoadError as exc:
             self._lease.stop()
-            self._tell_parent(str(exc))
+            if self._parent:
+                self._parent.tell("failed", str(exc))
             raise
         self._publisher.start()
         self._is_up = True
         self._lease.renew()
+        if self._parent:
+            self._parent.tell("loaded")
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self._watchdog.start()
@@ -187,8 +201,6 @@ class Runtime:
                 self._load_beside(command.model)
             case "unload":
                 threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
-            case "failed":
-                self._fail(command.model, command.reason)
             case "drain":
                 self._is_draining = True
             case "resume":
@@ -207,7 +219,7 @@ class Runtime:
             is_draining=self._takes_nothing,
             devices=devices(),
             loadable=self._loadable(),
-            parent=self._parent,
+            parent=self._order.parent if self._order else "",
             release=settings.VERSION,
         )
 
@@ -220,7 +232,7 @@ class Runtime:
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
-        if self._parent or not self._is_up or self._takes_nothing:
+        if not (self._child_workers.can_start and self._is_up) or self._takes_nothing:
             return ()
         models = tuple(self._models.items())
         taken = {id_ for id_, model in models if model.state != ModelState.FAILED}
@@ -233,15 +245,20 @@ class Runtime:
         )
 
     def _load_all(self) -> None:
-        reasons = []
-        for model in tuple(self._models.values()):
+        for id_ in self._apart:
+            self._child_workers.start(id_)
+        own = [model for id_, model in tuple(self._models.items()) if id_ not in self._apart]
+        for model in own:
             try:
                 self._load(model)
             except EngineLoadError as exc:
                 logger.error("%s", exc)  # It says all there is to say.
-                reasons.append(str(exc))
-        if reasons and len(reasons) == len(self._models):
-            raise EngineLoadError("\n".join(reasons))
+        if not any(model.state == ModelState.READY for model in own):
+            self._child_workers.wait_for_one()
+        models = tuple(self._models.values())
+        has_failed = all(model.state == ModelState.FAILED for model in models)
+        if models and has_failed and not self._child_workers.models:
+            raise EngineLoadError("\n".join(model.report.reason for model in models))
 
     def _load(self, model: ServedModel) -> None:
         spec = model.spec
@@ -262,9 +279,12 @@ class Runtime:
         spec = catalogue().find(model)
         if spec is None or spec.id not in self._loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
+            fleet.clear_pending_load(model)  # Of a request that saw an older lease.
             return
-        self._models.pop(spec.id, None)  # It failed before.
+        self._models[spec.id] = ServedModel(spec)  # Until the child worker announces it.
         self._child_workers.start(spec.id)
+        self._lease.renew()
+        fleet.clear_pending_load(spec.id)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model; the process of a child worker ends with it."""
@@ -274,6 +294,7 @@ class Runtime:
         if self._parent:
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        self._child_workers.stop(model_id)
         if not model.drain(settings.DRAIN_TIMEOUT_S):
             self._stop_runs(model)
         if not model.drain(_STOPPING_S):
@@ -289,22 +310,29 @@ class Runtime:
             if runs_on is model:
                 stream.stop(StopReason.SHUTDOWN)
 
-    def _fail(self, model_id: str, reason: str) -> None:
-        """Announce that a child worker could not load its model, or has died with it."""
-        known, spec = self._models.get(model_id), catalogue().find(model_id)
-        if spec is None or (known is not None and known.state != ModelState.FAILED):
-            return
-        if known is None:
-            model = self._models[model_id] = ServedModel(spec)
-            model.fail(reason)
-            self._lease.renew()
-            fleet.clear_pending_load(model_id)
+    def on_child_announced(self, model: str) -> None:
+        """Leave it to the child's own lease to tell of the model."""
+        self._models.pop(model, None)
+        self._lease.renew()
 
-    def _tell_parent(self, reason: str) -> None:
-        if not self._parent:
+    def on_child_failed(self, model: str, reason: str) -> None:
+        """Announce that a child worker could not load its model."""
+        logger.error("%s: %s", model, reason)
+        self._tell_of(model, reason, has_failed=True)
+
+    def on_child_crashed(self, model: str, reason: str) -> None:
+        """Announce that a model is being loaded again."""
+        logger.error("%s: %s It is loaded again.", model, reason)
+        self._tell_of(model, reason, has_failed=False)
+
+    def _tell_of(self, model_id: str, reason: str, *, has_failed: bool) -> None:
+        spec = catalogue().find(model_id)
+        if spec is None:
             return
-        for model in tuple(self._models):
-            send(self._parent, Command("failed", model, reason))
+        model = self._models[spec.id] = ServedModel(spec, reason=reason)
+        if has_failed:
+            model.fail(reason)
+        self._lease.renew()
 
     def _steps(self) -> dict[str, int]:
         models = tuple(self._models.values())
@@ -317,6 +345,10 @@ class Runtime:
             model_id,
             settings.ENGINE_STALL_S,
         )
+        self._end_now()
+
+    def _end_now(self) -> None:
+        """End this process as if it had been killed, but give back its lease."""
         self._lease.stop()
         os._exit(1)
 
@@ -328,3 +360,14 @@ class Runtime:
     def _attempts(self) -> set[tuple[str, int]]:
         """Return what runs here, by id and attempt."""
         return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}
+
+
+def _apart(specs: list[ModelSpec]) -> list[str]:
+    """Return the models that get a process of their own: those that a library runs.
+
+    The only model stays in the worker, unless others may come on demand: there is nothing else that
+    its crash could harm.
+    """
+    if len(specs) == 1 and not settings.LOAD_ON_DEMAND:
+        return []
+    return [spec.id for spec in specs if spec.engine in LIBRARIES]

@@ -18,17 +18,20 @@ from worker.engines.registry import load_engine
 class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
-    ``on_change`` is called when it takes generations again, or takes no more.
+    ``on_change`` is called when it takes generations again, or takes no more. ``reason`` is why it
+    has to be loaded again, if it has.
     """
 
-    def __init__(self, spec: ModelSpec, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, spec: ModelSpec, on_change: Callable[[], None] = lambda: None, reason: str = ""
+    ) -> None:
         self.spec = spec
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
         self._on_change = on_change
         self._engine: Engine | None = None
-        self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
+        self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
         self._busy = self._expected = 0
         self._changed = threading.Condition()
@@ -79,7 +82,7 @@ class ServedModel:
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
-        self._library = library_of(self.spec.engine)
+        self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
 
     def fail(self, reason: str) -> None:

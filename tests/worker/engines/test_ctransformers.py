@@ -147,9 +147,22 @@ def test_json_schema_is_met(engine: Engine) -> None:
     assert 0 <= json.loads(sink.text)["n"] <= 9
 
 
-def test_bad_grammar_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="Invalid grammar") as caught:
-        complete(engine, FRANCE, constraint=Constraint("regex", "(", "grammar"))
+@pytest.mark.parametrize(
+    ("kind", "source", "told"),
+    [
+        ("regex", "a(", "line 1, column 8: .* unclosed group (llguidance)"),
+        ("lark", 'start: "a"\n\nx ::= y', "line 3, column 4: Expected .* (llguidance)"),
+        ("gbnf", 'root ::= "a" b\nb ::= [0-9', "line 2: cannot read '[0-9'"),
+        ("gbnf", 'root ::= "a"\n\n  )', "line 3: ')' belongs to no rule"),
+        ("gbnf", 'root ::= b\nb ::= ("a"', "line 2: a group is not closed"),
+    ],
+)
+def test_bad_grammar_is_refused_with_its_line_and_the_reason(
+    engine: Engine, kind: Any, source: str, told: str
+) -> None:
+    pattern = f"^Invalid grammar: {re.escape(told).replace(chr(92) + '.' + chr(92) + '*', '.*')}$"
+    with pytest.raises(InvalidRequest, match=pattern) as caught:
+        complete(engine, FRANCE, constraint=Constraint(kind, source, "grammar"))
     assert caught.value.param == "grammar"
 
 
