@@ -18,10 +18,6 @@ _LONGEST_S = 10.0
 _LONGEST_LARGE_S = 30.0
 _LATEST = 0.05
 """The part that the latest time between two threads has in their mean."""
-_NARROW = 2
-"""So many views run at once while the event loop is late. They compute, and Python runs one thread
-at a time: with more of them the loop, which accepts and refuses requests, has its turn too rarely.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,6 @@ class ThreadShares:
         self._lines: dict[Share, deque[_Turn]] = {}
         self._waiting = 0
         self._pace_s, self._gave_at = 0.0, 0.0
-        self._is_narrow = False
 
     @property
     def is_idle(self) -> bool:
@@ -96,11 +91,6 @@ class ThreadShares:
                 self._leave(share, found)
         elif given.exception() is None:
             self.give_back(share)
-
-    def narrow(self, *, is_late: bool) -> None:
-        """Have only a few views begun at a time while the event loop is late."""
-        self._is_narrow = is_late
-        self._give()
 
     def refuse_late(self, now: float) -> None:
         """Refuse who has waited as long as anybody may."""
@@ -138,8 +128,6 @@ class ThreadShares:
         self._gave_at = now if self._waiting else 0.0
 
     def _may_take(self, share: Share) -> bool:
-        if self._is_narrow and self._threads - self._free >= _NARROW:
-            return False
         return self._free > 0 and self._taken[share] < (1 if share.is_large else self._most)
 
     def _note(self, share: Share, threads: int) -> None:

@@ -28,8 +28,6 @@ _FAILED_SLOWLY_S = 1.0
 _REFUSE_S = 1.0
 """For how long requests are refused after a view failed slowly, for want of storage."""
 _LOOK_S = 0.5
-_LATE_S = 0.1
-"""How late the event loop may be before fewer views are begun at a time."""
 
 
 class ViewPool:
@@ -109,13 +107,11 @@ class ViewPool:
         return before if hangs and self._progress_at <= before else 0.0
 
     def _look_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(_LOOK_S, self._look, loop.time() + _LOOK_S)
+        self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
-    def _look(self, due: float) -> None:
+    def _look(self) -> None:
         """Look after those that wait for a thread: one look for all, they may be thousands."""
         now = time.monotonic()
-        self._shares.narrow(is_late=asyncio.get_running_loop().time() - due > _LATE_S)
         if now < self._refuse_until:
             self._shares.refuse_since(now, _no_storage())
         elif before := self._stalled_since(now):

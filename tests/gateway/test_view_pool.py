@@ -248,18 +248,6 @@ def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
-def test_few_views_are_begun_while_the_event_loop_is_late() -> None:
-    async def main() -> None:
-        shares = ThreadShares(8, 8)
-        shares.narrow(is_late=True)
-        turns = [shares.take(Share(1)) for _ in range(4)]
-        assert [turn is None for turn in turns] == [True, True, False, False]
-        shares.narrow(is_late=False)
-        assert all(turn is None or turn.done() for turn in turns)
-
-    asyncio.run(main())
-
-
 def test_who_leaves_the_line_keeps_no_thread() -> None:
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()

@@ -1,4 +1,4 @@
-"""The section of docs/reliability.md on the soak, and its plot. The rest of the page is not its own."""
+"""The section of docs/reliability.md on the soak, its last, and the plot of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _HEAD = (
     _TITLE
     + """
 `make soak` keeps {clients} clients of the kinds above at work for {minutes:.0f} minutes, without a
-fault, and looks at every process each 10 s. Last run: {date}, {requests:,} requests, promises broken:
-{broken}. The slope is that of a line through all samples after the first {warm_up:.0f} minutes.
+fault, and looks at every process each 10 s. Last run: {date}, {requests:,} requests, promises
+broken: {broken}. The slope is that of a line through all samples after
+the first {warm_up:.0f} minutes.
 
 ![what each process held](images/soak.svg)
 
@@ -87,14 +88,18 @@ def _panel(samples: Samples, measure: str, title: str) -> str:
     for part in (0, 0.5, 1):
         y = floor - part * (floor - _TOP)
         drawn.append(f'<path d="M{_LEFT} {y}H{_WIDTH - 10}" stroke="#ddd"/>')
-        drawn.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{part * most:,.0f}</text>')
+        drawn.append(
+            f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{part * most:,.0f}</text>'
+        )
     for number, series in enumerate(found):
         colour = _COLOURS[series.process]
         points = " ".join(
             f"{_x(samples, minute):.1f},{floor - value / most * (floor - _TOP):.1f}"
             for minute, value in zip(samples.minutes, series.values, strict=True)
         )
-        drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        drawn.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        )
         at = _WIDTH - 90 * (len(found) - number)
         drawn.append(f'<text x="{at}" y="14" fill="{colour}">{series.process}</text>')
     for minute in range(0, int(samples.minutes[-1]) + 1, 5):
