@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -116,6 +117,11 @@ def process_of(stack: ServedStack, worker: str) -> psutil.Process:
     return psutil.Process(int(worker.split(":")[1]))
 
 
+def is_back(http: httpx.Client, name: str, before: psutil.Process) -> bool:
+    """Whether the model is loaded, and its process of before is gone."""
+    return model(http, name)["status"] == "loaded" and not before.is_running()
+
+
 ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 400}
 
 
@@ -148,14 +154,7 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
         assert last.choices[0].finish_reason == "length"
         with pytest.raises(openai.APIError, match="worker"):
             list(dying)
-        wait_until(
-            lambda victim=victim: (
-                model(http, victim)["status"] == "loaded"  # type: ignore[misc]  # Binds this round's name.
-                and not process.is_running()
-            ),
-            60,
-            "the model is loaded again",
-        )
+        wait_until(partial(is_back, http, victim, process), 60, "the model is loaded again")
         again = stack.client().chat.completions.create(
             model=victim, messages=[{"role": "user", "content": "Hello"}], max_tokens=3, timeout=60
         )
