@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,21 @@ def test_a_name_is_an_id_an_alias_what_is_before_its_colon_or_the_default(
     one = ModelSpec("one", "scripted", aliases=("small",))
     spec = Catalogue([one, ModelSpec("two:8b", "scripted")]).find(name)
     assert (spec and spec.id) == found
+
+
+def test_a_model_may_be_asked_for_by_its_architecture_when_one_is_meant(tmp_path: Path) -> None:
+    demo = ModelSpec("demo", "llama_cpp", DEMO_FILE)
+    coder = ModelSpec("coder", "ctransformers", options={"model_type": "starcoder"})
+    gone = ModelSpec("gone", "llama_cpp", tmp_path / "gone.gguf")
+    two = Catalogue([demo, coder, gone])
+    assert two.find("Llama") == demo
+    assert two.find("starcoder") == coder
+    assert two.find("gone.gguf") is None
+    others = replace(demo, id="others", projects=("research",))
+    three = Catalogue([demo, others])
+    assert three.find("llama") is None
+    assert three.find("llama", "web") == demo
+    assert Catalogue([demo, replace(coder, id="llama")]).find("llama", "web") != demo
 
 
 @pytest.mark.parametrize("aliases", [("ONE",), ("two", "one")])
