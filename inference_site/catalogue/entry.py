@@ -56,6 +56,7 @@ class Entry(OperatorSettings):
     price: PriceEntry = PriceEntry()
     lora_adapters: dict[str, FileName] = {}
     sampling: SamplerDefaults = SamplerDefaults()
+    keep_alive: float | None = Field(None, gt=0)
 
     @field_validator("projects", mode="before")
     @classmethod

@@ -22,6 +22,7 @@ MODELS = """
   cut: {{file: {cut}}}
   single: {{engine: scripted, slots: 1}}
   slow: {{engine: scripted, slots: 2, load_ms: 3000, aliases: [sluggish]}}
+  brief: {{engine: scripted, slots: 2, keep_alive: 2}}
   broken: {{engine: scripted, load_fails: its weights are torn}}
 """
 GRACE_S = 2

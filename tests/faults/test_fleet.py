@@ -163,6 +163,23 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
     assert stack.pid_of("worker") == parent
 
 
+def test_a_model_that_was_loaded_on_demand_goes_when_it_is_idle_and_not_before(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    with pytest.raises(openai.InternalServerError, match="being loaded"):
+        ask(stack, "brief")
+    wait_until(lambda: model(http, "brief")["status"] == "loaded", 60, "the load")
+    # What runs for longer than it may be idle goes on to its end.
+    running = ask(stack, "brief", script({"text": "a"}, {"sleep_ms": 5000}, {"text": "b"}))
+    assert running.output_text == "ab"
+    assert model(http, "brief")["status"] == "loaded"
+    wait_until(lambda: model(http, "brief")["status"] == "unloaded", 60, "its end")
+    with pytest.raises(openai.InternalServerError) as refused:
+        ask(stack, "brief")
+    assert refused.value.code in ("model_loading", "no_worker")
+    assert http.get("/health/ready").json()["status"] == "ready"
+
+
 def test_a_file_that_is_cut_off_is_told_and_harms_nobody(
     stack: ServedStack, http: httpx.Client
 ) -> None:

@@ -20,7 +20,7 @@ from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.observability.tracing import start_tracing
-from worker.runtime.fork_server import ChildOrder, ForkServer, start_fork_server
+from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker

@@ -32,8 +32,9 @@ from inference_site.fleet.leases import (
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
-from worker.runtime.child_workers import ChildWorkers, ParentLink
-from worker.runtime.fork_server import ChildOrder, ForkServer
+from worker.runtime.children.child_workers import ChildWorkers, ParentLink
+from worker.runtime.children.fork_server import ChildOrder, ForkServer
+from worker.runtime.children.idle import IdleWatch
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher, StopReason, Stream
@@ -66,6 +67,11 @@ class Runtime:
         self._publisher = Publisher()
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
+        self._idle_watches = [
+            IdleWatch(model, self._lease.renew, _end_gently)
+            for model in self._models.values()
+            if self._order and self._order.may_idle
+        ]
         server = role if isinstance(role, ForkServer) else None
         self._child_workers = ChildWorkers(self.id, server, self)
         self._apart = [] if server is None else _apart(specs)
@@ -100,6 +106,8 @@ class Runtime:
         self._lease.renew()
         if self._parent:
             self._parent.tell("loaded")
+        for watch in self._idle_watches:
+            watch.start()
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self._watchdog.start()
@@ -135,6 +143,8 @@ class Runtime:
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
         self._is_ending = True
+        for watch in self._idle_watches:
+            watch.stop()
         self._child_workers.terminate()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
@@ -246,7 +256,7 @@ class Runtime:
 
     def _load_all(self) -> None:
         for id_ in self._apart:
-            self._child_workers.start(id_)
+            self._child_workers.start(id_, may_idle=False)
         own = [model for id_, model in tuple(self._models.items()) if id_ not in self._apart]
         for model in own:
             try:
@@ -292,7 +302,7 @@ class Runtime:
         if model is None:
             return
         if self._parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            _end_gently()
             return
         self._child_workers.stop(model_id)
         if not model.drain(settings.DRAIN_TIMEOUT_S):
@@ -360,6 +370,10 @@ class Runtime:
     def _attempts(self) -> set[tuple[str, int]]:
         """Return what runs here, by id and attempt."""
         return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}
+
+
+def _end_gently() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _apart(specs: list[ModelSpec]) -> list[str]:

@@ -34,6 +34,7 @@ class ServedModel:
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
         self._busy = self._expected = 0
+        self._used_at = time.monotonic()
         self._changed = threading.Condition()
 
     @property
@@ -60,6 +61,11 @@ class ServedModel:
         return self._state == ModelState.READY and taken < self.spec.slots
 
     @property
+    def idle_s(self) -> float:
+        """For how many seconds nothing has run; 0 while something does."""
+        return 0.0 if self._busy or self._expected else time.monotonic() - self._used_at
+
+    @property
     def report(self) -> ModelReport:
         """What the lease says of this model."""
         return ModelReport(
@@ -84,6 +90,7 @@ class ServedModel:
             raise
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
+        self._used_at = time.monotonic()
 
     def fail(self, reason: str) -> None:
         """Say that it could not be loaded, and why."""
@@ -96,6 +103,13 @@ class ServedModel:
                 self._state, self._since = ModelState.DRAINING, time.time()
                 self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
+
+    def resume(self) -> None:
+        """Take work again after a drain."""
+        with self._changed:
+            if self._state == ModelState.DRAINING:
+                self._state, self._since = ModelState.READY, time.time()
+        self._on_change()
 
     def close(self) -> None:
         """Free its memory. Nothing runs when this is called."""
@@ -120,6 +134,7 @@ class ServedModel:
             with self._changed:
                 was_open = self.is_open
                 self._busy -= 1
+                self._used_at = time.monotonic()
                 self._changed.notify_all()
             if not was_open:
                 self._on_change()

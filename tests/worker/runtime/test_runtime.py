@@ -35,7 +35,7 @@ from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 from worker.runtime import host_memory, served_model
 from worker.runtime import runtime as worker_runtime
-from worker.runtime.fork_server import ChildOrder
+from worker.runtime.children.fork_server import ChildOrder
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -346,7 +346,9 @@ def test_a_child_worker_tells_its_parent_why_it_has_not_started(
 ) -> None:
     monkeypatch.setattr(Runtime, "_end_now", lambda _: None)  # It ends with its parent's link.
     ours, theirs = socket.socketpair()
-    child = Runtime([replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, theirs))
+    child = Runtime(
+        [replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, False, theirs)
+    )
     with ours, theirs:
         with pytest.raises(EngineLoadError):
             child.start()

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from django.conf import settings
 
-from worker.runtime.fork_server import ForkServer
+from worker.runtime.children.fork_server import ChildOrder, ForkServer
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class ChildWorkers:
         self._parent, self._server, self._family = parent, server, family
         self._children: dict[str, _Child] = {}
         self._waiting: list[str] = []
+        self._may_idle: dict[str, bool] = {}
         self._delays: dict[str, float] = {}
         self._restarts: dict[str, threading.Timer] = {}
         self._is_stopping = False
@@ -92,13 +93,15 @@ class ChildWorkers:
         with self._changed:
             return frozenset({*self._children, *self._waiting, *self._restarts})
 
-    def start(self, model: str) -> None:
+    def start(self, model: str, *, may_idle: bool = True) -> None:
         """Start a worker for this model, unless it has one, when no other is loading.
 
-        What fits on a GPU depends on what is there already, so they load one after the other.
+        ``may_idle``: the model is unloaded when it has been idle for long. What fits on a GPU
+        depends on what is there already, so they load one after the other.
         """
         with self._changed:
             if model not in self.models:
+                self._may_idle[model] = may_idle
                 self._waiting.append(model)
         self._start_next()
 
@@ -155,7 +158,8 @@ class ChildWorkers:
         with theirs:
             assert self._server is not None
             try:
-                child.pid = self._server.fork(model, self._parent, port, theirs)
+                order = ChildOrder(model, self._parent, port, self._may_idle[model], theirs)
+                child.pid = self._server.fork(order)
             except (OSError, queue.Empty) as exc:
                 logger.critical("no process for %s: the fork server is silent: %s", model, exc)
         return child
@@ -202,7 +206,7 @@ class ChildWorkers:
         with self._changed:
             if self._restarts.pop(model, None) is None:
                 return
-        self.start(model)
+        self.start(model, may_idle=self._may_idle[model])
 
     def _status(self, child: _Child, timeout_s: float) -> int | None:
         return self._server.wait(child.pid, timeout_s) if self._server and child.pid else None

@@ -27,12 +27,14 @@ _PATIENCE_S = 30.0
 class ChildOrder:
     """What a forked process is to be: the child worker of a model.
 
-    ``parent`` is the id of the worker that ordered it, at the other end of ``link``.
+    ``parent`` is the id of the worker that ordered it, at the other end of ``link``. ``may_idle``:
+    it was loaded at run time, and is unloaded when it has been idle for long.
     """
 
     model: str
     parent: str
     metrics_port: int
+    may_idle: bool
     link: socket.socket
 
 
@@ -52,11 +54,11 @@ class ForkServer:
             target=self._main, args=(on_loss,), name="fork server", daemon=True
         ).start()
 
-    def fork(self, model: str, parent: str, metrics_port: int, link: socket.socket) -> int:
+    def fork(self, order: ChildOrder) -> int:
         """Start a child worker; return its process id. Raise OSError, or queue.Empty in vain."""
-        order = json.dumps([model, parent, metrics_port]).encode() + b"\n"
+        said = json.dumps([order.model, order.parent, order.metrics_port, order.may_idle])
         with self._lock:
-            socket.send_fds(self._control, [order], [link.fileno()])
+            socket.send_fds(self._control, [said.encode()], [order.link.fileno()])
             return self._pids.get(timeout=_PATIENCE_S)
 
     def has_ended(self, pid: int) -> bool:
@@ -128,7 +130,7 @@ class _Server:
         order, descriptors, _, _ = socket.recv_fds(self._control, _LONGEST_ORDER, 1)
         if not order:
             _end()
-        model, parent, port = json.loads(order)
+        model, parent, port, may_idle = json.loads(order)
         link = socket.socket(fileno=descriptors[0])
         pid = os.fork()
         if pid:
@@ -140,7 +142,7 @@ class _Server:
         self._control.close()
         os.close(self._awake)
         os.close(self._wake)
-        return ChildOrder(model, parent, port, link)
+        return ChildOrder(model, parent, port, may_idle, link)
 
     def _tell(self, pid: int, status: int | None) -> None:
         try:
