@@ -68,7 +68,7 @@ class Runtime:
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
         self._idle_watches = [
-            IdleWatch(model, self._lease.renew, _end_gently)
+            IdleWatch(model, self._tell_leaving, _end_gently)
             for model in self._models.values()
             if self._order and self._order.may_idle
         ]
@@ -325,6 +325,11 @@ class Runtime:
         self._models.pop(model, None)
         self._lease.renew()
 
+    def on_child_gone(self) -> None:
+        """Tell which models may be loaded now."""
+        if not self._is_ending:
+            self._lease.renew()
+
     def on_child_failed(self, model: str, reason: str) -> None:
         """Announce that a child worker could not load its model."""
         logger.error("%s: %s", model, reason)
@@ -343,6 +348,11 @@ class Runtime:
         if has_failed:
             model.fail(reason)
         self._lease.renew()
+
+    def _tell_leaving(self, is_leaving: bool) -> None:
+        self._lease.renew()
+        if self._parent:
+            self._parent.tell("leaving" if is_leaving else "loaded")
 
     def _steps(self) -> dict[str, int]:
         models = tuple(self._models.values())

@@ -31,7 +31,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
 _STABLE_S = 30.0
 """After a process has run for this time, its next restart has the shortest delay again."""
 
-Stage = Literal["announced", "loaded", "failed"]
+Stage = Literal["announced", "loaded", "leaving", "failed"]
 
 
 class Family(Protocol):
@@ -39,6 +39,9 @@ class Family(Protocol):
 
     def on_child_announced(self, model: str) -> None:
         """Leave it to the child's own lease to tell of the model."""
+
+    def on_child_gone(self) -> None:
+        """Tell which models may be loaded now."""
 
     def on_child_failed(self, model: str, reason: str) -> None:
         """Tell that the model could not be loaded."""
@@ -89,9 +92,10 @@ class ChildWorkers:
 
     @property
     def models(self) -> frozenset[str]:
-        """The models that have a process, or will have one."""
+        """The models that have a process, or will have one; not those that are leaving."""
         with self._changed:
-            return frozenset({*self._children, *self._waiting, *self._restarts})
+            staying = [id_ for id_, child in self._children.items() if child.stage != "leaving"]
+            return frozenset({*staying, *self._waiting, *self._restarts})
 
     def start(self, model: str, *, may_idle: bool = True) -> None:
         """Start a worker for this model, unless it has one, when no other is loading.
@@ -130,7 +134,7 @@ class ChildWorkers:
         """Have all of them drain and end."""
         with self._changed:
             self._is_stopping = True
-            for model in self.models:
+            for model in {*self.models, *self._children}:
                 self.stop(model)
 
     def wait(self, timeout_s: float) -> None:
@@ -144,9 +148,11 @@ class ChildWorkers:
         with self._changed:
             stages = [child.stage for child in self._children.values()]
             is_loading = None in stages or "announced" in stages
-            if is_loading or not self._waiting or self._is_stopping:
+            ready = [model for model in self._waiting if model not in self._children]
+            if is_loading or not ready or self._is_stopping:
                 return
-            model = self._waiting.pop(0)
+            model = ready[0]
+            self._waiting.remove(model)
             child = self._children[model] = self._forked(model)
         threading.Thread(target=self._watch, args=(child,), daemon=True).start()
 
@@ -170,10 +176,7 @@ class ChildWorkers:
             for line in lines:
                 child.stage, child.reason = json.loads(line)
                 logger.debug("%s: %s", child.model, child.stage)
-                if child.stage == "announced":
-                    self._family.on_child_announced(child.model)
-                with self._changed:
-                    self._changed.notify_all()
+                self._note(child)
                 self._start_next()
         child.link.close()
         status = self._status(child, _STOP_S)
@@ -182,16 +185,29 @@ class ChildWorkers:
         was_asked = child.is_stopping or status in (0, -signal.SIGTERM) or self._is_stopping
         with self._changed:
             self._children.pop(child.model, None)
-            if child.stage == "loaded" and not was_asked:
+            has_crashed = child.stage in ("loaded", "leaving") and not was_asked
+            if has_crashed:
                 self._restart_later(child)
-        if child.stage == "loaded" and not was_asked:
+        if has_crashed:
             self._family.on_child_crashed(child.model, f"Its process was ended: {reason}.")
         elif not was_asked:
             told = child.reason or f"Its process was ended while it loaded: {reason}."
             self._family.on_child_failed(child.model, told)
+        else:
+            self._family.on_child_gone()
         with self._changed:
             self._changed.notify_all()
         self._start_next()
+
+    def _note(self, child: _Child) -> None:
+        with self._changed:
+            if child.stage == "loaded" and child.model in self._waiting:  # It has not left.
+                self._waiting.remove(child.model)
+            self._changed.notify_all()
+        if child.stage == "leaving":
+            self._family.on_child_gone()
+        else:
+            self._family.on_child_announced(child.model)
 
     def _restart_later(self, child: _Child) -> None:
         is_stable = time.monotonic() - child.started_at > _STABLE_S

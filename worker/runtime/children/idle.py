@@ -19,11 +19,12 @@ _SEEN_S = 3.0
 class IdleWatch:
     """Ends the process of a model that has been idle for ``keep_alive_s`` of its spec.
 
-    ``announce`` renews the lease; ``end`` ends the process as a command to unload does.
+    ``announce`` tells the site whether the model is leaving; ``end`` ends the process as a command
+    to unload does.
     """
 
     def __init__(
-        self, model: ServedModel, announce: Callable[[], None], end: Callable[[], None]
+        self, model: ServedModel, announce: Callable[[bool], None], end: Callable[[], None]
     ) -> None:
         self._model, self._announce, self._end = model, announce, end
         self._stopped = threading.Event()
@@ -47,12 +48,12 @@ class IdleWatch:
     def _retires(self) -> bool:
         """Take no new work, and return whether none has come on the way; take it otherwise."""
         self._model.drain(0)
-        self._announce()
+        self._announce(True)
         self._stopped.wait(_SEEN_S)
         if not self._is_wanted():
             return True
         self._model.resume()
-        self._announce()
+        self._announce(False)
         return False
 
     def _is_wanted(self) -> bool:
