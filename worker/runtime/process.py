@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from worker.runtime.worker_metrics import watch_worker
 
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
+
+_USED_LATER = ("celery.apps.worker", "celery.concurrency.thread", "kombu.transport.redis")
+"""What Celery imports only when its worker starts."""
 
 _runtime: Runtime | None = None
 
@@ -62,8 +66,8 @@ def run_worker(
 
 def _import_all() -> None:
     """Import what every worker uses, so that what is forked from this process has it."""
-    import kombu.transport.redis  # noqa: F401
-
+    for name in _USED_LATER:
+        import_module(name)
     import_kinds()
 
 
