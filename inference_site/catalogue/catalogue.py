@@ -56,7 +56,8 @@ class Catalogue:
 
     def _only_one_of(self, architecture: str, project: str | None) -> ModelSpec | None:
         mine = (spec for spec in self.models.values() if project is None or spec.is_for(project))
-        found = [spec for spec in mine if _folded(architecture_of(spec) or "") == architecture]
+        known = [(spec, architecture_of(spec)) for spec in mine]
+        found = [spec for spec, name in known if name and _folded(name) == architecture]
         return found[0] if len(found) == 1 else None
 
     def listed(self, project: str) -> list[ModelSpec]:

@@ -21,7 +21,7 @@ MODELS = """
   apart: {{file: {demo}, slots: 2, threads: 1, context_length: 512}}
   cut: {{file: {cut}}}
   single: {{engine: scripted, slots: 1}}
-  slow: {{engine: scripted, slots: 2, load_ms: 3000, aliases: [sluggish]}}
+  slow: {{engine: scripted, slots: 2, load_ms: 8000, aliases: [sluggish]}}
   brief: {{engine: scripted, slots: 2, keep_alive: 2}}
   broken: {{engine: scripted, load_fails: its weights are torn}}
 """

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _STOPPING_S = 5.0
+_PARENT_S = 5.0
 _BUILDS_BYTES_PER_S = 200e6
 """How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
 renewed: libraries keep the thread that does so from running."""
@@ -97,9 +98,10 @@ class Runtime:
         try:
             self._load_all()
         except EngineLoadError as exc:
-            self._lease.stop()
-            if self._parent:
+            if self._parent:  # It tells of the failure before this lease is gone.
                 self._parent.tell("failed", str(exc))
+                self._parent.gone.wait(_PARENT_S)
+            self._lease.stop()
             raise
         self._publisher.start()
         self._is_up = True

@@ -350,6 +350,7 @@ def test_a_child_worker_tells_its_parent_why_it_has_not_started(
         [replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, False, theirs)
     )
     with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)  # It need not wait until its failure is told.
         with pytest.raises(EngineLoadError):
             child.start()
         told = [orjson.loads(line) for line in ours.recv(4096).splitlines()]

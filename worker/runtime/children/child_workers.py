@@ -190,8 +190,8 @@ class ChildWorkers:
                 self._restart_later(child)
         if has_crashed:
             self._family.on_child_crashed(child.model, f"Its process was ended: {reason}.")
-        elif not was_asked:
-            told = child.reason or f"Its process was ended while it loaded: {reason}."
+        elif not was_asked and child.stage != "failed":
+            told = f"Its process was ended while it loaded: {reason}."
             self._family.on_child_failed(child.model, told)
         else:
             self._family.on_child_gone()
@@ -206,6 +206,9 @@ class ChildWorkers:
             self._changed.notify_all()
         if child.stage == "leaving":
             self._family.on_child_gone()
+        elif child.stage == "failed":
+            self._family.on_child_failed(child.model, child.reason)
+            child.link.shutdown(socket.SHUT_WR)  # It may go.
         else:
             self._family.on_child_announced(child.model)
 
@@ -239,10 +242,11 @@ class ChildWorkers:
 
 
 class ParentLink:
-    """A child worker's link to its parent. ``on_loss`` is called when the parent is gone."""
+    """A child worker's link to its parent. ``gone`` is set when it is, or lets the child go."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self.gone = threading.Event()
 
     def tell(self, stage: Stage, reason: str = "") -> None:
         """Tell the parent how far the model is."""
@@ -255,6 +259,7 @@ class ParentLink:
         def wait() -> None:
             with contextlib.suppress(OSError):
                 self._link.recv(1)
+            self.gone.set()
             on_loss()
 
         threading.Thread(target=wait, name="parent", daemon=True).start()
