@@ -26,12 +26,12 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.hub import hub, read_from_log
+from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.batches import Batch, is_whole
-from inference_site.streams.event_log import outline
+from inference_site.streams.batches import Batch
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -217,16 +217,15 @@ def _followed(
 ) -> HttpResponse:
     """Hand the stream of the first answer over, from its beginning."""
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
+
+    def replay() -> list[Batch] | None:
+        return kind.replay(known.generation_id) if kind.replay else None
+
     try:
-        made_anew: list[Batch] = []
-        logged = outline(known.generation_id)
-        if has_ended and not (logged and is_whole(logged)):
-            made_anew = (kind.replay(known.generation_id) if kind.replay else None) or []
-            if not made_anew:
-                raise _expired()
-        else:
-            read_from_log(follower)
+        whole = attach(follower, replay, has_ended=has_ended)
+        if whole is None:
+            raise _expired()
     except BaseException:
         hub.leave(follower)
         raise
-    return hand_off(request, HandOff(follower, known.stream, known=made_anew, cancels=False))
+    return hand_off(request, HandOff(follower, known.stream, known=whole, cancels=False))
