@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(slots=True)
 class Injection:
-    """One fault. ``back_after_s`` is when the last of the short probes failed, 0 if none did."""
+    """One fault. ``back_after_s`` is the end of the last probe that was not answered promptly."""
 
     fault: str
     at: float
@@ -58,7 +58,13 @@ class Ledger:
     requests: list[Request] = field(default_factory=list)
     injections: list[Injection] = field(default_factory=list)
     probes: list[tuple[float, float, bool]] = field(default_factory=list)
-    """Of each short probe: when it began, when it ended, and whether it was answered."""
+    """Of each short probe: when it began, when it ended, and whether it was answered promptly."""
+
+    def add(self, other: Ledger) -> None:
+        """Add what happened to another stack."""
+        self.requests += other.requests
+        self.injections += other.injections
+        self.probes += other.probes
 
     def begin(self, request: Request) -> Request:
         """Add a request."""
@@ -70,5 +76,5 @@ class Ledger:
         return [request for request in self.requests if request.outcome == "open"]
 
     def failures_after(self, since: float) -> Iterator[float]:
-        """Yield when each failed probe ended that began after this time."""
-        return (ended for began, ended, is_ok in self.probes if began >= since and not is_ok)
+        """Yield when each probe ended that was not answered promptly after this time."""
+        return (ended for _, ended, is_ok in self.probes if ended >= since and not is_ok)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tests.faults.matrix.clients import KINDS, Client, ask_until
-from tests.faults.matrix.faults import FAULTS
+from tests.faults.matrix.faults import ALL
 from tests.faults.matrix.ledger import Injection, Ledger
 from tests.served_stack import ServedStack
 
 _CALM = 3
 """So many probes in a row must be answered before a fault counts as over."""
 _PROBE_S = 0.5
+_PROMPT_S = 1.5
+"""An answer that takes longer says that something is still away."""
 _LONGEST_OUTAGE_S = 90.0
 
 
@@ -57,7 +59,7 @@ async def _inject(stack: ServedStack, ledger: Ledger, fault: str) -> None:
     """Inject one fault and wait until probes are answered again."""
     injection = Injection(fault, time.monotonic(), ledger.in_flight())
     ledger.injections.append(injection)
-    await asyncio.to_thread(FAULTS[fault], stack)
+    await asyncio.to_thread(ALL[fault], stack)
     deadline = injection.at + _LONGEST_OUTAGE_S
     while time.monotonic() < deadline:
         await asyncio.sleep(_PROBE_S)
@@ -72,5 +74,6 @@ async def _probe(client: Client, ledger: Ledger) -> None:
     while True:
         began = time.monotonic()
         is_ok = await client.probe()
-        ledger.probes.append((began, time.monotonic(), is_ok))
+        ended = time.monotonic()
+        ledger.probes.append((began, ended, is_ok and ended - began < _PROMPT_S))
         await asyncio.sleep(_PROBE_S)
