@@ -230,7 +230,7 @@ def _plain(_data_dir: Path) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def served_stack(
-    models: str = "", around: Surroundings = _plain, **env: str
+    models: str = "", around: Surroundings = _plain, /, **env: str
 ) -> Iterator[ServedStack]:
     """Run a stack in a directory of its own; stop it and what may be left of it at the end.
 

@@ -1,6 +1,6 @@
 """Deadlines of ids, kept in Redis: a sorted set by the time at which each of them passes.
 
-The times are those of Redis; the hosts' clocks may differ. If its clock is set ahead, no time passes
+The times are those of Redis; the hosts' clocks may differ. If its clock is set ahead, none passes
 for a moment: what is pushed on again and again has not been left.
 """
 

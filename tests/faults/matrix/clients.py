@@ -114,6 +114,8 @@ class Client:
             self._conversation = made.json()["id"]
         request, body = self._response("response, a turn", 10, conversation=self._conversation)
         await self._whole(request, "/v1/responses", body)
+        if random.random() < 0.1:  # It would grow beyond the context of the model.
+            self._conversation = ""
 
     async def background(self) -> None:
         """Ask for a response in the background and look until it has ended."""

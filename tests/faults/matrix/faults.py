@@ -72,8 +72,9 @@ def _kills_worker_under_two_beats(stack: ServedStack) -> None:
 def _second_beat(stack: ServedStack) -> Iterator[None]:
     environment = {**stack.env, **stack.services, "SECRET_KEY": "unused", "METRICS_PORT": ""}
     command = [sys.executable, "manage.py", "beat"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **quiet) as beat:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as beat:
         try:
             yield
         finally:
@@ -82,7 +83,7 @@ def _second_beat(stack: ServedStack) -> Iterator[None]:
 
 def _fills(name: str) -> Fault:
     def act(stack: ServedStack) -> None:
-        with surroundings.filled(stack.data_dir / name):
+        with surroundings.full(stack.data_dir / name):
             time.sleep(_FROZEN_S)
 
     return act

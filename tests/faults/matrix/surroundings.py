@@ -7,6 +7,7 @@ processes of the stack, by way of a library that is compiled here and preloaded 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import struct
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 _SIZES_MB = {"redis": 512, "postgres": 3072, "log": 512}
 _SOURCE = Path(__file__).parent / "clock.c"
-_BALLAST = "ballast"
+_MOUNT, _UNMOUNT = "/usr/bin/mount", "/usr/bin/umount"
 
 
 @contextlib.contextmanager
@@ -27,10 +28,8 @@ def small_disks(data_dir: Path) -> Iterator[Mapping[str, str]]:
             path = data_dir / name
             path.mkdir(mode=0o700)
             options = f"size={size_mb}m,mode=0700"
-            subprocess.run(
-                ["/usr/bin/mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=True
-            )
-            mounts.callback(subprocess.run, ["/usr/bin/umount", "-l", path], check=False)
+            _run(_MOUNT, "-t", "tmpfs", "-o", options, "tmpfs", str(path))
+            mounts.callback(_run, _UNMOUNT, "-l", str(path))
         yield {}
 
 
@@ -45,16 +44,24 @@ def can_mount() -> bool:
 
 
 @contextlib.contextmanager
-def filled(directory: Path) -> Iterator[None]:
-    """Take all that is left of a disk; give it back in the end."""
-    ballast = directory / _BALLAST
+def full(disk: Path) -> Iterator[None]:
+    """Leave no room on a small disk; give it back in the end. Raise CalledProcessError."""
+    while not _resize(disk, _used_bytes(disk)):  # More was written meanwhile.
+        pass
     try:
-        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 20))
         yield
     finally:
-        ballast.unlink()
+        _resize(disk, _SIZES_MB[disk.name] << 20)
+
+
+def _used_bytes(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _resize(disk: Path, size_bytes: int) -> bool:
+    options = f"remount,size={size_bytes}"
+    return subprocess.run([_MOUNT, "-o", options, str(disk)], check=False).returncode == 0
 
 
 def has_clock() -> bool:
@@ -67,8 +74,7 @@ def own_clock(data_dir: Path) -> Iterator[Mapping[str, str]]:
     """Return the environment of a stack whose clock can be set. Raise CalledProcessError."""
     set_clock(data_dir, ahead_s=0)
     library = data_dir / "clock.so"
-    compile_ = ["cc", "-O2", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"]
-    subprocess.run(compile_, check=True)
+    _run("cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl")
     yield {"LD_PRELOAD": str(library), "CLOCK_FILE": str(_clock_file(data_dir))}
 
 
@@ -82,3 +88,7 @@ def set_clock(data_dir: Path, ahead_s: int) -> None:
 
 def _clock_file(data_dir: Path) -> Path:
     return data_dir / "clock"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
