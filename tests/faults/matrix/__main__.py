@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     possible = FAULTS | (ON_SMALL_DISKS if can_mount() else {})
     possible |= WITH_A_CLOCK if has_clock() else {}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=9, help="how often each fault comes")
+    parser.add_argument("--times", type=int, default=8, help="how often each fault comes")
     parser.add_argument("--clients", type=int, default=28)
     parser.add_argument("--only", nargs="*", choices=possible, default=list(possible))
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
