@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(slots=True)
 class Injection:
-    """One fault. ``back_after_s`` is the end of the last probe that was not answered promptly."""
+    """One fault. ``back_after_s``: until a probe was answered after the last that failed."""
 
     fault: str
     at: float
@@ -58,7 +58,7 @@ class Ledger:
     requests: list[Request] = field(default_factory=list)
     injections: list[Injection] = field(default_factory=list)
     probes: list[tuple[float, float, bool]] = field(default_factory=list)
-    """Of each short probe: when it began, when it ended, and whether it was answered promptly."""
+    """Of each short probe: when it began, when it ended, and whether it was answered."""
 
     def add(self, other: Ledger) -> None:
         """Add what happened to another stack."""
@@ -75,6 +75,12 @@ class Ledger:
         """Return the requests that have not ended."""
         return [request for request in self.requests if request.outcome == "open"]
 
-    def failures_after(self, since: float) -> Iterator[float]:
-        """Yield when each probe ended that was not answered promptly after this time."""
-        return (ended for _, ended, is_ok in self.probes if ended >= since and not is_ok)
+    def back_after(self, at: float) -> float:
+        """Return the seconds from this time until a probe was answered after the last that failed;
+        0 when none failed."""
+        later = [(ended, is_ok) for _, ended, is_ok in self.probes if ended >= at]
+        failed = [index for index, (_, is_ok) in enumerate(later) if not is_ok]
+        if not failed:
+            return 0.0
+        answered = failed[-1] + 1
+        return later[min(answered, len(later) - 1)][0] - at
