@@ -42,10 +42,10 @@ _FAULTS = """
 ## Faults
 
 A request is in flight when its fault comes. Seconds to come back: a prober sends a short request
-every half second with a time limit of 3 s, and they are counted from the fault until one is answered
-after the last that failed; 0 when none failed. What is frozen or full is so for 5 s, and beat, or
-two of it, for 15 s. "Cut" is a connection that ended before its answer did; a client has to ask
-again then.
+every half second with a time limit of 3 s, and they are counted from the fault until one is
+answered after the last that failed; 0 when none failed. What is frozen or full is so for 5 s, and
+beat, or two of it, for 15 s. "Cut" is a connection that ended before its answer did; a client has
+to ask again then.
 
 | fault | times | in flight | answered | told an error | cut | back after: median / worst, s |
 |---|---|---|---|---|---|---|
