@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 from tests.faults.matrix.checker import Violation, violations
@@ -32,15 +33,19 @@ def main() -> int:
     """Return 1 when a promise was broken."""
     options = _options()
     ledger, broken, totals = Ledger(), list[Violation](), Totals()
-    for faults, around in ((FAULTS | ON_SMALL_DISKS, small_disks), (WITH_A_CLOCK, own_clock)):
-        chosen = [fault for fault in options.only if fault in faults] * options.times
+    deadline = time.monotonic() + 60 * options.minutes
+    for faults, around in ((WITH_A_CLOCK, own_clock), (FAULTS | ON_SMALL_DISKS, small_disks)):
+        kinds = [fault for fault in options.only if fault in faults]
+        # One of each kind, in any order, then one of each again.
+        chosen = [f for _ in range(options.times) for f in random.sample(kinds, len(kinds))]
         if not chosen:
             continue
-        random.shuffle(chosen)
         needs_nothing = FAULTS.keys() >= set(chosen)
         with served_stack(_MODEL, *(() if needs_nothing else (around,))) as stack:
             set_budgets(stack)
-            found = asyncio.run(run(stack, chosen, options.clients, model="crowd"))
+            left_s = deadline - time.monotonic()
+            injecting = run(stack, chosen, options.clients, model="crowd", at_most_s=left_s)
+            found = asyncio.run(injecting)
             broken += violations(stack, found)
             used, wrong = add_up(stack, found)
             if options.logs:
@@ -59,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=8, help="how often each fault comes")
     parser.add_argument("--clients", type=int, default=28)
+    parser.add_argument("--minutes", type=float, default=60, help="after which no fault comes")
     parser.add_argument("--only", nargs="*", choices=possible, default=list(possible))
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
     parser.add_argument("--logs", type=Path, help="where to keep the logs of the stack")

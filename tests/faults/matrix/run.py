@@ -24,9 +24,11 @@ async def run(
     clients: int,
     pause_s: float = 1.0,
     model: str = "scripted",
+    at_most_s: float = 3600.0,
 ) -> Ledger:
     """Inject these faults, one after the other, under so many clients; return what happened.
 
+    None is injected any more ``at_most_s`` after the beginning.
     ``pause_s`` is the time between the end of an outage and the next fault. With fewer slots of the
     ``model`` than clients, an outage seems longer than it is, because a probe waits for a slot.
     """
@@ -40,7 +42,10 @@ async def run(
     ]
     probing = asyncio.create_task(_probe(prober, ledger))
     await asyncio.sleep(pause_s)
+    deadline = time.monotonic() + at_most_s
     for fault in faults:
+        if time.monotonic() > deadline:
+            break
         await _inject(stack, ledger, fault)
         await asyncio.sleep(pause_s)
     stopped.set()
