@@ -18,9 +18,10 @@ from tests.faults.matrix.report import PAGE, page
 from tests.faults.matrix.run import run
 from tests.faults.matrix.surroundings import can_mount, has_clock, own_clock, small_disks
 from tests.faults.matrix.usage import Totals, add_up, set_budgets
+from tests.faults.soak.page import section_of
 from tests.served_stack import served_stack
 
-_MODEL = """
+MODEL = """
   crowd:
     engine: scripted
     slots: 64
@@ -41,7 +42,7 @@ def main() -> int:
         if not chosen:
             continue
         needs_nothing = FAULTS.keys() >= set(chosen)
-        with served_stack(_MODEL, *(() if needs_nothing else (around,))) as stack:
+        with served_stack(MODEL, *(() if needs_nothing else (around,))) as stack:
             set_budgets(stack)
             left_s = deadline - time.monotonic()
             injecting = run(stack, chosen, options.clients, model="crowd", at_most_s=left_s)
@@ -83,7 +84,7 @@ def _report(
         cores=os.cpu_count(),
     )
     if options.write:
-        PAGE.write_text(text)
+        PAGE.write_text(text + section_of(PAGE.read_text()))
     print(text)
     for violation in broken:
         print(f"{violation.promise}: {violation.detail} (at {violation.began_at:.0f})")
