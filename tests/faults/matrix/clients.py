@@ -93,6 +93,8 @@ class Client:
                 break
             await asyncio.sleep(_RETRY_S)
         _take_answer(request, answer)
+        # Once more, as if the answer had not come: that may not run again.
+        await self._post("/v1/chat/completions", body, headers=headers)
 
     async def response(self) -> None:
         """Ask for a stored response in one piece."""
