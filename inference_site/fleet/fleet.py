@@ -34,6 +34,7 @@ from inference_site.storage.redis_clients import site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""
+_SEEN_S = 2
 _UNLOAD_REQUEST_S = 3
 """A requested unload counts as pending for this time, until leases show it."""
 
@@ -179,6 +180,11 @@ def has_pending_command(model: str) -> bool:
 def clear_pending_load(model: str) -> None:
     """Note that a worker has announced the requested load."""
     site_client().delete(_load_key(model))
+
+
+def note_announced_load(model: str) -> None:
+    """Note that a worker has announced the load; web processes see its lease a second later."""
+    site_client().expire(_load_key(model), _SEEN_S)
 
 
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:

@@ -296,7 +296,7 @@ class Runtime:
         self._models[spec.id] = ServedModel(spec)  # Until the child worker announces it.
         self._child_workers.start(spec.id)
         self._lease.renew()
-        fleet.clear_pending_load(spec.id)
+        fleet.note_announced_load(spec.id)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model; the process of a child worker ends with it."""
