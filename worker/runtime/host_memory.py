@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from inference_site.fleet.leases import HOST_MEMORY, Device
 
@@ -19,7 +20,7 @@ def devices() -> tuple[Device, ...]:
     """
     # While it is being imported, it is there without its functions.
     get_device_info = getattr(sys.modules.get("xllamacpp"), "get_device_info", list)
-    seen = get_device_info()
+    seen: list[Any] = get_device_info()
     gpus = [d for d in seen if "CPU" not in d["type"].name and d["memory_total"]]
     found = tuple(Device(d["name"], d["memory_total"], d["memory_free"]) for d in gpus)
     return found or (Device(HOST_MEMORY, *host_memory_bytes()),)

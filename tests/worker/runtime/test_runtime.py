@@ -336,7 +336,7 @@ def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> 
 def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
     runtime.on_child_failed("demo", "no memory")
     found = announced(runtime)
-    failed = found and found.model("demo")
+    failed = found.model("demo") if found else None
     assert failed is not None
     assert (failed.state, failed.reason) == (ModelState.FAILED, "no memory")
 

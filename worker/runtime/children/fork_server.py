@@ -113,12 +113,13 @@ class _Server:
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        control = self._control.fileno()
         while True:
-            ready, _, _ = select.select([self._control, self._awake], [], [])
+            ready, _, _ = select.select([control, self._awake], [], [])
             if self._awake in ready:
                 os.read(self._awake, 4096)
                 self._reap()
-            if self._control in ready and (order := self._obey()) is not None:
+            if control in ready and (order := self._obey()) is not None:
                 return order
 
     def _reap(self) -> None:
