@@ -145,6 +145,20 @@ class ViewSchema(AutoSchema):
                 description="Fields of the request that were ignored, separated by commas.",
                 response=[200],
             )
+            yield OpenApiParameter(
+                "x-queue-position",
+                int,
+                "header",
+                description="How many starts it takes until it has begun; 0: a slot is free.",
+                response=[200],
+            )
+            yield OpenApiParameter(
+                "x-queue-estimated-wait",
+                int,
+                "header",
+                description="In about how many seconds it begins, where that is known.",
+                response=[200],
+            )
 
 
 def _header(

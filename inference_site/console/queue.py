@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +21,7 @@ from django.utils import timezone
 from inference_site.console.audit import log_action
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.operator_actions import move_up, stop
+from inference_site.generations.places import place_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100
@@ -35,10 +38,11 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
     if model:
         rows = rows.filter(model=model)
     running = rows.filter(status=Status.RUNNING).order_by("model", "claimed_at")
+    waiting = list(_in_claim_order(rows)[:_MAX_ROWS])
     return {
         "model": model,
         "groups": _groups(),
-        "waiting": _in_claim_order(rows)[:_MAX_ROWS],
+        "waiting": _placed(waiting),
         "running": running[:_MAX_ROWS],
         "may_change": request.user.has_perm(CHANGE),
         "urgent": ServiceClass.URGENT,
@@ -60,6 +64,17 @@ def _in_claim_order(rows: QuerySet[Generation]) -> QuerySet[Generation]:
     )
     waiting = rows.filter(status=Status.QUEUED).annotate(runs=share)
     return waiting.order_by("model", "service_class", "runs", "created_at")
+
+
+def _placed(waiting: Sequence[Generation]) -> Sequence[Generation]:
+    """Give generations in claim order their places; all before them of their projects are there."""
+    before: Counter[tuple[str, int, int]] = Counter()
+    for row in waiting:
+        key = row.model, row.project_id, row.service_class
+        with suppress(redis.exceptions.RedisError):  # The page has uses without them.
+            row.place = place_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
+        before[key] += 1
+    return waiting
 
 
 def _groups() -> list[dict[str, Any]]:

@@ -34,11 +34,11 @@ from redis.exceptions import RedisError
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ModelGone, ModelLoading, QueueTimeout, WorkerLost
 from inference_site.fleet.leases import is_alive, live_view, prune
+from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.kinds import mendings
-from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
     MAX_ATTEMPTS_DYING,

@@ -18,6 +18,7 @@ from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.models import Generation, ServiceClass
+from inference_site.generations.places import Place
 from inference_site.generations.queue import WithRow, enqueue
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
@@ -75,20 +76,20 @@ def submit(
                 attend(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
-                _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel)
             except BudgetExhausted:
                 settle_for_request()  # What has ended may have left some room.
-                _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel)
     except BaseException:
         if follower is not None:
             hub.leave(follower)
         raise
-    return held.headers
+    return held.headers | place.headers
 
 
 def _enqueue(
     submission: Submission, request_id: str, admission: Admission, channel: str | None
-) -> None:
+) -> Place:
     row = Generation(
         public_id=submission.generation_id,
         kind=submission.kind,
@@ -109,7 +110,7 @@ def _enqueue(
     continues = submission.continues
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
-    enqueue(row, submission.document, channel, opening, continues, with_row)
+    return enqueue(row, submission.document, channel, opening, continues, with_row)
 
 
 def respond(

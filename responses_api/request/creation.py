@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic_core import to_json
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
+from inference_site.generations.places import expected_place
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
@@ -96,6 +98,7 @@ def _submission(
 ) -> Submission:
     is_background, is_stored = bool(body.background), response["store"]
     is_late = is_background or body.service_tier == "flex"
+    service_class = ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND
     return Submission(
         RESPONSE,
         response["id"],
@@ -103,9 +106,9 @@ def _submission(
         document,
         stream=bool(body.stream),
         ignored_params=[*body.ignored_params, *hosted_tools(body)],
-        service_class=ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
+        service_class=service_class,
         end_user=body.safety_identifier or body.user or "",
-        frames=accepted(response) if document.assembly.emits else (),
+        frames=_accepted(response, caller, service_class) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
         is_replayable=is_stored,
         with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
@@ -113,6 +116,17 @@ def _submission(
         grace_s=grace_s if is_stored and not is_background else 0,
         continues=context.continues,
     )
+
+
+def _accepted(
+    response: dict[str, Any], caller: Caller, service_class: ServiceClass
+) -> Sequence[bytes]:
+    if not response["background"]:
+        return accepted(response)
+    place = expected_place(response["model"], caller.project_id, service_class)
+    if not place.position:
+        return accepted(response)
+    return accepted(response, queue_position=place.position, estimated_wait_s=place.seconds)
 
 
 def to_document(

@@ -16,6 +16,7 @@ from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub, read_from_log
 from inference_site.generations.cancel import cancel
+from inference_site.generations.places import place_of_waiting
 from inference_site.streams.batches import Batch, is_whole
 from inference_site.streams.event_log import outline
 from inference_site.submission.submit import disconnect_grace_s, respond
@@ -81,7 +82,9 @@ class ResponseView(ApiView):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
-        return Response(current_response(stored).model_dump())
+        found = current_response(stored)
+        place = place_of_waiting(response_id) if found.status == "queued" else None
+        return Response(found.model_dump(), headers=place and place.headers)
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:

@@ -175,10 +175,12 @@ class Runtime:
     def _run(self, model: ServedModel, claim: Claim) -> None:
         stream = self._publisher.open(claim.public_id, claim.attempt)
         self._running[claim] = model, stream
+        began_at = time.monotonic()
         try:
             Run(claim, stream).drive(model.engine)
         finally:
             self._running.pop(claim)
+            model.note_run(time.monotonic() - began_at)
 
     def obey(self, command: Command) -> None:
         """Do what an operator wants; the lease says what came of it."""

@@ -14,6 +14,9 @@ from inference_site.fleet.leases import ModelReport, ModelState
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 
+_LATEST = 0.1
+"""The part that the latest run has in the mean of their times."""
+
 
 class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
@@ -31,6 +34,7 @@ class ServedModel:
         self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
         self._library = ""
         self._busy = self._expected = 0
+        self._run_s = 0.0
         self._changed = threading.Condition()
 
     @property
@@ -70,6 +74,7 @@ class ServedModel:
             self.spec.engine,
             self._library,
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
+            round(self._run_s, 3),
         )
 
     def load(self) -> None:
@@ -104,6 +109,11 @@ class ServedModel:
         """Hold a slot for a wake-up that was received, until its task asks for one."""
         with self._changed:
             self._expected += 1
+
+    def note_run(self, seconds: float) -> None:
+        """Note how long a run has held its slot."""
+        with self._changed:
+            self._run_s += (seconds - self._run_s) * (_LATEST if self._run_s else 1)
 
     @contextmanager
     def slot(self) -> Iterator[bool]:
