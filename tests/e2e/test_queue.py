@@ -10,6 +10,7 @@ import httpx
 
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import ENDLESS, events, script, stream_raw
+from tests.e2e.test_disconnect import busy
 from tests.served_stack import ServedStack, wait_until
 
 SLOTS = 4
@@ -42,15 +43,8 @@ def all_slots_held(stack: ServedStack, key: MadeKey) -> Iterator[None]:
             lines.append(streams.enter_context(stream).iter_lines())
         for one in lines:
             next(one)
-        wait_until(lambda: running(stack, key) == SLOTS, 30, "all run")
+        wait_until(lambda: busy(stack, "scripted") == SLOTS, 30, "all slots known to be taken")
         yield
-
-
-def running(stack: ServedStack, key: MadeKey) -> int:
-    statement = (
-        "SELECT count(*) FROM generations_generation WHERE api_key_id = %s AND status = 'running'"
-    )
-    return int(stack.sql(statement, key.id)[0][0])
 
 
 def has_ended(http: httpx.Client, made: Any) -> bool:

@@ -167,9 +167,10 @@ class Runtime:
 
     def _run_waiting(self, model: ServedModel) -> None:
         while model.state == ModelState.READY and not self._takes_nothing:
-            claim = Generation.objects.claim(model.spec.id, self.id)
+            claim = Generation.objects.claim(model.spec.id, self.id, model.served)
             if claim is None:
                 return
+            model.note_served(claim.project_id)
             self._run(model, claim)
 
     def _run(self, model: ServedModel, claim: Claim) -> None:

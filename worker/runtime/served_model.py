@@ -16,6 +16,7 @@ from worker.engines.registry import load_engine
 
 _LATEST = 0.1
 """The part that the latest run has in the mean of their times."""
+_MOST_SERVED = 100
 
 
 class ServedModel:
@@ -35,6 +36,7 @@ class ServedModel:
         self._library = ""
         self._busy = self._expected = 0
         self._run_s = 0.0
+        self._served: dict[int, None] = {}
         self._changed = threading.Condition()
 
     @property
@@ -109,6 +111,21 @@ class ServedModel:
         """Hold a slot for a wake-up that was received, until its task asks for one."""
         with self._changed:
             self._expected += 1
+
+    @property
+    def served(self) -> list[int]:
+        """The projects whose generations were taken last, the latest at the end."""
+        with self._changed:
+            return list(self._served)
+
+    def note_served(self, project_id: int) -> None:
+        """Note whose generation was taken: of projects that have as many running, the others come
+        first, however long the line of this one is."""
+        with self._changed:
+            self._served.pop(project_id, None)
+            self._served[project_id] = None
+            if len(self._served) > _MOST_SERVED:
+                del self._served[next(iter(self._served))]
 
     def note_run(self, seconds: float) -> None:
         """Note how long a run has held its slot."""
