@@ -84,7 +84,7 @@ class ResponseView(ApiView):
             return stream(request, stored, _starting_after(query), grace_s)
         found = current_response(stored)
         place = place_of_waiting(response_id) if found.status == "queued" else None
-        return Response(found.model_dump(), headers=place and place.headers)
+        return Response(found.model_dump(), headers={} if place is None else place.headers)
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -69,7 +70,7 @@ def test_who_waits_is_told_of_its_place(stack: ServedStack, http: httpx.Client) 
             assert '"queue_position":4' in queued
             assert '"estimated_wait_s":' in queued
     for answer in made:
-        wait_until(lambda made=answer: has_ended(http, made.json()), 30, "its end")  # type: ignore[misc]  # A default, so that each has its own.
+        wait_until(partial(has_ended, http, answer.json()), 30, "its end")
     ended = http.get(f"/v1/responses/{made[0].json()['id']}")
     assert "x-queue-position" not in ended.headers
     told = events(stream_raw(http, **BRIEF, background=True))
