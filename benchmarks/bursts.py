@@ -43,14 +43,13 @@ WHERE one.model = 'few' AND crowd.model = 'few' AND one.claimed_at IS NOT NULL
 GROUP BY one.id
 """
 _FILL = """
-INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, preferred_worker,
-    attempt, created_at, input_tokens, cached_tokens, output_tokens, reasoning_tokens, prefill_ms,
-    decode_ms, cost, reserved_tokens, reserved_cost, is_accounted, finish_reason, error_code)
-SELECT 'chatcmpl-' || number, kind, project_id, api_key_id, 'few', 'req', 0, false, false, '', '{}',
-    'queued', '', '', 0, now(), 0, 0, 0, 0, 0, 0, 0, 0, 0, false, '', ''
-FROM generate_series(1, %s) number,
-    (SELECT * FROM generations_generation WHERE kind = 'chat.completion' LIMIT 1) one
+INSERT INTO generations_generation
+SELECT filled.* FROM generations_generation one, generate_series(1, %(rows)s) number,
+    LATERAL jsonb_populate_record(one, jsonb_build_object(
+        'id', nextval(pg_get_serial_sequence('generations_generation', 'id')),
+        'public_id', 'filling-' || number, 'status', 'queued', 'worker', '', 'claimed_at', null,
+        'attempt', 0, 'service_class', %(class)s)) filled
+WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
 """
 _WAITING = "SELECT count(*) FROM generations_generation WHERE model = 'few' AND status = 'queued'"
 _CLAIM = """
@@ -290,7 +289,7 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
         endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4, _PATIENCE_S
     )
     with psycopg.connect(endpoint.database_url, autocommit=True) as database:
-        database.execute(_FILL, [4990])
+        database.execute(_FILL, {"rows": 4990, "class": 0})
         came = request(endpoint, endpoint.key, "responses", _BRIEF)
         burst = await send(endpoint, came, 200, _PATIENCE_S)
         waiting = database.execute(_WAITING).fetchone()

@@ -22,13 +22,13 @@ WHERE one.api_key_id = %s AND crowd.api_key_id = %s
     AND crowd.claimed_at BETWEEN one.created_at AND one.claimed_at
 """
 _FILL = """
-INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, preferred_worker,
-    attempt, created_at, input_tokens, cached_tokens, output_tokens, reasoning_tokens, prefill_ms,
-    decode_ms, cost, reserved_tokens, reserved_cost, is_accounted, finish_reason, error_code)
-SELECT 'filling-' || number, 'chat.completion', %s, %s, 'scripted', 'req', 10, false, false, '',
-    '{}', 'queued', '', '', 0, now(), 0, 0, 0, 0, 0, 0, 0, 0, 0, false, '', ''
-FROM generate_series(1, 2000) number
+INSERT INTO generations_generation
+SELECT filled.* FROM generations_generation one, generate_series(1, 2000) number,
+    LATERAL jsonb_populate_record(one, jsonb_build_object(
+        'id', nextval(pg_get_serial_sequence('generations_generation', 'id')),
+        'public_id', 'filling-' || number, 'status', 'queued', 'worker', '', 'claimed_at', null,
+        'attempt', 0, 'service_class', 10)) filled
+WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
 """
 
 
@@ -101,7 +101,7 @@ def test_a_full_queue_refuses_at_once_and_has_room_again(stack: ServedStack) -> 
     with one.http(stack) as http:
         try:
             with all_slots_held(stack, filler):
-                stack.sql(_FILL, filler.project_id, filler.id)
+                stack.sql(_FILL)
                 wait_until(lambda: is_full(http, late), 30, "a full queue")
                 refused = [http.post("/v1/responses", json=late) for _ in range(5)]
                 assert {answer.status_code for answer in refused} == {503}
