@@ -81,7 +81,7 @@ class Claim:
     request_id: str = ""
     model: str = ""
     waited_s: float = field(default=0.0, compare=False)
-    project_id: int = 0
+    project_id: int = field(default=0, compare=False)
 
     @property
     def may_restart(self) -> bool:
@@ -100,7 +100,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         worker is left to that until its time. Two workers never take the same row, and none waits
         for the other.
         """
-        given = {"model": model, "worker": worker, "served": list(served)}
+        given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, given)
             row = cursor.fetchone()
