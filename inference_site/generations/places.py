@@ -20,7 +20,6 @@ from django.db.models import Count
 from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import LiveWorker, ModelReport, live_view
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.wake_ups import count_wake_ups
 
 _COUNTED_S = 0.5
 _FULL_S = 0.25
@@ -145,13 +144,6 @@ def place_of(model: str, project_id: int, service_class: int, before: int | None
     position = crowd.position(project_id, service_class, before)
     starts_a_second = rate_of(serving, model)
     return Place(position, position / starts_a_second if starts_a_second else None)
-
-
-def expected_place(model: str, project_id: int, service_class: int) -> Place:
-    """Return the place of a generation that is about to be enqueued."""
-    if has_free_slot(model) and not count_wake_ups(model):
-        return Place()
-    return place_of(model, project_id, service_class)
 
 
 def place_of_waiting(public_id: str) -> Place | None:

@@ -77,15 +77,10 @@ def opening(
         yield state_event(type_, shown, numbers)
 
 
-def accepted(response: dict[str, Any], **place: int | None) -> Sequence[bytes]:
-    """Return the frames of those events that are true once a response is accepted.
-
-    ``place`` are the fields of its place in the queue, if it has one.
-    """
-    opened = list(islice(opening(ResponseObject.model_validate(response), count()), ACCEPTED))
-    if opened[-1].type == "response.queued":
-        opened[-1] = changed(opened[-1], **place)
-    return [encode(event) for event in opened]
+def accepted(response: dict[str, Any]) -> Sequence[bytes]:
+    """Return the frames of those events that are true once a response is accepted."""
+    opened = opening(ResponseObject.model_validate(response), count())
+    return [encode(event) for event in islice(opened, ACCEPTED)]
 
 
 def terminal(response: ResponseObject, numbers: Iterator[int]) -> ResponseStateEvent:

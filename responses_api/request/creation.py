@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from pydantic_core import to_json
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
-from inference_site.generations.places import expected_place
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
@@ -108,7 +106,7 @@ def _submission(
         ignored_params=[*body.ignored_params, *hosted_tools(body)],
         service_class=service_class,
         end_user=body.safety_identifier or body.user or "",
-        frames=_accepted(response, caller, service_class) if document.assembly.emits else (),
+        frames=accepted(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
         is_replayable=is_stored,
         with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
@@ -116,17 +114,6 @@ def _submission(
         grace_s=grace_s if is_stored and not is_background else 0,
         continues=context.continues,
     )
-
-
-def _accepted(
-    response: dict[str, Any], caller: Caller, service_class: ServiceClass
-) -> Sequence[bytes]:
-    if not response["background"]:
-        return accepted(response)
-    place = expected_place(response["model"], caller.project_id, service_class)
-    if not place.position:
-        return accepted(response)
-    return accepted(response, queue_position=place.position, estimated_wait_s=place.seconds)
 
 
 def to_document(

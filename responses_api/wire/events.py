@@ -21,10 +21,6 @@ StateEventType = Literal[
 ]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class Event(WireObject):
     """What all events have. The first has the number 0, each the next."""
 
@@ -33,16 +29,10 @@ class Event(WireObject):
 
 
 class ResponseStateEvent(Event):
-    """The response has come into another state.
-
-    ``response.queued`` has the place in the queue, if no slot was free: how many starts it takes
-    until the response begins, and in about how many seconds that is.
-    """
+    """The response has come into another state."""
 
     type: StateEventType
     response: ResponseObject
-    queue_position: int | None = Field(default=None, exclude_if=_is_none)
-    estimated_wait_s: int | None = Field(default=None, exclude_if=_is_none)
 
 
 class OutputItemEvent(Event):
