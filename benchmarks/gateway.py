@@ -20,7 +20,6 @@ from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
 from benchmarks.paced_upstream import MODEL
 from benchmarks.processes import (
-    ROOT,
     descendants,
     end_on_sigterm,
     free_port,
@@ -57,8 +56,8 @@ def processor_s(endpoint: Endpoint) -> dict[str, float]:
     mark = str(endpoint.data_dir) if endpoint.data_dir else ""
     family = {process.pid: process for process in descendants(endpoint.process.pid)}
     family[endpoint.process.pid] = psutil.Process(endpoint.process.pid)
-    if mark:
-        family |= {process.pid: process for process in marked(mark)}
+    for process in marked(mark) if mark else ():
+        family |= {found.pid: found for found in (process, *descendants(process.pid))}
     for process in family.values():
         try:
             times, part = process.cpu_times(), part_of(process)

@@ -91,7 +91,7 @@ class Attempt:
         self.engine: Any = ScriptedEngine(ModelSpec("m", "scripted"))
 
     def drive(self) -> Generation:
-        Run(self.claim, self.stream).drive(self.engine)
+        assert not Run(self.claim, self.stream).start(self.engine, lambda _: None)
         return self.row
 
     def stop_at(self, text: str, reason: StopReason = StopReason.REQUESTED) -> None:
