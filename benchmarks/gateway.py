@@ -1,9 +1,10 @@
 """The platform in front of a server that is fast enough: what only the platform costs.
 
 ``python -m benchmarks.gateway --streams 16 64 128``. The server paces each stream at 100 tokens/s,
-200 tokens a request. It is asked directly, through the platform and, unless ``--no-litellm``, through
-the LiteLLM proxy, in turn, on the same machine. Processor time is that of each part's processes
-while the load runs, requests included; the same per request is measured by answers of one token.
+200 tokens a request. It is asked directly, through the platform and, unless ``--no-litellm``,
+through the LiteLLM proxy, in turn, on the same machine. Processor time is that of each part's
+processes while the load runs, requests included; that of a request is measured by answers of one
+token.
 """
 
 import argparse

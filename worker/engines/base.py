@@ -85,7 +85,7 @@ class Engine(ABC):
         return ""
 
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
-        """Have ``on_change`` called when ``fault`` begins or ends, on a thread not to be blocked."""
+        """Have it called when ``fault`` begins or ends, on a thread that must not be blocked."""
 
     @abstractmethod
     def close(self) -> None:

@@ -32,6 +32,7 @@ from worker.runtime.child_workers import ChildWorkers
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher
+from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 from worker.runtime.watchdog import Watchdog
 

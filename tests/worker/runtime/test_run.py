@@ -180,10 +180,11 @@ def test_an_engine_that_fails_fails_the_generation(start: Start) -> None:
     assert "the GPU fell off" in attempt.stream.text
 
 
-class BrokenEngine:
+class BrokenEngine(ScriptedEngine):
     """Raises what no engine should."""
 
     def __init__(self, error: Exception) -> None:
+        super().__init__(ModelSpec("m", "scripted"))
         self._error = error
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:

@@ -153,5 +153,6 @@ def test_other_refusals_pass_through() -> None:
             raise InvalidRequest("no")
 
     engine: Engine = Refusing(10)
+    request = GenerationRequest("m", (user("x"),), truncate=True)
     with pytest.raises(InvalidRequest, match="no"):
-        run_truncating(engine, GenerationRequest("m", (user("x"),), truncate=True), RecordingSink())
+        start_truncating(engine, request, RecordingSink(), lambda _: None)

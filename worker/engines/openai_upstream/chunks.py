@@ -159,9 +159,13 @@ class ChunkReader:
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
         deltas: list[Delta] = []
         for choice in choices:
-            if found := self._choices[choice.get("index") or 0].feed(choice):
+            index = choice.get("index") or 0
+            reader = self._choices[index]
+            if found := reader.feed(choice):
                 self.usage.count(found[0])
                 deltas += found
+                if reader.finished:
+                    self.usage.note_end(index)
         return deltas
 
     def _unreadable(self, exc: Exception) -> EngineError:

@@ -144,30 +144,36 @@ class Upstream:
             try:
                 with address.taken():
                     return await run(address)
-            except _NotHere as exc:
+            except (aiohttp.ClientError, OSError, _Gone, _NotHere, Silent) as exc:
+                error, may_repeat = self._meaning(address, exc, reader)
                 if not self.addresses.has_another(tried):
-                    raise exc.error from None
-            except Silent as exc:
-                raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
-            except aiohttp.ConnectionTimeoutError as exc:
-                self._note_down(address, exc)
-                if not self.addresses.has_another(tried):
-                    raise self._unreachable(address, exc) from exc
-            except (aiohttp.ClientError, OSError, _Gone) as exc:
-                if reader is not None and reader.begun:
-                    said = str(exc) or type(exc).__name__
-                    raise GenerationFailed(
-                        f"The model's server closed the connection: {said}"
-                    ) from exc
-                if isinstance(exc, aiohttp.ClientConnectorError):
-                    self._note_down(address, exc)
-                if not self.addresses.has_another(tried):
-                    if not backoffs:
-                        raise self._unreachable(address, exc) from exc
+                    if not (may_repeat and backoffs):
+                        raise error from exc
                     await self._pause(backoffs.pop(0), sink)
                     tried.clear()
             if reader is not None:
                 reader.restart()
+
+    def _meaning(
+        self, address: Address, exc: Exception, reader: ChunkReader | None
+    ) -> tuple[EngineError, bool]:
+        """Return what a failed attempt means if no other server is left, and whether to repeat it.
+
+        Raise what it means if no other server may be asked, either.
+        """
+        said = str(exc) or type(exc).__name__
+        if isinstance(exc, Silent):
+            raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
+        if isinstance(exc, _NotHere):
+            return exc.error, False
+        if reader is not None and reader.begun:
+            raise GenerationFailed(f"The model's server closed the connection: {said}") from exc
+        logger.error("model %s: %s: %s", self._id, address.base_url, said)
+        if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
+            self.health.note(address, fault)
+        error = EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
+        return error, not isinstance(exc, aiohttp.ConnectionTimeoutError)
 
     async def _pause(self, seconds: float, sink: Sink | ChunkReader) -> None:
         with self._loop.watching(sink, seconds + _CONNECT_TIMEOUT_S):
@@ -228,16 +234,6 @@ class Upstream:
             return _Gone(address.fault) if self.addresses.has_another({address}) else None
 
         return self._loop.watching(sink, self._server.timeout_s, why_not)
-
-    def _note_down(self, address: Address, exc: Exception) -> None:
-        said = str(exc) or type(exc).__name__
-        self.health.note(
-            address, f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
-        )
-
-    def _unreachable(self, address: Address, exc: Exception) -> EngineUnavailable:
-        logger.error("model %s: %s: %s", self._id, address.base_url, exc)
-        return EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
 
     def _warn_once(self) -> None:
         if not self._has_warned:
