@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -19,7 +20,7 @@ from worker.engines.base import Sink
 from worker.engines.openai_upstream.addresses import Address, Addresses
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
-from worker.engines.openai_upstream.event_loop import Cancelled, Silent, Watch, event_loop
+from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
 from worker.engines.openai_upstream.health import Health
 from worker.engines.openai_upstream.server import Server
 
@@ -107,8 +108,9 @@ class Upstream:
         """Return the server's answer, an object. Raise Cancelled or EngineError."""
 
         async def ask(address: Address) -> dict[str, Any]:
-            with self._watched(address, sink, None):
+            with self._watched(address, sink, None) as watch:
                 async with self._asked(address, url(address), payload) as answer:
+                    watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, request)
                     body = await answer.read()
             try:
@@ -144,7 +146,7 @@ class Upstream:
             try:
                 with address.taken():
                     return await run(address)
-            except (aiohttp.ClientError, OSError, _Gone, _NotHere, Silent) as exc:
+            except (aiohttp.ClientError, OSError, Lost, Silent, _Gone, _NotHere) as exc:
                 error, may_repeat = self._meaning(address, exc, reader)
                 if not self.addresses.has_another(tried):
                     if not (may_repeat and backoffs):
@@ -185,6 +187,7 @@ class Upstream:
         with self._watched(address, reader, reader) as watch:
             async with self._asked(address, f"{address.base_url}{path}", payload) as answer:
                 watch.heard()
+                watch.is_lost = partial(_is_cut_off, answer)
                 await self._raise_for_status(address, answer, reader.request)
                 if answer.headers.get("content-type", "").startswith("application/json"):
                     reader.whole(await answer.read())
@@ -199,7 +202,7 @@ class Upstream:
                     # The first piece goes on at once, not with the next tick.
                     take(await answer.content.readany())
                     await self._loop.read(answer.content, take)
-                except aiohttp.ClientError:
+                except (aiohttp.ClientError, Lost):
                     if not reader.is_complete:
                         raise
                 reader.end()
@@ -251,3 +254,11 @@ async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
     while len(body) < _MOST_ERROR_BYTES and (data := await answer.content.readany()):
         body += data
     return body
+
+
+def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:
+    """Whether the connection of an answer that has not ended is closed."""
+    connection = answer.connection
+    if connection is None:
+        return False
+    return connection.transport is None or connection.transport.is_closing()

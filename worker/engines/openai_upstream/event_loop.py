@@ -36,6 +36,10 @@ class Silent(Exception):
     """The server has sent nothing for too long."""
 
 
+class Lost(Exception):
+    """The connection was closed without an end of the answer."""
+
+
 class Watched(Protocol):
     """Who waits: a sink, or what stands for one."""
 
@@ -63,6 +67,12 @@ class Watch:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._reason = task, _NEVER
+        self._looks_lost = 0
+        self.is_lost: Callable[[], bool] = lambda: False
+        """Whether the connection is closed; its end is read before the second look, if it has one.
+
+        aiohttp tells a reader of a body nothing of bytes that are no HTTP, and closes it.
+        """
         self.heard()
 
     def heard(self) -> None:
@@ -74,10 +84,13 @@ class Watch:
         if self._reason is not _NEVER:
             return
         reason: Exception | None = None
+        self._looks_lost += self.is_lost()
         if self._watched.cancelled:
             reason = Cancelled()
         elif now - self._heard_at > self._timeout_s:
             reason = Silent(f"nothing came for {self._timeout_s:g} s")
+        elif self._looks_lost > 1:
+            reason = Lost("it was cut off")
         else:
             reason = self._why_not()
         if reason is not None:

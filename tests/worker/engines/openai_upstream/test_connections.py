@@ -254,6 +254,21 @@ def test_nothing_is_tried_again_after_the_first_token(
     assert len(server.asked) == 1
 
 
+def test_bytes_that_are_no_http_end_an_answer(server: UpstreamServer, engine: Engine) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        time.sleep(0.1)
+        talk.begin()  # Its head stands where the length of a chunk should.
+        talk.wait_for_hang_up()
+
+    server.answers = [answer]
+    started = time.monotonic()
+    with pytest.raises(GenerationFailed, match="closed the connection"):
+        engine.chat(HELLO, RecordingSink())
+    assert time.monotonic() - started < 20
+
+
 def test_a_connection_that_breaks_after_the_end_of_the_answer_is_no_failure(
     server: UpstreamServer, engine: Engine
 ) -> None:
