@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
 from tests.upstream_server import UpstreamServer, llama_server
@@ -42,6 +43,11 @@ OTHER_MODELS = """
     base_url: {odd}
     api_key_env: ODD_KEY
     slots: 4
+  away:
+    engine: openai_upstream
+    base_urls: [{away}, "http://127.0.0.1:9/v1"]
+    slots: 4
+    check_every_s: 0.5
 """
 
 
@@ -67,17 +73,24 @@ def odd() -> Iterator[UpstreamServer]:
 
 
 @pytest.fixture(scope="session")
+def away_port() -> int:
+    """Where a server of the model ``away`` may be started; none is when the product starts."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
 def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``ON_DONE`` writes what it has seen."""
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
 @pytest.fixture(scope="session")
-def other_stack(odd: UpstreamServer, hook_notes: Path) -> Iterator[ServedStack]:
+def other_stack(odd: UpstreamServer, away_port: int, hook_notes: Path) -> Iterator[ServedStack]:
     """The product with hooks, which act on two models alone, and in front of other servers."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
     with llama_server(slots=2, context_length=512) as llama:
-        models = OTHER_MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
+        away = f"http://127.0.0.1:{away_port}/v1"
+        models = OTHER_MODELS.format(llama=llama, odd=odd.url, away=away, file=DEMO_FILE)
         env = {**hooks, "HOOK_NOTES": str(hook_notes), "ODD_KEY": "sk-of-the-operator"}
         with served_stack(models, **env) as running:
             yield running

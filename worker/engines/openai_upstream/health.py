@@ -63,11 +63,11 @@ class Health:
 
     def note(self, address: Address, fault: str) -> None:
         """Note what is wrong with a server, or that nothing is."""
-        was_up, could_run = address.is_up, not self._addresses.fault
+        before, could_run = address.fault, not self._addresses.fault
         address.fault = fault
-        if fault and (was_up or address.model is None):
+        if fault and fault != before:
             logger.error("%s", fault)
-        elif not was_up and not fault:
+        elif before and not fault:
             logger.info("model %s: %s can be used", self._id, address.base_url)
         if could_run != (not self._addresses.fault):
             self.on_change()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -203,3 +206,37 @@ def test_a_busy_server_that_is_slow_to_tell_its_models_is_not_down(
     freed.set()
     run.join(10)
     engine.close()
+
+
+@contextmanager
+def paced_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server in a process of its own, which sends each stream a token every 10 ms."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.paced_upstream", "--port", str(port)]
+    with subprocess.Popen(command) as process:
+        try:
+            yield f"http://127.0.0.1:{port}/v1", process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("attack", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_freezes_takes_only_its_own_streams_along(attack: int) -> None:
+    asked = GenerationRequest("m", HELLO.messages, max_output_tokens=200)
+    with paced_process() as (first, doomed), paced_process() as (second, _):
+        engine = engine_for(first, second, timeout_s=5)
+        wait_until(lambda: all(a.is_up for a in engine._upstream.addresses.all))  # type: ignore[attr-defined]  # Both.
+        engine._upstream.health._patience_s = 1.0  # type: ignore[attr-defined]  # Not its ten seconds.
+        sinks = [RecordingSink() for _ in range(20)]
+        with ThreadPoolExecutor(40) as pool:
+            runs = [pool.submit(engine.chat, asked, sink) for sink in sinks]
+            wait_until(lambda: all(sink.pieces for sink in sinks))
+            doomed.send_signal(attack)
+            after = [pool.submit(chat, engine) for _ in range(20)]
+            failures = [run.exception(30) for run in runs]
+            assert all(len(run.result(30).pieces) == 16 for run in after)
+        assert sum(failure is None for failure in failures) == 10
+        assert {type(failure) for failure in failures if failure} == {GenerationFailed}
+        assert all(sink.usage.output_tokens > 0 for sink in sinks)
+        assert not engine.fault
+        engine.close()
