@@ -59,16 +59,18 @@ def fleet_of(**states: ModelState) -> LiveWorker:
     return LiveWorker("w", tuple(ModelReport(id_, 1, 0, state) for id_, state in states.items()))
 
 
+SPECS = {
+    "here": ModelSpec("here", "scripted"),
+    "far": ModelSpec("far", "openai_upstream"),
+    "farther": ModelSpec("farther", "openai_upstream"),
+}
+
+
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
-    specs = {
-        "here": ModelSpec("here", "scripted"),
-        "far": ModelSpec("far", "openai_upstream"),
-        "farther": ModelSpec("farther", "openai_upstream"),
-    }
     workers: list[LiveWorker] = []
-    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=specs))
+    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS)))
     monkeypatch.setattr(health, "live_workers", lambda: workers)
     yield workers
     site_client().delete("unloaded-on-purpose")
@@ -107,7 +109,7 @@ def test_a_model_whose_server_is_down_leaves_the_site_ready(
 def test_a_site_that_has_nothing_but_servers_that_are_down_is_not_ready(
     client: Client, three: list[LiveWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(health.catalogue().models, "here")  # type: ignore[arg-type]  # A dict here.
+    monkeypatch.delitem(SPECS, "here")
     three.append(fleet_of(far=FAILED, farther=FAILED))
     fault = client.get("/health/ready").json()["checks"]["workers"]
     assert fault == "no live worker for: far (failed), farther (failed)"

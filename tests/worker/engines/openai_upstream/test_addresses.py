@@ -222,21 +222,30 @@ def paced_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 @pytest.mark.parametrize("attack", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_freezes_takes_only_its_own_streams_along(attack: int) -> None:
-    asked = GenerationRequest("m", HELLO.messages, max_output_tokens=200)
+    asked = GenerationRequest("m", HELLO.messages, max_output_tokens=1_000_000)
     with paced_process() as (first, doomed), paced_process() as (second, _):
         engine = engine_for(first, second, timeout_s=5)
-        wait_until(lambda: all(a.is_up for a in engine._upstream.addresses.all))  # type: ignore[attr-defined]  # Both.
-        engine._upstream.health._patience_s = 1.0  # type: ignore[attr-defined]  # Not its ten seconds.
+        health = engine._upstream.health  # type: ignore[attr-defined]  # Asked below for both.
+        wait_until(lambda: all(address.is_up for address in health._addresses.all))
+        health._patience_s = 1.0  # Not ten seconds.
         sinks = [RecordingSink() for _ in range(20)]
         with ThreadPoolExecutor(40) as pool:
             runs = [pool.submit(engine.chat, asked, sink) for sink in sinks]
             wait_until(lambda: all(sink.pieces for sink in sinks))
             doomed.send_signal(attack)
             after = [pool.submit(chat, engine) for _ in range(20)]
-            failures = [run.exception(30) for run in runs]
+            wait_until(lambda: sum(run.done() for run in runs) == 10, 30)
             assert all(len(run.result(30).pieces) == 16 for run in after)
-        assert sum(failure is None for failure in failures) == 10
-        assert {type(failure) for failure in failures if failure} == {GenerationFailed}
+            left = [sink for run, sink in zip(runs, sinks, strict=True) if not run.done()]
+            counts = [len(sink.pieces) for sink in left]
+            wait_until(lambda: all(len(s.pieces) > n for s, n in zip(left, counts, strict=True)))
+            for sink in left:
+                sink.cancelled = True
+            failures = [run.exception(30) for run in runs]
+        assert sorted(type(failure).__name__ for failure in failures) == [
+            *["GenerationFailed"] * 10,
+            *["NoneType"] * 10,
+        ]
         assert all(sink.usage.output_tokens > 0 for sink in sinks)
         assert not engine.fault
         engine.close()
