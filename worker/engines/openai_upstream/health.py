@@ -43,7 +43,10 @@ class Health:
         while True:
             is_whole = all(address.is_up for address in self._addresses.all)
             await asyncio.sleep(self._server.check_every_s if is_whole else _DOWN_S)
-            await self.check()
+            try:
+                await self.check()
+            except Exception:  # The watch must go on: nothing else finds a server again.
+                logger.exception("model %s: its servers could not be checked", self._id)
 
     async def check(self) -> None:
         """Ask each once."""
