@@ -164,6 +164,18 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def kept(rows: list[Row]) -> list[dict[str, str | float]]:
+    """Return the rows as the pages show them."""
+    return [
+        {
+            **asdict(row),
+            "cpu_us": shown(row.cpu_us),
+            "cpu_us_request": shown(row.cpu_us_request),
+        }
+        for row in rows
+    ]
+
+
 def shown(costs: Mapping[str, float]) -> str:
     parts = ", ".join(f"{part} {cost:,.0f}" for part, cost in costs.items() if cost >= 0.5)
     return f"{sum(costs.values()):,.0f} ({parts})"
@@ -188,7 +200,7 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     if options.write:
-        keep("gateway", {"rounds": options.rounds, "rows": [asdict(row) for row in rows]})
+        keep("gateway", {"rounds": options.rounds, "rows": kept(rows)})
 
 
 if __name__ == "__main__":
