@@ -216,6 +216,12 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
         answer = remote.chat.completions.create(model=model, messages=HELLO, max_tokens=3)
         return answer.choices[0].message.content
 
+    def is_answered(model: str) -> bool:
+        try:
+            return bool(ask(model))
+        except openai.InternalServerError:
+            return False
+
     server = UpstreamServer(away_port)
     server.models, server.answers = ["away"], [streamed("Here", " again")]
     with other_stack.http() as http:
@@ -226,6 +232,7 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
         assert ask("demo")
         with server.running():
             wait_until(lambda: absent() == {}, 20, "the server to be found")
+            wait_until(lambda: is_answered("away"), 20, "the web to know it as well")
             assert ask("away") == "Here again"
             server.answers = [_endless]
             stream = remote.chat.completions.create(model="away", messages=HELLO, stream=True)
