@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
 from tests.upstream_server import UpstreamServer, llama_server
@@ -42,6 +43,11 @@ OTHER_MODELS = """
     base_url: {odd}
     api_key_env: ODD_KEY
     slots: 4
+  away:
+    engine: openai_upstream
+    base_urls: [{away}, "http://127.0.0.1:9/v1"]
+    slots: 4
+    check_every_s: 0.5
 """
 
 
@@ -55,20 +61,31 @@ def odd() -> Iterator[UpstreamServer]:
 
 
 @pytest.fixture(scope="session")
+def away_port() -> int:
+    """Where a server of the model ``away`` may be started; none is when the product starts."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
 def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``ON_DONE`` writes what it has seen."""
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer) -> Iterator[str]:
+def models(
+    tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer, away_port: int
+) -> Iterator[str]:
     """The entries of the models file; what serves them elsewhere runs meanwhile."""
     adapters = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
     with llama_server(slots=2, context_length=512) as llama:
         yield MORE_MODELS.format(root=ROOT, adapters=adapters) + OTHER_MODELS.format(
-            llama=llama, odd=odd.url, file=DEMO_FILE
+            llama=llama,
+            odd=odd.url,
+            away=f"http://127.0.0.1:{away_port}/v1",
+            file=DEMO_FILE,
         )
 
 

@@ -65,7 +65,7 @@ def run_worker(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
-        concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
+        concurrency=runtime.threads + _SPARE_THREADS,
         queues=[own_queue(runtime.id)],
         loglevel=loglevel,
         without_gossip=True,
