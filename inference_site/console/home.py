@@ -11,10 +11,12 @@ from typing import Any
 
 import redis.exceptions
 from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Min
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.admin_pages.labels import time_since
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.charts import Chart, Series, chart
 from inference_site.fleet.leases import live_workers
@@ -204,8 +206,10 @@ def _pair(
 
 def _now() -> list[Tile]:
     """Return tiles of the queue and the workers; counting is cheap, the queue is bounded."""
-    waiting = Generation.objects.filter(status=Status.QUEUED).count()
-    queue = Tile("Waiting now", short(waiting))
+    queued = Generation.objects.filter(status=Status.QUEUED)
+    waiting = queued.aggregate(count=Count("pk"), oldest=Min("created_at"))
+    note = f"longest {time_since(waiting['oldest'])}" if waiting["oldest"] else ""
+    queue = Tile("Waiting now", short(waiting["count"]), note)
     try:
         workers = live_workers()
     except redis.exceptions.RedisError:

@@ -136,7 +136,7 @@ def test_a_running_response_is_watched_and_stopped(
     seen = answer.inner_text()
     expect(answer).to_contain_text(f"{seen} x x")  # It goes on while it is looked at.
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("The response is being stopped.")).to_be_visible()
+    expect(page.get_by_text(f"Stopping {running.id}…")).to_be_visible()
     wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 30, "it is stopped")
     page.reload()
     expect(page.locator(".response-title")).to_contain_text("cancelled")
@@ -195,13 +195,11 @@ def test_the_queue_moves_up_and_stops_what_waits(
     waiting = page.get_by_role("region", name="Next in line")
     row = waiting.get_by_role("row").filter(has_text=last[:18])
     row.get_by_role("button", name="Move up").click()
-    expect(
-        page.get_by_text("The generation was moved ahead of all others of its model.")
-    ).to_be_visible()
+    expect(page.get_by_text("Moved to the front of the queue for scripted.")).to_be_visible()
     expect(waiting.get_by_role("rowheader").first).to_contain_text(last[:18])
     row = waiting.get_by_role("row").filter(has_text=first[:18])
     row.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("The generation is being stopped.")).to_be_visible()
+    expect(page.get_by_text(f"Stopping {first}…")).to_be_visible()
     assert stack.row(first)["status"] == "cancelled"
     assert _waiting(stack) == [last]
 
