@@ -100,7 +100,10 @@ def _groups() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """An action on a generation and its texts; ``run`` returns False when it is too late."""
+    """An action on a generation and its texts; ``run`` returns False when it is too late.
+
+    ``success`` may name the ``id`` and the ``model`` of the generation.
+    """
 
     run: Callable[[Generation], bool]
     log_entry: str
@@ -112,14 +115,14 @@ _ACTIONS = {
     "stop": _Action(
         stop,
         "Stopped.",
-        "The generation is being stopped.",
+        "Stopping {id}…",
         "The generation had already ended.",
     ),
     "up": _Action(
         move_up,
         "Moved up.",
-        "The generation was moved ahead of all others of its model.",
-        "The generation no longer waits, or was already moved up.",
+        "Moved to the front of the queue for {model}.",
+        "It is at the front already, or no longer waits.",
     ),
 }
 
@@ -140,7 +143,8 @@ def run_action(request: HttpRequest, pk: int) -> HttpResponse:
         return _redirect_to_queue(request)
     if is_done:
         log_action(request, generation, action.log_entry)
-        messages.success(request, action.success)
+        text = action.success.format(id=generation.public_id, model=generation.model)
+        messages.success(request, text)
     else:
         messages.info(request, action.too_late)
     return _redirect_to_queue(request)

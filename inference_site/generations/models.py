@@ -166,7 +166,7 @@ class Generation(models.Model):
     reasoning ⊂ output. It is written at every step of its life and never deleted by the API.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     kind = models.CharField(max_length=32)
     # No database constraint: a check of two parents for every request would cost more than it
     # protects, since projects and keys are never deleted (they are deactivated and revoked).
