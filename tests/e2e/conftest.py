@@ -45,7 +45,7 @@ OTHER_MODELS = """
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def odd() -> Iterator[UpstreamServer]:
     """A server that does what it is told."""
     server = UpstreamServer()
@@ -54,13 +54,13 @@ def odd() -> Iterator[UpstreamServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``ON_DONE`` writes what it has seen."""
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer) -> Iterator[str]:
     """The entries of the models file; what serves them elsewhere runs meanwhile."""
     adapters = tmp_path_factory.mktemp("adapters")
@@ -72,7 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer) -> Ite
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     """The whole product, running, with hooks that act on two models alone."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
@@ -82,7 +82,7 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def other_stack(stack: ServedStack) -> ServedStack:
     """The same, for tests of hooks and of models of other servers."""
     return stack
@@ -95,13 +95,13 @@ def _checked(stack: ServedStack) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""
     return stack.client()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(stack: ServedStack) -> Iterator[httpx.Client]:
     """A plain HTTP client with a valid key."""
     with stack.http() as plain:
