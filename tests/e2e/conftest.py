@@ -51,7 +51,7 @@ OTHER_MODELS = """
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def odd() -> Iterator[UpstreamServer]:
     """A server that does what it is told."""
     server = UpstreamServer()
@@ -60,19 +60,19 @@ def odd() -> Iterator[UpstreamServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def away_port() -> int:
     """Where a server of the model ``away`` may be started; none is when the product starts."""
     return free_port()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``ON_DONE`` writes what it has seen."""
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(
     tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer, away_port: int
 ) -> Iterator[str]:
@@ -89,7 +89,7 @@ def models(
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     """The whole product, running, with hooks that act on two models alone."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
@@ -99,7 +99,7 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def other_stack(stack: ServedStack) -> ServedStack:
     """The same, for tests of hooks and of models of other servers."""
     return stack
@@ -112,13 +112,13 @@ def _checked(stack: ServedStack) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""
     return stack.client()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(stack: ServedStack) -> Iterator[httpx.Client]:
     """A plain HTTP client with a valid key."""
     with stack.http() as plain:
