@@ -96,12 +96,13 @@ def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
     """Return the spec of an entry. Raise BadKey."""
     common = {name: given.pop(name) for name in list(given) if name in Entry.model_fields}
     entry = Entry.read(common, locate)
+    slots, context_length = entry.sizes()
     return ModelSpec(
         id=id_,
         engine=entry.engine,
         file=Path(entry.file) if entry.file else None,
-        slots=entry.slots,
-        context_length=entry.context_length,
+        slots=slots,
+        context_length=context_length,
         threads=entry.threads,
         gpu_layers=entry.gpu_layers,
         aliases=entry.aliases,
