@@ -27,6 +27,8 @@ _STOP_S = 7.0
 _WATCH_S = 0.2
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
+_REFUSED = 1
+"""The exit status of a process that cannot start with its settings or models."""
 _LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.1
 _OWN = (
     *("DATABASE_URL", "REDIS_URL", "DATA_DIR", "MODELS_DIR", "MODELS_FILE"),
@@ -119,6 +121,19 @@ class Stack:
         """Return the name and process id of each child."""
         own = [*([self._redis] if self._redis else []), *self._children]
         return [(child.program.name, child.pid) for child in own]
+
+    def require_started(self) -> None:
+        """Raise ServiceError with the reason when a process has refused to start."""
+        for child in self._children:
+            if child.exit_status == _REFUSED:
+                _, _, reason = child.logged().rpartition("CommandError: ")
+                raise ServiceError(
+                    f"{child.program.name} cannot start: {reason.strip() or child.program.log}"
+                )
+
+    def log_of(self, name: str) -> str:
+        """Return what the last process of this name has logged."""
+        return "".join(child.logged() for child in self._children if child.program.name == name)
 
     def watch(self) -> None:
         """Restart dead processes until SIGINT or SIGTERM arrives."""

@@ -20,9 +20,7 @@ BACKLOG = 4096
 """How many connections may wait to be accepted; the kernel lowers it to its own bound."""
 
 
-def run_server(
-    host: str, port: int, descriptor: int | None, prepare: Callable[[], None]
-) -> Any:
+def run_server(host: str, port: int, descriptor: int | None, prepare: Callable[[], None]) -> Any:
     """Serve until stopped; return the exit status.
 
     ``descriptor`` is that of an IPv4 socket that listens already, instead of host and port.
