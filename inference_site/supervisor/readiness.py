@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
 
 _MODEL = re.compile(r"([^,(]+?)(?: \(([^)]*)\))?(?:, |$)")

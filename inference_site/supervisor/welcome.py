@@ -53,11 +53,12 @@ class Welcome:
     def _request(self) -> str:
         if not self.first:
             return ""
+        key = shlex.quote(str(self.data_dir / "api_key"))
         path = "chat/completions" if self.first_chats else "embeddings"
         body = _CHAT % (self.first, "Tell me a story.") if self.first_chats else _EMBED % self.first
         return (
             f"  {_style(_GREEN, 'curl')} {self.url}/v1/{path} \\\n"
-            f'    -H "Authorization: Bearer $(cat {shlex.quote(str(self.data_dir / "api_key"))})" \\\n'
+            f'    -H "Authorization: Bearer $(cat {key})" \\\n'
             '    -H "Content-Type: application/json" \\\n'
             f"    -d '{body}'\n"
         )
