@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = ("e2e", "deployment", "browser", "faults")
+TOGETHER = ("e2e", "deployment", "browser", "faults", "first_hour")
 
 
 class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types.

@@ -21,12 +21,28 @@ _LONGEST_CONTEXT = 8192
 """Tokens that a slot gets unless an entry says more: a model's own limit may need more memory than
 there is."""
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
 
 
 def default_threads() -> int:
-    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all."""
-    return max(1, (os.cpu_count() or 2) // 2)
+    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all.
+
+    In a container they are those of its quota.
+    """
+    return max(1, int(_cores()) // 2)
+
+
+def _cores() -> float:
+    """Return how many cores this process may use, by its affinity and its control group."""
+    cores = float(len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count() or 2)
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # There is no group, or its quota is "max".
+        return cores
 
 
 def context_of(context_length: int) -> int:

@@ -36,7 +36,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=environment.text("HOST", "127.0.0.1"))
         parser.add_argument("--port", type=int, default=environment.number("PORT", 8000))
-        parser.add_argument("--model", help="fetch and serve it: owner/name:Q4_K_M, or a file")
+        parser.add_argument(
+            "--model",
+            default=environment.text("MODEL") or None,
+            help="fetch and serve it: owner/name:Q4_K_M, or owner/name/file",
+        )
 
     def handle(self, *_: Any, host: str, port: int, model: str | None, **__: Any) -> None:
         started = time.monotonic()
