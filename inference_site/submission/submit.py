@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
+from django.db import IntegrityError
 from django.http import HttpResponse
 from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
-from inference_site.api.idempotency import GRACE_S, HEADER
+from inference_site.api.idempotency import GRACE_S, in_progress, key_of_row
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
-from inference_site.generations.models import Generation, ServiceClass
+from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.queue import WithRow, enqueue
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
@@ -29,10 +30,13 @@ class Submission:
     """A validated request: what to generate, how the answer is written, who pays, what is kept.
 
     ``document`` has all that the worker needs. ``frames`` are what its stream begins with;
-    ``texts`` are long texts that the frames and the document repeat; a stream that ``is_resumable``
-    may be read again after it has ended. ``with_row`` is written in the transaction that accepts
-    it. In the ``background`` it outlives its client; otherwise by ``grace_s`` seconds, in which it
-    can be read again. ``continues`` is the generation whose prefix it has.
+    ``texts`` are long texts that the frames and the document repeat. A stream that ``is_resumable``
+    may be read again some time after it has ended; one that ``is_replayable`` is then made anew
+    from what is stored, so its log need not be kept for that. ``with_row`` is written in the
+    transaction that accepts it. In the ``background`` it outlives its client; otherwise by
+    ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
+    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
+    refused.
     """
 
     kind: str
@@ -46,10 +50,12 @@ class Submission:
     frames: Sequence[bytes] = ()
     texts: Sequence[bytes] = ()
     is_resumable: bool = False
+    is_replayable: bool = False
     with_row: WithRow | None = None
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    idempotency_key: str = ""
 
 
 def follow(submission: Submission) -> Follower:
@@ -97,6 +103,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
+        idempotency_key=submission.idempotency_key,
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
@@ -104,8 +111,14 @@ def _enqueue(
     )
     with_row = admission if admission.has_more_to_write else None
     continues = submission.continues
-    opening = Opening(submission.frames, submission.texts, submission.is_resumable)
-    enqueue(row, submission.document, channel, opening, continues, with_row)
+    needs_log = submission.is_resumable and not submission.is_replayable
+    opening = Opening(submission.frames, submission.texts, needs_log)
+    try:
+        enqueue(row, submission.document, channel, opening, continues, with_row)
+    except IntegrityError as exc:
+        if ONE_RUN_A_KEY in str(exc):
+            raise in_progress() from exc
+        raise
 
 
 def respond(
@@ -115,7 +128,8 @@ def respond(
 
     With an ``answer`` the client gets that and does not wait for the generation.
     """
-    if HEADER in request.headers and not submission.background:
+    submission = replace(submission, idempotency_key=key_of_row(request))
+    if submission.idempotency_key and not submission.background:
         # The same request may be sent again, and is then answered from this stream.
         grace_s = max(submission.grace_s, GRACE_S)
         submission = replace(submission, is_resumable=True, grace_s=grace_s)
