@@ -98,7 +98,7 @@ def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
     return by_name
 
 
-def watch_folder(on_new: Callable[[ModelSpec], object] = lambda _: None) -> None:
+def watch_folder(on_new: Callable[[ModelSpec], None] = lambda _: None) -> None:
     """Look for new models on a thread of its own, as long as the process lives."""
 
     def watch() -> None:

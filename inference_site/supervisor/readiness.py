@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 
 from inference_site.supervisor.stack import Stack
 
@@ -42,7 +43,7 @@ def _fault(url: str) -> dict[str, str] | None:
     except urllib.error.HTTPError as exc:
         checks: dict[str, str] = json.loads(exc.read()).get("checks", {"web": "busy"})
         return {name: text for name, text in checks.items() if text != "ok"}
-    except (urllib.error.URLError, OSError):
+    except (OSError, HTTPException):
         return None
 
 

@@ -57,7 +57,10 @@ def run_worker(
     start_tracing("worker")
     import_kinds()
     runtime.start()
-    watch_folder(lambda spec: takes_new and runtime.obey(Command("load", spec.id)))
+    if takes_new:
+        watch_folder(lambda spec: runtime.obey(Command("load", spec.id)))
+    elif not parent:
+        watch_folder()  # They can be loaded.
     if parent:
         end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
