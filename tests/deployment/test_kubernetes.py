@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: what they name is there, and runs as the compose file says."""
+"""The manifests of deploy/kubernetes: what they name is there, and runs as in the compose file."""
 
 from __future__ import annotations
 
