@@ -73,7 +73,7 @@ class ServedStack:
         self._clients: list[openai.OpenAI] = []
         self.check = ClientCheck()
 
-    def start(self, timeout_s: float = 90) -> None:
+    def start(self, timeout_s: float = 300) -> None:
         """Start it and wait until it says that it is ready."""
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(

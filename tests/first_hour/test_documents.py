@@ -22,7 +22,7 @@ from inference_site.catalogue.models_file import read_models_file
 from tests.first_hour.documents import DOCUMENTS, ROOT, Example, commands, examples
 from tests.served_stack import ServedStack
 
-pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 
 ALL = [example for path in DOCUMENTS for example in examples(path)]
 RUN = [path for path in DOCUMENTS if any(e.language in ("sh", "python") for e in examples(path))]

@@ -13,7 +13,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.served_stack import ROOT, ServedStack
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 
 
 def answer(stack: ServedStack, model: str) -> str | None:
