@@ -102,10 +102,10 @@ def _tensor_end(file: BinaryIO) -> int:
     (dimensions,) = _unpack(file, "I")
     if dimensions > _MOST_DIMENSIONS:
         raise ValueError("it is damaged")
-    elements = math.prod(_unpack(file, f"{dimensions}Q"))
+    elements: int = math.prod(_unpack(file, f"{dimensions}Q"))
     kind, offset = _unpack(file, "IQ")
     sizes = {int(type_): size for type_, size in GGML_QUANT_SIZES.items()}
-    in_block, block_bytes = sizes.get(kind, (1, 0))  # A newer type has an unknown size.
+    in_block, block_bytes = sizes.get(int(kind), (1, 0))  # A newer type has an unknown size.
     return int(offset) + elements // in_block * block_bytes
 
 
