@@ -23,5 +23,5 @@ def hub() -> Iterator[Hub]:
 def stack(hub: Hub) -> Iterator[ServedStack]:
     """What ``make serve MODEL=org/repo:Q4_K_M`` starts, without a models file."""
     env = {"MODELS_FILE": "", "MODEL": "org/repo:Q4_K_M", "HF_ENDPOINT": hub.url}
-    with served_stack(**env) as running:
+    with served_stack(**env, SECRET_KEY="") as running:
         yield running
