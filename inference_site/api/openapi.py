@@ -1,6 +1,6 @@
 """The OpenAPI document, built from the views' declarations (``schema.py``).
 
-The document is built at the first request and cached. The JSON schemas of all declared types are
+``documentation.py`` keeps what is built here. The JSON schemas of all declared types are
 generated together, so that models with the same name in several apps get different component names.
 """
 
