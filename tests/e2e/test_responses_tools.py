@@ -58,6 +58,24 @@ def test_model_calls_and_reads_the_result(client: openai.OpenAI) -> None:
     assert stateless.output_text == second.output_text
 
 
+@pytest.mark.parametrize("question", [OSLO, "Hello"])
+def test_log_probabilities_beside_tools(client: openai.OpenAI, question: str) -> None:
+    asked: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "temperature": 0}
+    plain = client.responses.create(input=question, **asked)
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    made = client.responses.create(input=question, **asked)
+    assert made.output_text == plain.output_text
+    assert [item.type for item in made.output] == [item.type for item in plain.output]
+    deltas = [
+        event
+        for event in client.responses.create(input=question, stream=True, **asked)
+        if event.type == "response.output_text.delta"
+    ]
+    assert "".join(event.delta for event in deltas) == plain.output_text
+    told = "".join(entry.token for event in deltas for entry in event.logprobs)
+    assert told.strip() == plain.output_text
+
+
 def test_calls_are_streamed_one_after_the_other(http: httpx.Client) -> None:
     steps = [call("get_weather", '{"city":', '"Oslo"}'), call("get_weather")]
     raw = stream_raw(http, input=script(*steps), tools=[WEATHER])

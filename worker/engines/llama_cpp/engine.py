@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from inference_site.domain.errors import EngineLoadError, GenerationFailed, Inva
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
+from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import named_template
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.grammar_meter import GrammarMeter
 from worker.engines.llama_cpp.loopback import Loopback
+from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, refuse_media
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.engines.step_clock import StepClock
@@ -126,12 +128,26 @@ class LlamaCppEngine(Engine):
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
+        if needs_own_chat(request):
+            refuse_media(request)
+            self._own_chat.chat(request, sink)
+            return
         encode = partial(encode_chat, may_think=self._may_think)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._drive(self._server.handle_completions, encode_completion, request, sink)
+        self._complete(request, sink)
+
+    def _complete(
+        self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
+    ) -> None:
+        encode = partial(encode_completion, shown=shown)
+        self._drive(self._server.handle_completions, encode, request, sink)
+
+    @cached_property
+    def _own_chat(self) -> ChatAdapter:
+        return own_chat(self._spec, self._loopback, self._complete)
 
     def _drive(
         self,

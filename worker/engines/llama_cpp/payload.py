@@ -40,14 +40,20 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
     return orjson.dumps(_with_tools(payload, request, thinks))
 
 
-def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
-    """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does."""
+def encode_completion(
+    request: GenerationRequest, spec: ModelSpec, shown: tuple[str, ...] = ()
+) -> bytes:
+    """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does.
+
+    ``shown`` are texts of special tokens that are not left out of the output.
+    """
     top = _top_logprobs(request)
     payload = {
         **_shared(request, spec),
         **constraint_fields(request.constraint, from_start=True),
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
+        "preserved_tokens": shown,
     }
     return orjson.dumps(payload)
 
