@@ -12,6 +12,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A token and the natural logarithm of its probability.
 
+    ``logprob`` is NaN for the first token of a prompt, which nothing comes before.
     ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
     ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
     """

@@ -66,6 +66,8 @@ class GenerationRequest:
     ``cache_prompt=False`` computes the whole prompt anew.
     ``lora`` pairs names of the model's adapters with their scales.
     ``truncate`` drops the oldest turns, but no instructions, when the context is too short.
+    ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
+    are asked for; with it ``max_output_tokens`` may be 0.
     """
 
     model: str
@@ -91,11 +93,17 @@ class GenerationRequest:
     cache_prompt: bool = True
     lora: tuple[tuple[str, float], ...] = ()
     truncate: bool = False
+    echo: bool = False
 
     @property
     def answers(self) -> int:
         """How many choices there are in all; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log probabilities of the prompts' tokens are asked for."""
+        return self.echo and self.top_logprobs is not None
 
     @property
     def subject(self) -> str:

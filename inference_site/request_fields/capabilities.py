@@ -66,6 +66,7 @@ _NEEDS = (
     _Need("lora", "lora"),
     _Need("logprobs", "logprobs", lambda value: value is not None and value is not False),
     _Need("picks", "logprobs", bool, param="best_of"),
+    _Need("reads_prompt", "prompt_logprobs", bool, param="echo"),
     _Need("include", "logprobs", lambda value: LOGPROBS in (value or ())),
     _Need("best_of", "choices", _is_several),
     _Need("n", "choices", _is_several),

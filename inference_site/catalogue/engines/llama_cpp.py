@@ -14,7 +14,7 @@ _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
-        *("mirostat", "stop_token_ids", "tools"),
+        *("mirostat", "prompt_logprobs", "stop_token_ids", "tools"),
     }
 )
 

@@ -93,8 +93,13 @@ class CtransformersEngine(Engine):
         try:
             for number, prompt in enumerate(prompts):
                 with self._contexts.take(prompt) as context:
-                    for choice in range(request.choices):
-                        run = self._choice(request, sink, usage, number * request.choices + choice)
+                    runs = [
+                        self._choice(request, sink, usage, number * request.choices + choice)
+                        for choice in range(request.choices)
+                    ]
+                    if request.echo:
+                        runs[0].echo(context, prompt, request.prompts[number])
+                    for run in runs:
                         run.run(context, prompt, self._limit(request, prompt))
         finally:
             sink.feed(usage.to_delta())  # However it ends: what was used is accounted.
@@ -107,7 +112,7 @@ class CtransformersEngine(Engine):
 
     def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
         room = self._context_length - len(prompt)
-        return min(request.max_output_tokens or room, room)
+        return room if request.max_output_tokens is None else min(request.max_output_tokens, room)
 
     def _sampler(self, sampling: Sampling, index: int) -> Sampler:
         breakers = sampling.dry_sequence_breakers or _BREAKERS

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.domain.errors import EngineLoadError, GenerationFailed, InvalidRequest
@@ -27,6 +30,7 @@ from worker.engines.llama_cpp.grammar_meter import GrammarMeter
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, refuse_media
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
+from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.engines.step_clock import StepClock
 
@@ -123,6 +127,7 @@ class LlamaCppEngine(Engine):
     def __init__(self, server: Any, spec: ModelSpec, loopback: Loopback) -> None:
         self._server, self._spec, self._loopback = server, spec, loopback
         self._clock = StepClock()
+        self._echo = PromptEcho(spec, loopback, self._whole)
         template = str(loopback.get("/props").get("chat_template", ""))
         self._may_think = any(mark in template for mark in _THOUGHTS)
 
@@ -137,7 +142,33 @@ class LlamaCppEngine(Engine):
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._complete(request, sink)
+        if not request.echo:
+            self._complete(request, sink)
+            return
+        prompts = self._echo.feed(request, sink)
+        if sink.cancelled:
+            return
+        if request.max_output_tokens == 0:
+            self._echo.end(request, prompts, sink)
+            return
+        is_fresh = request.scores_prompts
+        self._complete(replace(request, prompts=prompts), Fresh(sink) if is_fresh else sink)
+
+    def _whole(self, payload: bytes) -> dict[str, Any]:
+        """Return the answer of a completion that does not stream; nothing can stop it."""
+        answers: list[bytes] = []
+
+        def keep(chunk: bytes) -> bool:
+            answers.append(chunk)
+            return False
+
+        try:
+            with self._clock.running():
+                self._server.handle_completions(payload, self._clock.counted(keep))
+        except (RuntimeError, ValueError) as exc:
+            raise InvalidRequest(str(exc), "prompt") from exc
+        answer: dict[str, Any] = orjson.loads(answers[-1])
+        return answer
 
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from worker.engines.chat.wire import wire_message, wire_tool
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
+
+_CERTAIN = 1e6
+"""A bias greater than the distance between any two scores."""
 
 
 def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
@@ -54,6 +58,21 @@ def encode_completion(
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
         "preserved_tokens": shown,
+    }
+    return orjson.dumps(payload)
+
+
+def encode_token(
+    request: GenerationRequest, spec: ModelSpec, prompt: Sequence[int], token: int, top: int
+) -> bytes:
+    """Return the payload that has this token drawn after the prompt."""
+    payload = {
+        "prompt": prompt,
+        "max_tokens": 1,
+        "temperature": 0,
+        "logit_bias": [[token, _CERTAIN]],
+        "logprobs": max(1, top),
+        **_lora(request, spec),
     }
     return orjson.dumps(payload)
 

@@ -58,11 +58,17 @@ def detokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> No
     """Turn tokens into texts (see ``Engine.detokenize``)."""
     for index, tokens in _prompts(request, sink):
         answer = loopback.post("/detokenize", orjson.dumps({"tokens": tokens}))
-        if "range" in str(answer.get("error")):
-            raise InvalidRequest("It holds an id that is no token of this model.", "tokens")
-        _check(answer, request)
-        sink.feed(TextDelta(answer["content"], index))
+        sink.feed(TextDelta(detokenized(answer, request), index))
         sink.feed(Finish("stop", index))
+
+
+def detokenized(answer: dict[str, Any], request: GenerationRequest) -> str:
+    """Return the text of llama.cpp's answer. Raise EngineError."""
+    if "range" in str(answer.get("error")):
+        param = "tokens" if request.operation == "detokenize" else request.subject
+        raise InvalidRequest("It holds an id that is no token of this model.", param)
+    _check(answer, request)
+    return str(answer["content"])
 
 
 def render(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from inference_site.domain.deltas import (
@@ -75,7 +76,9 @@ class ChoiceReader:
         if is_reasoning:
             self._held = ()
         else:
-            self._held += _read_logprobs(wire, self._top_logprobs)
+            # The first token of a prompt has none.
+            unknown = math.nan if self._request.echo else 0.0
+            self._held += _read_logprobs(wire, self._top_logprobs, unknown)
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
@@ -109,13 +112,16 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _read_logprobs(wire: dict[str, Any], top: int) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError."""
+def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[TokenLogprob, ...]:
+    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError.
+
+    ``unknown`` stands for a log probability that the server does not tell.
+    """
     if "content" in wire:
         return tuple(_entry(entry, top) for entry in wire["content"] or ())
     others = wire.get("top_logprobs") or [{}] * len(wire.get("tokens") or ())
     return tuple(
-        _token(token, 0.0 if logprob is None else logprob, _likeliest(likeliest or {}, top))
+        _token(token, unknown if logprob is None else logprob, _likeliest(likeliest or {}, top))
         for token, logprob, likeliest in zip(
             wire.get("tokens") or (), wire.get("token_logprobs") or (), others, strict=False
         )

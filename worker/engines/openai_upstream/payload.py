@@ -49,6 +49,7 @@ class Payloads:
             **self._shared(request),
             "prompt": prompts[0] if len(prompts) == 1 else prompts,
             **self.named({"suffix": request.suffix}),
+            **({"echo": True} if request.echo else {}),
         }
         if request.top_logprobs is not None:
             payload["logprobs"] = max(self._flavor.least_top_logprobs, request.top_logprobs)

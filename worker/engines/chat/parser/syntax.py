@@ -75,7 +75,9 @@ class Syntax:
                 tags: tuple[str, ...] = ("<|channel>", "<channel|>")
             case _:
                 tags = (self.reasoning.start, self.reasoning.end) if self.reasoning else ()
-        return tags + ((*self.tool_format.starts, *self.tool_format.tags) if self.tool_format else ())
+        return tags + (
+            (*self.tool_format.starts, *self.tool_format.tags) if self.tool_format else ()
+        )
 
     @property
     def closing(self) -> str:
