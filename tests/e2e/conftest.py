@@ -53,6 +53,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
         write_adapter(adapters / f"{name}.gguf", seed)
     models = MORE_MODELS.format(root=ROOT, adapters=adapters)
     env = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "IDEMPOTENCY_KEYS": "40"}
+    env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
     with served_stack(models, **env) as running:
         yield running
 
