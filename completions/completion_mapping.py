@@ -43,6 +43,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
         top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
         constraint=to_constraint(body),
         echo=body.reads_prompt,
+        running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
 
 

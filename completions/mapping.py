@@ -58,6 +58,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         response_prefix=_response_prefix(body, plan),
         add_generation_prompt=body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
+        running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
 
 

@@ -131,6 +131,7 @@ class ChatAssembly(Assembly):
     is_legacy: bool = False
     service_tier: Literal["default", "flex"] = "default"
     timings: bool = False
+    continuous_usage: bool = False
 
 
 class ChatAssembler(Assembler):
@@ -217,8 +218,11 @@ class ChatAssembler(Assembler):
             delta,
             logprobs,
             finish_reason,
-            self._tail,
+            self._running_tail() if self._assembly.continuous_usage else self._tail,
         )
+
+    def _running_tail(self) -> bytes:
+        return b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump()) + b"}\n\n"
 
     def _chunk_start(self) -> bytes:
         fields = {

@@ -120,6 +120,7 @@ class CompletionAssembly(Assembly):
     n: int | None = None
     best_of: int = 1
     timings: bool = False
+    continuous_usage: bool = False
 
 
 class CompletionAssembler(Assembler):
@@ -192,13 +193,14 @@ class CompletionAssembler(Assembler):
         return best
 
     def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
+        has_usage = is_last or self._assembly.continuous_usage
         completion = Completion(
             id=self._assembly.completion_id,
             created=self._assembly.created,
             model=self._assembly.model,
             choices=choices,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            usage=wire_usage(self._usage) if is_last else None,
+            usage=wire_usage(self._usage) if has_usage else None,
             timings=wire_timings(self._usage) if is_last and self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")

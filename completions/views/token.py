@@ -42,7 +42,10 @@ class EmbeddingsView(ApiView):
         require_fields(model, "embeddings", body)
         asked = GenerationRequest(model.spec.id, operation="embed", prompts=_inputs(body))
         assembly = EmbeddingAssembly(
-            model.spec.id, body.encoding_format or "float", body.dimensions
+            model.spec.id,
+            body.encoding_format or "float",
+            body.dimensions,
+            may_shorten="dimensions" in model.capabilities,
         )
         submission = Submission(
             EMBEDDING,
@@ -73,7 +76,13 @@ class TokenizeView(ApiView):
         body = parse(TokenizeRequest, request.data)
         model = served_model(caller_of(request), body.model)
         require_fields(model, "tokens", body)
-        asked = GenerationRequest(model.spec.id, operation="tokenize", prompts=(body.prompt,))
+        asked = GenerationRequest(
+            model.spec.id,
+            operation="tokenize",
+            prompts=(body.prompt,),
+            add_special_tokens=body.add_special_tokens is not False,
+            token_texts=bool(body.return_token_strs),
+        )
         return _submit(request, body, model.spec, asked, "tokens")
 
 

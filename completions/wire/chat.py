@@ -36,6 +36,12 @@ class StreamOptions(WireRequest):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk says what was used until then (vLLM)."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class MetadataUpdate(WireRequest):

@@ -69,10 +69,11 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
-    """The token ids of one prompt, with those the model begins every prompt with."""
+    """The token ids of one prompt; ``texts`` are theirs, if they were asked for."""
 
     ids: tuple[int, ...]
     index: int = 0
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

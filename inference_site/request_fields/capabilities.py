@@ -86,7 +86,6 @@ _NEEDS = (
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
     _Need("suffix", "suffix"),
-    _Need("dimensions", "dimensions"),
 )
 """All fields that not every model honours, in the order in which they are checked."""
 

@@ -57,6 +57,23 @@ def test_stream_adds_up_to_the_answer_without_a_stream(client: openai.OpenAI) ->
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_usage_of_every_chunk_grows(client: openai.OpenAI, kind: str) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 6, "stream": True}
+    if kind == "chat":
+        messages: Any = [{"role": "user", "content": "Tell me a story."}]
+        chunks = list(
+            client.chat.completions.create(**asked, messages=messages, stream_options=options)
+        )
+    else:
+        chunks = list(client.completions.create(**asked, prompt="Once", stream_options=options))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-1], len(set(counts))) == (6, 6)
+    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+
+
 def test_usage_comes_last_and_only_when_asked(client: openai.OpenAI) -> None:
     question: dict[str, Any] = {"model": "demo", "messages": ask("Hello"), "stream": True}
     asked = list(client.chat.completions.create(**question, stream_options={"include_usage": True}))

@@ -129,7 +129,10 @@ class CtransformersEngine(Engine):
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         for index, prompt in enumerate(request.prompts):
-            sink.feed(TokensDelta(tuple(self._vocabulary.tokens(str(prompt))), index))
+            tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+            pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+            texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+            sink.feed(TokensDelta(tuple(tokens), index, texts))
             sink.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:

@@ -106,6 +106,8 @@ class ChoiceRun:
             raw = logits.copy() if self.request.top_logprobs is not None else None
             token = self._choose(logits, history, matcher)
             self.usage.output_tokens += 1
+            if self.request.running_usage:
+                self.sink.feed(self.usage.to_delta())
             ended = self._ended(token, text)
             if ended is None and matcher is not None and not matcher.consume_token(token):
                 raise GenerationFailed(f"The grammar does not allow its own token {token}.")

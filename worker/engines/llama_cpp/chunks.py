@@ -72,6 +72,8 @@ class ChunkReader:
         if "error" in chunk:
             raise engine_error(chunk["error"], self._request)
         self._usage.take(chunk, self._stopped)
+        if self._request.running_usage and self._usage.begun:
+            self._sink.feed(self._usage.total())
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}

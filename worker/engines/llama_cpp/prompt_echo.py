@@ -22,7 +22,7 @@ from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_token
-from worker.engines.llama_cpp.tokens import detokenized
+from worker.engines.llama_cpp.tokens import detokenized, piece_of
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
 
 Complete = Callable[[bytes], dict[str, Any]]
@@ -77,7 +77,7 @@ class PromptEcho:
             payload = {"content": prompt, "add_special": True, "parse_special": True}
             answer = self._ask("/tokenize", {**payload, "with_pieces": True}, request)["tokens"]
             tokens = tuple(entry["id"] for entry in answer)
-            pieces = [_bytes(entry["piece"]) for entry in answer]
+            pieces = [piece_of(entry) for entry in answer]
         if len(tokens) > self._spec.context_length:
             raise ContextLengthExceeded(self._spec.context_length, len(tokens), "prompt")
         return tuple(tokens), pieces  # type: ignore[arg-type]  # No text any more.
@@ -158,8 +158,3 @@ class Fresh:
 def _entry(wire: dict[str, Any], top: Sequence[dict[str, Any]]) -> TokenLogprob:
     others = tuple(_entry(other, ()) for other in top)
     return TokenLogprob(wire["token"], wire["logprob"], bytes(wire["bytes"]), others)
-
-
-def _bytes(piece: str | list[int]) -> bytes:
-    """Return a token's text; one that is a part of a character comes as numbers."""
-    return piece.encode() if isinstance(piece, str) else bytes(piece)

@@ -50,7 +50,7 @@ def embed(server: Any, spec: ModelSpec, request: GenerationRequest, sink: Sink) 
 def tokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
     for index, text in _prompts(request, sink):
-        sink.feed(TokensDelta(tuple(_tokens(loopback, request, str(text))), index))
+        sink.feed(_tokens_delta(loopback, request, str(text), index))
         sink.feed(Finish("stop", index))
 
 
@@ -95,6 +95,23 @@ def _tokens(loopback: Loopback, request: GenerationRequest, text: str) -> list[i
     _check(answer, request)
     tokens: list[int] = answer["tokens"]
     return tokens
+
+
+def _tokens_delta(
+    loopback: Loopback, request: GenerationRequest, text: str, index: int
+) -> TokensDelta:
+    payload = {"content": text, "add_special": request.add_special_tokens, "parse_special": True}
+    answer = loopback.post("/tokenize", orjson.dumps({**payload, "with_pieces": True}))
+    _check(answer, request)
+    texts = [piece_of(entry).decode("utf-8", "replace") for entry in answer["tokens"]]
+    ids = tuple(entry["id"] for entry in answer["tokens"])
+    return TokensDelta(ids, index, tuple(texts) if request.token_texts else ())
+
+
+def piece_of(entry: dict[str, Any]) -> bytes:
+    """Return a token's text; one that is a part of a character comes as numbers."""
+    piece: str | list[int] = entry["piece"]
+    return piece.encode() if isinstance(piece, str) else bytes(piece)
 
 
 def _check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from array import array
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -68,7 +69,7 @@ class TokenService:
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         for index, text in enumerate(request.prompts):
-            sink.feed(TokensDelta(self._tokens(str(text), request, sink), index))
+            sink.feed(replace(self._told(str(text), request, sink), index=index))
             sink.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
@@ -84,7 +85,7 @@ class TokenService:
         chat = orjson.loads(self._payloads.chat(request))
         if self._is_llama_cpp:
             text = self._ask("/apply-template", chat, "prompt", str, request, sink)
-            tokens = self._tokens(text, request, sink)
+            tokens = self._told(text, request, sink).ids
         else:
             asked = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
             tokens = tuple(self._ask("/tokenize", asked, "tokens", list, request, sink))
@@ -92,11 +93,21 @@ class TokenService:
         sink.feed(PromptDelta(text, tokens))
         sink.feed(Finish("stop"))
 
-    def _tokens(self, text: str, request: GenerationRequest, sink: Sink) -> tuple[int, ...]:
-        asked: dict[str, Any] = {"model": self._payloads.model, "prompt": text}
+    def _told(self, text: str, request: GenerationRequest, sink: Sink) -> TokensDelta:
+        special, wanted = request.add_special_tokens, request.token_texts
         if self._is_llama_cpp:
-            asked = {"content": text, "add_special": True, "parse_special": True}
-        return tuple(self._ask("/tokenize", asked, "tokens", list, request, sink))
+            asked: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
+            asked |= {"with_pieces": wanted}
+            found = self._ask("/tokenize", asked, "tokens", list, request, sink)
+            ids = (entry["id"] for entry in found) if wanted else found
+            return TokensDelta(tuple(ids), texts=tuple(map(_piece, found)) if wanted else ())
+        asked = {"model": self._payloads.model, "prompt": text}
+        asked |= {} if special else {"add_special_tokens": False}
+        asked |= {"return_token_strs": True} if wanted else {}
+        answer = self._upstream.post(f"{self._server.root_url}/tokenize", asked, request, sink)
+        return TokensDelta(
+            tuple(_checked(answer, "tokens", list)), texts=tuple(answer.get("token_strs") or ())
+        )
 
     def _text(self, tokens: Any, request: GenerationRequest, sink: Sink) -> str:
         if self._is_llama_cpp:
@@ -115,10 +126,20 @@ class TokenService:
         sink: Sink,
     ) -> T:
         answer = self._upstream.post(f"{self._server.root_url}{path}", payload, request, sink)
-        found = answer.get(key)
-        if not isinstance(found, kind):
-            raise GenerationFailed(f"The model's server sent no '{key}'.")
-        return found
+        return _checked(answer, key, kind)
+
+
+def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:
+    found = answer.get(key)
+    if not isinstance(found, kind):
+        raise GenerationFailed(f"The model's server sent no '{key}'.")
+    return found
+
+
+def _piece(entry: dict[str, Any]) -> str:
+    """Return a token's text; one that is a part of a character comes as numbers."""
+    piece = entry["piece"]
+    return piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "replace")
 
 
 def _vector(entry: dict[str, Any]) -> bytes:
