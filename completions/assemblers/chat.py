@@ -95,7 +95,7 @@ class _ChoiceFold:
         self.stop = finish.stop
         return self.finish
 
-    def wire(self, with_logprobs: bool) -> dict[str, Any]:
+    def wire(self, with_logprobs: bool, repeats_calls: bool = False) -> dict[str, Any]:
         """Return the choice of an answer; reasoning and calls are there only when there are any."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
         is_legacy_call = self._is_legacy and bool(self.calls)
@@ -111,9 +111,10 @@ class _ChoiceFold:
             logprobs=_wire_logprobs(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
+            tool_calls=tool_calls or None if repeats_calls else None,
         ).model_dump()
         drop_none(choice["message"], "reasoning_content", "tool_calls", "function_call")
-        drop_none(choice, "stop_str")
+        drop_none(choice, "stop_str", "tool_calls")
         return choice
 
 
@@ -132,6 +133,7 @@ class ChatAssembly(Assembly):
     service_tier: Literal["default", "flex"] = "default"
     timings: bool = False
     continuous_usage: bool = False
+    repeats_calls: bool = False
 
 
 class ChatAssembler(Assembler):
@@ -259,7 +261,8 @@ class ChatAssembler(Assembler):
             timings=wire_timings(self._usage) if self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")
-        completion["choices"] = [choice.wire(self._assembly.logprobs) for choice in self._choices]
+        how = (self._assembly.logprobs, self._assembly.repeats_calls)
+        completion["choices"] = [choice.wire(*how) for choice in self._choices]
         return completion
 
 

@@ -40,7 +40,7 @@ class EmbeddingsView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model)
         require_fields(model, "embeddings", body)
-        asked = GenerationRequest(model.spec.id, operation="embed", prompts=_inputs(body))
+        asked = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
         assembly = EmbeddingAssembly(
             model.spec.id,
             body.encoding_format or "float",
@@ -58,7 +58,8 @@ class EmbeddingsView(ApiView):
         return respond(request, submission)
 
 
-def _inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+def to_inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+    """Return what is to be embedded. Raise InvalidRequestError for an empty text."""
     inputs = to_prompts(body.input)
     if "" in inputs:
         raise InvalidRequestError("Invalid 'input': a text must not be empty.", param="input")

@@ -94,6 +94,8 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     truncate_sequence: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: dict[str, Any] | None = None
     store: bool | None = None
     metadata: Metadata | None = None
     service_tier: ServiceTier | None = None
@@ -167,13 +169,14 @@ class ResponseMessage(WireObject):
 
 
 class Choice(WireObject):
-    """``choices[]`` of an answer."""
+    """``choices[]`` of an answer; a site may repeat the message's ``tool_calls`` there."""
 
     index: int
     message: ResponseMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None
     stop_str: str | int | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class Timings(WireObject):

@@ -13,13 +13,15 @@ from inference_site.domain.sampling import Sampling
 class Tool:
     """A function the model may call; ``parameters`` is the JSON schema of its arguments.
 
-    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``).
+    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``), which is
+    of the ``grammar`` if there is one.
     """
 
     name: str
     description: str | None
     parameters: dict[str, Any]
     is_custom: bool = False
+    grammar: Constraint | None = None
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
@@ -105,6 +107,14 @@ class GenerationRequest:
     def answers(self) -> int:
         """How many choices there are in all; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
+
+    @property
+    def forced_grammar(self) -> Constraint | None:
+        """What the text of the one call that must come is bound to, if it is a text with a grammar.
+
+        Where the model chooses what to call, it is only shown the grammar.
+        """
+        return self.tools[0].grammar if self.must_call and len(self.tools) == 1 else None
 
     @property
     def scores_prompts(self) -> bool:

@@ -32,7 +32,8 @@ class Submission:
     ``texts`` are long texts that the frames and the document repeat; a stream that ``is_resumable``
     may be read again after it has ended. ``with_row`` is written in the transaction that accepts
     it. In the ``background`` it outlives its client; otherwise by ``grace_s`` seconds, in which it
-    can be read again. ``continues`` is the generation whose prefix it has.
+    can be read again. ``continues`` is the generation whose prefix it has. With
+    ``lines`` a stream is lines of JSON instead of events.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    lines: bool = False
 
 
 def follow(submission: Submission) -> Follower:
@@ -125,7 +127,13 @@ def respond(
     outcome_of(request._request).started_id = submission.generation_id
     if follower is not None:
         cancels = not submission.background
-        handoff = HandOff(follower, submission.stream, submission.frames, cancels=cancels)
+        handoff = HandOff(
+            follower,
+            submission.stream,
+            submission.frames,
+            cancels=cancels,
+            lines=submission.lines,
+        )
         answer = hand_off(request._request, handoff)
     assert answer is not None
     if submission.ignored_params:

@@ -30,6 +30,15 @@ OTHER_MODELS = """
     flavor: llama_cpp
     slots: 2
     context_length: 512
+  told:
+    file: {file}
+    slots: 2
+    threads: 1
+    context_length: 1024
+    tool_format: hermes
+    force_enable_thinking: true
+    stop_texts: [" three"]
+    forced_sampling: {{temperature: 0}}
   old:
     engine: ctransformers
     file: {file}
@@ -80,6 +89,7 @@ def other_stack(odd: UpstreamServer, hook_notes: Path) -> Iterator[ServedStack]:
     with llama_server(slots=2, context_length=512) as llama:
         models = OTHER_MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
         env = {**hooks, "HOOK_NOTES": str(hook_notes), "ODD_KEY": "sk-of-the-operator"}
+        env["TOOL_CALLS_IN_CHOICES"] = "true"
         with served_stack(models, **env) as running:
             yield running
 

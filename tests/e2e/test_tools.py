@@ -9,6 +9,8 @@ import openai
 import pydantic
 import pytest
 
+from tests.served_stack import ServedStack
+
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -124,6 +126,37 @@ def test_allowed_tools_hide_the_others(client: openai.OpenAI) -> None:
     )
     names = [call.function.name for call in choice.message.tool_calls or []]
     assert "get_weather" not in names
+
+
+def test_site_may_repeat_calls_beside_the_message(
+    client: openai.OpenAI, other_stack: ServedStack
+) -> None:
+    plain = ask(client, OSLO, tools=[WEATHER]).to_dict()
+    assert "tool_calls" not in plain
+    repeated = ask(other_stack.client(), OSLO, tools=[WEATHER]).to_dict()
+    assert repeated["tool_calls"] == repeated["message"]["tool_calls"]
+
+
+def test_tools_and_parts_of_responses_are_taken_and_stored_as_chats_have_them(
+    client: openai.OpenAI,
+) -> None:
+    flat: Any = {"type": "function", **PICK["function"]}
+    parts = [{"type": "input_text", "text": "Tell me"}, {"text": " a story."}]
+    messages: list[Any] = [{"role": "user", "content": parts}]
+    named: Any = {"type": "function", "name": "pick"}
+    body: dict[str, Any] = {"model": "demo", "messages": messages, "temperature": 0}
+    for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
+        asked: Any = {**body, "tools": [flat, WEATHER], "tool_choice": choice}
+        made = client.chat.completions.create(**asked, store=True)
+        assert made.choices[0].message.tool_calls[0].function.name == "pick"
+        chunks = client.chat.completions.create(**asked, stream=True)
+        calls = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
+        assert calls[0].function.name == "pick"
+    [stored] = client.chat.completions.messages.list(made.id).data
+    assert stored.to_dict()["content_parts"] == [
+        {"type": "text", "text": "Tell me"},
+        {"type": "text", "text": " a story."},
+    ]
 
 
 @pytest.mark.parametrize("asked", [{"logprobs": True, "top_logprobs": 2}, {"stop_token_ids": [5]}])

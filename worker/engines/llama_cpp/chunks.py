@@ -24,7 +24,7 @@ from inference_site.domain.errors import (
 )
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.chat.forced_call import ForcedCall, new_call_id
+from worker.engines.chat.forced_call import forced_reader, new_call_id
 from worker.engines.llama_cpp.stop_tokens import cut_at
 
 
@@ -36,7 +36,9 @@ class ChunkReader:
         self._request = request
         self._top_logprobs = request.top_logprobs
         self._forced = (
-            [ForcedCall(index) for index in range(request.answers)] if request.must_call else None
+            [forced_reader(request, index) for index in range(request.answers)]
+            if request.must_call
+            else None
         )
         self._usage = UsageReader(request.choices)
         self._stop_ids = frozenset(request.stop_token_ids)

@@ -28,7 +28,7 @@ from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.grammar_meter import GrammarMeter
 from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, refuse_media
+from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
@@ -115,7 +115,7 @@ def _checked_path(spec: ModelSpec) -> str:
 
 def _measured(request: GenerationRequest, sink: Sink) -> Sink:
     """Return a sink that measures the client's grammar, if there is one; schemas need none."""
-    constraint = request.constraint
+    constraint = request.constraint or request.forced_grammar
     if constraint is None or constraint.kind in ("json_object", "json_schema"):
         return sink
     return GrammarMeter(sink, constraint)
@@ -133,8 +133,7 @@ class LlamaCppEngine(Engine):
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
-        if needs_own_chat(request):
-            refuse_media(request)
+        if needs_own_chat(request, self._spec):
             self._own_chat.chat(request, sink)
             return
         encode = partial(encode_chat, may_think=self._may_think)
@@ -212,6 +211,9 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
+        if reads_its_own_way(self._spec):
+            self._own_chat.render(request, sink)
+            return
         render(self._loopback, self._spec, request, sink)
 
     @property

@@ -126,7 +126,7 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
 def _stops_of_family(spec: ModelSpec) -> tuple[str, ...]:
     """Return what ends a turn of the template's family; the tokenizer may not know it as an end."""
     family = FAMILIES.get(spec.options.get("chat_template", ""))
-    return family.stop if family else ()
+    return (*(family.stop if family else ()), *spec.options.get("stop_texts", ()))
 
 
 def _limit(tokens: int | None, context_length: int) -> int | None:
@@ -152,6 +152,9 @@ def _with_tools(
     # Templates are shown a description by llama.cpp whether there is one or not.
     tools = [wire_tool(replace(tool, description=tool.description or "")) for tool in request.tools]
     shown = {"chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools}}
+    if request.forced_grammar is not None:
+        shown["chat_template_kwargs"]["enable_thinking"] = False  # It would bind thoughts too.
+        return {**payload, **shown, **constraint_fields(request.forced_grammar, from_start=True)}
     if request.must_call:
         call = schema_fields(call_schema(request.tools), "tools", from_start=not thinks)
         return {**payload, **shown, **call}

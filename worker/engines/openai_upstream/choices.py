@@ -15,7 +15,7 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import GenerationFailed
 from inference_site.domain.request import GenerationRequest
-from worker.engines.chat.forced_call import ForcedCall
+from worker.engines.chat.forced_call import forced_reader
 from worker.engines.openai_upstream.tool_calls import CallReader
 
 _FAILURES = ("abort", "error")
@@ -33,7 +33,8 @@ class ChoiceReader:
         self._request, self._index = request, index
         self._top_logprobs = request.top_logprobs
         self._must_call = request.must_call
-        self._forced = ForcedCall(index) if request.must_call and forced_by_schema else None
+        by_text = forced_by_schema or request.forced_grammar is not None
+        self._forced = forced_reader(request, index) if request.must_call and by_text else None
         self._calls = CallReader(index)
         self._held: tuple[TokenLogprob, ...] = ()
         self.finished = False

@@ -123,6 +123,11 @@ class Payloads:
         tools = [wire_tool(tool) for tool in request.tools]
         if not tools:
             return {}
+        if request.forced_grammar is not None:
+            return {
+                **self.named({"chat_template_kwargs": {"tools": tools, "enable_thinking": False}}),
+                **constraint_fields(request.forced_grammar, self._server),
+            }
         if request.must_call and self._flavor.forces_by_schema:
             # The tools reach the template as a variable; the answer is read as a call.
             return {
