@@ -66,6 +66,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         response_prefix=_response_prefix(body, plan),
         add_generation_prompt=body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
+        return_progress=bool(body.stream and body.return_progress),
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
 

@@ -36,6 +36,7 @@ from completions.wire.tools import (
 from inference_site.domain.deltas import (
     Delta,
     Finish,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -144,7 +145,7 @@ class ChatAssembler(Assembler):
         self._stream, self._is_legacy = assembly.stream, assembly.is_legacy
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
-        self._begun = False
+        self._begun = self._begun_reading = False
         start = self._chunk_start()
         self._heads = [
             b'data: %b,"choices":[{"index":%d,"delta":' % (start, index)
@@ -175,6 +176,8 @@ class ChatAssembler(Assembler):
                 return self._chunks(index, b"{}", reason)
             case Usage():
                 self._usage = delta
+            case PromptProgress():
+                return self._progress_chunk(delta)
         return ()
 
     def complete(self) -> Ending:
@@ -193,7 +196,8 @@ class ChatAssembler(Assembler):
         """End with the error, and with what was answered until then."""
         has_output = any(c.text or c.reasoning or c.calls for c in self._choices)
         partial = self.completion() if has_output else None
-        return replace(failure(error, partial), is_early=not self._begun)
+        is_early = not self._begun and not self._begun_reading
+        return replace(failure(error, partial), is_early=is_early)
 
     def _chunks(
         self,
@@ -244,6 +248,20 @@ class ChatAssembler(Assembler):
         if self._assembly.timings:
             chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
         return chunk + b"}\n\n"
+
+    def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
+        """Return a chunk without choices, in llama-server's words."""
+        if not self._stream:
+            return ()
+        self._begun_reading = True
+        told = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": progress.elapsed_ms,
+        }
+        head = b"data: " + self._chunk_start() + b',"choices":[],"prompt_progress":'
+        return (head + orjson.dumps(told) + self._tail,)
 
     def _body(self) -> bytes:
         return b"" if self._stream else orjson.dumps(self.completion())

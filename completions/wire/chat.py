@@ -94,6 +94,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     truncate_sequence: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     audio: dict[str, Any] | None = None
     store: bool | None = None
@@ -250,8 +251,20 @@ class ChunkChoice(WireObject):
     stop_str: str | int | None = None
 
 
+class PromptProgress(WireObject):
+    """``prompt_progress``: tokens of the prompt, and milliseconds; cached ⊂ processed ⊂ total."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class ChatCompletionChunk(WireObject):
-    """One event of a stream. ``usage`` is there only when asked for: null, then the counts."""
+    """One event of a stream. ``usage`` is there only when asked for: null, then the counts.
+
+    A chunk with ``prompt_progress`` has no choices.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -262,3 +275,4 @@ class ChatCompletionChunk(WireObject):
     system_fingerprint: str
     usage: CompletionUsage | None = None
     timings: Timings | None = None
+    prompt_progress: PromptProgress | None = None

@@ -85,6 +85,16 @@ class PromptDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt has been read, in tokens; cached ⊂ processed ⊂ total."""
+
+    total: int
+    cached: int
+    processed: int
+    elapsed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of one choice; each choice has exactly one.
 
@@ -118,6 +128,7 @@ Delta = (
     | EmbeddingDelta
     | TokensDelta
     | PromptDelta
+    | PromptProgress
     | Finish
     | Usage
 )

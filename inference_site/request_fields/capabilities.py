@@ -96,7 +96,7 @@ _MAPPED = ("reasoning.effort", "text.verbosity", "reasoning_effort", "verbosity"
 """Fields that a server may have under a name of its own, without a template that is known here."""
 _FOR_THE_ENGINE = (
     *SamplerFields.model_fields,
-    *("logit_bias", "ignore_eos", "reasoning_budget", "add_generation_prompt"),
+    *("logit_bias", "ignore_eos", "reasoning_budget", "add_generation_prompt", "return_progress"),
 )
 """Fields that change what comes, which a server may not know."""
 

@@ -37,7 +37,7 @@ OTHER_MODELS = """
     context_length: 1024
     tool_format: hermes
     force_enable_thinking: true
-    stop_texts: [" three"]
+    stop_texts: [", 9"]
     forced_sampling: {{temperature: 0}}
   old:
     engine: ctransformers

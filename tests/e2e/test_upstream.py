@@ -244,8 +244,7 @@ def test_entry_says_how_its_answers_are_read_and_drawn(remote: openai.OpenAI, st
     assert story[1]
     assert story == answer("Tell me a story.", temperature=1.5, seed=2)
     assert answer("What is the weather in Oslo?", tools=[WEATHER])[2] == ["get_weather"]
-    counted = answer("Count from one to ten in words.")[0]
-    assert " three" not in counted
+    assert answer("Count from 1 to 20.")[0].endswith("7, 8")
     asked: Any = {"model": "told", "input": "Tell me a story.", "temperature": 2.0}
     made: Any = remote.responses.create(**asked, stream=stream)
     response = list(made)[-1].response if stream else made

@@ -12,8 +12,8 @@ import re
 import secrets
 from typing import Any
 
-from inference_site.domain.deltas import Constraint, GenerationRequest, ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.domain.deltas import ToolCallDelta
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from worker.engines.chat.tool_schemas import arguments_schema
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')

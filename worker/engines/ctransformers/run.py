@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from inference_site.domain.deltas import Finish, TokenLogprob, Usage
+from inference_site.domain.deltas import Finish, PromptProgress, TokenLogprob, Usage
 from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
@@ -95,6 +95,9 @@ class ChoiceRun:
             if self.sink.cancelled:
                 return False
             context.read(prompt[first : first + PREFILL_BATCH])
+            if self.request.return_progress:
+                done, elapsed_ms = len(context.tokens), (time.perf_counter() - started) * 1000
+                self.sink.feed(PromptProgress(len(prompt), cached, done, elapsed_ms))
         self.usage.prefill_ms += (time.perf_counter() - started) * 1000
         return True
 

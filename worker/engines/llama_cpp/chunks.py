@@ -10,6 +10,7 @@ import orjson
 from inference_site.domain.deltas import (
     Finish,
     FinishReason,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -76,6 +77,8 @@ class ChunkReader:
         self._usage.take(chunk, self._stopped)
         if self._request.running_usage and self._usage.begun:
             self._sink.feed(self._usage.total())
+        if self._request.return_progress and (progress := chunk.get("prompt_progress")):
+            self._sink.feed(_progress(progress))
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
@@ -185,6 +188,10 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
         )
         for entry in choice["logprobs"]["content"]
     )
+
+
+def _progress(wire: dict[str, Any]) -> PromptProgress:
+    return PromptProgress(wire["total"], wire["cache"], wire["processed"], wire["time_ms"])
 
 
 def engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:

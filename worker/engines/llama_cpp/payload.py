@@ -58,6 +58,7 @@ def encode_completion(
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
         "preserved_tokens": shown,
+        "return_progress": request.return_progress,
     }
     return orjson.dumps(payload)
 
