@@ -87,7 +87,7 @@ def test_reading_of_a_long_prompt_is_told_when_asked(client: openai.OpenAI) -> N
     told: list[Any] = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
     assert len(told) > 1
     assert [t["processed"] for t in told] == sorted(t["processed"] for t in told)
-    assert all(t["total"] == chunks[-1]["usage"]["prompt_tokens"] for t in told)  # type: ignore[index]  # It is there.
+    assert all(t["total"] == chunks[-1]["usage"]["prompt_tokens"] for t in told)
     assert all(c["choices"] == [] for c in chunks if "prompt_progress" in c)
     plain = client.chat.completions.create(**{**asked, "extra_body": {}})
     assert all("prompt_progress" not in chunk.to_dict() for chunk in plain)

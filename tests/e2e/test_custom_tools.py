@@ -94,7 +94,7 @@ def test_forced_call_has_a_text_of_the_grammar(
     del body["seed"]
     made = client.responses.create(**body, tool_choice=choice)
     [item] = made.output
-    assert re.fullmatch(pattern, item.input)  # type: ignore[union-attr]  # A call.
+    assert re.fullmatch(pattern, item.input)
     assert made.tools[0].to_dict() == flat
     events = list(client.responses.create(**body, tool_choice="required", stream=True))
     [done] = [e for e in events if e.type == "response.custom_tool_call_input.done"]

@@ -24,7 +24,7 @@ def get_weather(city: str) -> str:
 
 
 @pytest.fixture
-def client(stack: ServedStack) -> Iterator[ollama.Client]:  # type: ignore[override]  # Another API's.
+def client(stack: ServedStack) -> Iterator[ollama.Client]:
     """The official client."""
     opened = ollama.Client(stack.url, headers={"Authorization": f"Bearer {stack.key}"})
     yield opened
