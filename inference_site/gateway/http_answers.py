@@ -21,7 +21,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _FIRST_PING_S = 0.9
 """When nothing has come by then, the headers and a comment go out: within the first second."""
-_PING = b": ping\n\n"
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -98,15 +98,15 @@ class SseSink(JsonSink):
             await self._begin(200, self._form)
             frames = [*self._opening, *frames]
         if ending is not None and ending.error_code and not ending.body:
-            frames.append(self._unknown_failure())
+            frames += self._unknown_failure()
         # One write an event: some clients forget an event that arrives in two reads.
         for frame in frames or [self._silence]:
             await self._write(frame, more=True)
         if ending is not None:
             await self._write(b"", more=False)
 
-    def _unknown_failure(self) -> bytes:
-        return b"data: " + InternalError().body + b"\n\n"
+    def _unknown_failure(self) -> list[bytes]:
+        return [b"data: " + InternalError().body + b"\n\n", _DONE]
 
     def _failed_early(self, ending: Ending, batches: Sequence[Batch]) -> bool:
         is_first = len(batches) == 1 and batches[0].first == len(self._opening)
@@ -119,8 +119,8 @@ class LinesSink(SseSink):
     _form = [(b"content-type", b"application/x-ndjson"), *_SSE_HEADERS[1:]]
     _silence = b""
 
-    def _unknown_failure(self) -> bytes:
-        return orjson.dumps({"error": InternalError().message}) + b"\n"
+    def _unknown_failure(self) -> list[bytes]:
+        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
 
 
 async def send_response(response: HttpResponseBase, send: Send) -> None:

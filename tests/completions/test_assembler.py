@@ -23,6 +23,7 @@ from inference_site.domain.deltas import (
     FinishReason,
     ReasoningDelta,
     TextDelta,
+    ToolCallDelta,
     Usage,
 )
 from inference_site.domain.errors import (
@@ -261,3 +262,13 @@ def test_embeddings_of_a_model_that_cannot_be_shortened_have_its_own_dimensions_
         with pytest.raises(InvalidRequest, match="the model has 2") as caught:
             assembler.feed(vector)
         assert caught.value.param == "dimensions"
+
+
+def test_calls_are_repeated_beside_the_message_where_a_site_says_so() -> None:
+    deltas = [ToolCallDelta(0, "{}", "call_1", "f"), Finish("tool_calls")]
+    for repeats in (False, True):
+        assembler = ChatAssembler(ChatAssembly("chatcmpl-1", 0, "m", repeats_calls=repeats))
+        for delta in deltas:
+            assembler.feed(delta)
+        [choice] = orjson.loads(assembler.complete().body)["choices"]
+        assert choice.get("tool_calls") == (choice["message"]["tool_calls"] if repeats else None)

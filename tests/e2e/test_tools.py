@@ -9,8 +9,6 @@ import openai
 import pydantic
 import pytest
 
-from tests.served_stack import ServedStack
-
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -126,15 +124,6 @@ def test_allowed_tools_hide_the_others(client: openai.OpenAI) -> None:
     )
     names = [call.function.name for call in choice.message.tool_calls or []]
     assert "get_weather" not in names
-
-
-def test_site_may_repeat_calls_beside_the_message(
-    client: openai.OpenAI, other_stack: ServedStack
-) -> None:
-    plain = ask(client, OSLO, tools=[WEATHER]).to_dict()
-    assert "tool_calls" not in plain
-    repeated = ask(other_stack.client(), OSLO, tools=[WEATHER]).to_dict()
-    assert repeated["tool_calls"] == repeated["message"]["tool_calls"]
 
 
 def test_tools_and_parts_of_responses_are_taken_and_stored_as_chats_have_them(
