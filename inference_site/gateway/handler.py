@@ -88,8 +88,8 @@ class ApiHandler:
         try:
             return _view_response(request)
         except Http404:
-            error = NotFoundError(f"Invalid URL ({request.method} {request.path})")
-            return error_response(error, request.path)
+            unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
+            return error_response(unknown, request.path)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)

@@ -265,7 +265,7 @@ def test_embeddings_of_a_model_that_cannot_be_shortened_have_its_own_dimensions_
 
 
 def test_calls_are_repeated_beside_the_message_where_a_site_says_so() -> None:
-    deltas = [ToolCallDelta(0, "{}", "call_1", "f"), Finish("tool_calls")]
+    deltas: list[Delta] = [ToolCallDelta(0, "{}", "call_1", "f"), Finish("tool_calls")]
     for repeats in (False, True):
         assembler = ChatAssembler(ChatAssembly("chatcmpl-1", 0, "m", repeats_calls=repeats))
         for delta in deltas:

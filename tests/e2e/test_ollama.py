@@ -51,7 +51,7 @@ def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
 def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
     asked: dict[str, Any] = {"model": "demo", "tools": [get_weather], "options": GREEDY}
     first = client.chat(messages=OSLO, **asked)
-    [call] = first.message.tool_calls or ()
+    [call] = list(first.message.tool_calls or [])
     assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Oslo"})
     parts = list(client.chat(messages=OSLO, stream=True, **asked))
     calls = [call for part in parts for call in part.message.tool_calls or ()]
@@ -72,7 +72,7 @@ def test_format_and_thinking_are_as_asked(client: ollama.Client) -> None:
     bound = client.chat("demo", HELLO, format=schema, options=GREEDY)
     assert json.loads(bound.message.content or "")["colour"] in ("red", "green")
     made = client.generate("demo", "Hello", format="json", options={**GREEDY, "num_predict": 200})
-    assert made.response.startswith("{")
+    assert (made.response or "").startswith("{")
     thought = client.chat("demo", OSLO, think=True, options={**GREEDY, "num_predict": 300})
     assert thought.message.thinking
     assert not client.chat("demo", OSLO, think=False, options=GREEDY).message.thinking
@@ -83,9 +83,9 @@ def test_prompts_are_answered_or_continued(client: ollama.Client) -> None:
     assert answered.response
     assert answered.done
     parts = list(client.generate("demo", "Hello", system="Be brief.", options=GREEDY, stream=True))
-    assert "".join(part.response for part in parts) == answered.response
+    assert "".join(part.response or "" for part in parts) == answered.response
     raw = client.generate("demo", "The capital of France is", raw=True, options=GREEDY)
-    assert raw.response.startswith(" Paris")
+    assert (raw.response or "").startswith(" Paris")
     assert client.generate("demo", "").done_reason == "load"
     filled = client.generate("tuned", "Once", suffix="the end.", options=GREEDY)
     assert filled.eval_count
@@ -117,7 +117,7 @@ def test_errors_have_the_form_of_ollama(
 ) -> None:
     for stream in (False, True):
         with pytest.raises(ollama.ResponseError) as caught:
-            list(client.chat("nothing", HELLO, stream=stream))  # type: ignore[call-overload]  # Either.
+            list(client.chat("nothing", HELLO, stream=stream))
         assert caught.value.status_code == 404
         assert "nothing" in caught.value.error
     script: list[Any] = [{"role": "user", "content": '[{"fail": "broken"}]'}]
