@@ -220,6 +220,10 @@ KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
 MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
 # What the bodies of all requests that are being received or checked may take, in one web process.
 MAX_BODIES_BYTES = environment.number("MAX_BODIES_BYTES", 8 * MAX_BODY_BYTES, minimum=1)
+# Whether whole chat completions repeat their calls in choices[].tool_calls, as oxillama does.
+TOOL_CALLS_IN_CHOICES = environment.boolean("TOOL_CALLS_IN_CHOICES", False)
+# Whose pages may use the API from a browser; "*" is everybody's.
+CORS_ALLOWED_ORIGINS = environment.items("CORS_ALLOWED_ORIGINS")
 BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
 # How long a client that reads nothing of its answer keeps its connection.
 READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)

@@ -84,6 +84,7 @@ class Entry(OperatorSettings):
     price: PriceEntry = PriceEntry()
     lora_adapters: dict[str, FileName] = {}
     sampling: SamplerDefaults = SamplerDefaults()
+    forced_sampling: SamplerDefaults = SamplerDefaults()
 
     @field_validator("projects", mode="before")
     @classmethod

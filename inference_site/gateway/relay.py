@@ -28,6 +28,7 @@ from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.head import LookAt, length_of_body
 from inference_site.gateway.http_answers import (
     JsonSink,
+    LinesSink,
     Receive,
     Send,
     SseSink,
@@ -162,7 +163,8 @@ async def _send_answer(answer: Answer, started_at: float, receive: Receive, send
     elif (handoff := outcome.handoff) is None:
         await send_response(response, send)
     elif handoff.stream:
-        sink = SseSink(*http, handoff.opening, may_be_status=handoff.cancels)
+        form = LinesSink if handoff.lines else SseSink
+        sink = form(*http, handoff.opening, may_be_status=handoff.cancels)
         await _send_generation(handoff, sink, receive)
     else:
         await _send_generation(handoff, JsonSink(*http), receive)

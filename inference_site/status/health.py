@@ -44,6 +44,21 @@ class Readiness(WireObject):
     models: dict[str, str] = {}
 
 
+class Version(WireObject):
+    """The answer of ``GET /version``."""
+
+    version: str
+
+
+class VersionView(OpenView):
+    """``GET /version``."""
+
+    @documented(answer=Version)
+    def get(self, request: Request) -> Response:
+        """Tell the release that runs."""
+        return Response(Version(version=settings.VERSION).model_dump())
+
+
 class HealthView(OpenView):
     """``GET /health``: the web process answers."""
 

@@ -36,8 +36,8 @@ class Submission:
     from what is stored, so its log need not be kept for that. ``with_row`` is written in the
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
-    refused.
+    it has. With ``lines`` a stream is lines of JSON instead of events. While one with the same
+    ``idempotency_key`` of its caller runs, or has completed, it is refused.
     """
 
     kind: str
@@ -56,6 +56,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    lines: bool = False
     idempotency_key: str = ""
 
 
@@ -140,7 +141,13 @@ def respond(
     outcome_of(request._request).started_id = submission.generation_id
     if follower is not None:
         cancels = not submission.background
-        handoff = HandOff(follower, submission.stream, submission.frames, cancels=cancels)
+        handoff = HandOff(
+            follower,
+            submission.stream,
+            submission.frames,
+            cancels=cancels,
+            lines=submission.lines,
+        )
         answer = hand_off(request._request, handoff)
     assert answer is not None
     if submission.ignored_params:

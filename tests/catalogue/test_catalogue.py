@@ -153,8 +153,8 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {projects: web}}", "models.m.projects: must be a list"),
         ("models: {m: {projects: []}}", "models.m.projects: it is empty; leave it out for all"),
         (
-            "models: {m: {tool_format: hermes}}",
-            "models.m.tool_format: llama_cpp takes no such option; ctransformers would.",
+            "models: {m: {lib: basic}}",
+            "models.m.lib: llama_cpp takes no such option; ctransformers would.",
         ),
         (
             "models: {m: {engine: openai_upstream, mmproj: a.gguf}}",

@@ -31,6 +31,15 @@ OTHER_MODELS = """
     flavor: llama_cpp
     slots: 2
     context_length: 512
+  told:
+    file: {file}
+    slots: 2
+    threads: 1
+    context_length: 1024
+    tool_format: hermes
+    force_enable_thinking: true
+    stop_texts: [", 9"]
+    forced_sampling: {{temperature: 0}}
   old:
     engine: ctransformers
     file: {file}
@@ -95,6 +104,7 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
     short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
     env = {**hooks, **short, "IDEMPOTENCY_KEYS": "40", "ODD_KEY": "sk-of-the-operator"}
+    env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
     with served_stack(models, **env, HOOK_NOTES=str(hook_notes)) as running:
         yield running
 

@@ -19,7 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.deltas import Delta, Finish, Usage
+from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage
 from inference_site.domain.errors import (
     DocumentLost,
     EngineError,
@@ -79,7 +79,7 @@ class Run:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta
-        else:
+        elif not isinstance(delta, PromptProgress):
             self._note(delta)
         for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
             self._pass_on(piece)

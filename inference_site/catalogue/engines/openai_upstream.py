@@ -102,6 +102,13 @@ class UpstreamOptions(EngineOptions):
         return value
 
 
+def honoured(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of fields that the model's server is told of."""
+    options = UpstreamOptions.of(spec)
+    named = {**FLAVORS[options.flavor].fields, **options.fields}
+    return frozenset(name for name, target in named.items() if target is not None)
+
+
 def capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for: what is declared, else the flavor's."""
     declared = spec.options.get("capabilities")

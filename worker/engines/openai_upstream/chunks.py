@@ -127,6 +127,8 @@ class ChunkReader:
             self._finish()
             return
         deltas = self._read(event)
+        if self.request.running_usage and self.begun:
+            self.account()
         for delta in deltas:
             self._sink.feed(delta)
 

@@ -49,6 +49,7 @@ class Payloads:
             **self._shared(request),
             "prompt": prompts[0] if len(prompts) == 1 else prompts,
             **self.named({"suffix": request.suffix}),
+            **({"echo": True} if request.echo else {}),
         }
         if request.top_logprobs is not None:
             payload["logprobs"] = max(self._flavor.least_top_logprobs, request.top_logprobs)
@@ -122,6 +123,11 @@ class Payloads:
         tools = [wire_tool(tool) for tool in request.tools]
         if not tools:
             return {}
+        if request.forced_grammar is not None:
+            return {
+                **self.named({"chat_template_kwargs": {"tools": tools, "enable_thinking": False}}),
+                **constraint_fields(request.forced_grammar, self._server),
+            }
         if request.must_call and self._flavor.forces_by_schema:
             # The tools reach the template as a variable; the answer is read as a call.
             return {

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import math
 from array import array
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from inference_site.domain.deltas import (
@@ -68,7 +69,8 @@ class TokenService:
     async def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         for index, text in enumerate(request.prompts):
-            sink.feed(TokensDelta(await self._tokens(str(text), request, sink), index))
+            told = await self._told(str(text), request, sink)
+            sink.feed(replace(told, index=index))
             sink.feed(Finish("stop", index))
 
     async def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
@@ -84,7 +86,7 @@ class TokenService:
         chat = self._payloads.chat(request)
         if self._is_llama_cpp:
             text = await self._ask("/apply-template", chat, "prompt", str, request, sink)
-            tokens = await self._tokens(text, request, sink)
+            tokens = (await self._told(text, request, sink)).ids
         else:
             asked = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
             tokens = tuple(await self._ask("/tokenize", asked, "tokens", list, request, sink))
@@ -92,11 +94,21 @@ class TokenService:
         sink.feed(PromptDelta(text, tokens))
         sink.feed(Finish("stop"))
 
-    async def _tokens(self, text: str, request: GenerationRequest, sink: Sink) -> tuple[int, ...]:
-        asked: dict[str, Any] = {"prompt": text}
+    async def _told(self, text: str, request: GenerationRequest, sink: Sink) -> TokensDelta:
+        special, wanted = request.add_special_tokens, request.token_texts
         if self._is_llama_cpp:
-            asked = {"content": text, "add_special": True, "parse_special": True}
-        return tuple(await self._ask("/tokenize", asked, "tokens", list, request, sink))
+            asked: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
+            asked |= {"with_pieces": wanted}
+            found = await self._ask("/tokenize", asked, "tokens", list, request, sink)
+            ids = (entry["id"] for entry in found) if wanted else found
+            return TokensDelta(tuple(ids), texts=tuple(map(_piece, found)) if wanted else ())
+        asked = {"prompt": text}
+        asked |= {} if special else {"add_special_tokens": False}
+        asked |= {"return_token_strs": True} if wanted else {}
+        answer = await self._post("/tokenize", asked, request, sink)
+        return TokensDelta(
+            tuple(_checked(answer, "tokens", list)), texts=tuple(answer.get("token_strs") or ())
+        )
 
     async def _text(self, tokens: Any, request: GenerationRequest, sink: Sink) -> str:
         key = "content" if self._is_llama_cpp else "prompt"
@@ -111,13 +123,28 @@ class TokenService:
         request: GenerationRequest,
         sink: Sink,
     ) -> T:
-        answer = await self._upstream.post(
+        return _checked(await self._post(path, payload, request, sink), key, kind)
+
+    async def _post(
+        self, path: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._upstream.post(
             lambda address: f"{address.root_url}{path}", payload, request, sink
         )
-        found = answer.get(key)
-        if not isinstance(found, kind):
-            raise GenerationFailed(f"The model's server sent no '{key}'.")
-        return found
+        return answer
+
+
+def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:
+    found = answer.get(key)
+    if not isinstance(found, kind):
+        raise GenerationFailed(f"The model's server sent no '{key}'.")
+    return found
+
+
+def _piece(entry: dict[str, Any]) -> str:
+    """Return a token's text; one that is a part of a character comes as numbers."""
+    piece = entry["piece"]
+    return piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "replace")
 
 
 def _embeddings(address: Address) -> str:
