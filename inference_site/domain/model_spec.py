@@ -37,8 +37,9 @@ class ModelSpec:
     names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
     use it, none for all.
     ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
-    leave out. ``keep_alive_s`` is how long a model that was loaded at run time may be idle, None
-    for ever. ``options`` belong to the engine alone; each engine documents its own.
+    leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
+    model that was loaded at run time may be idle, None for ever. ``options`` belong to the engine
+    alone; each engine documents its own.
     """
 
     id: str
@@ -55,6 +56,7 @@ class ModelSpec:
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     keep_alive_s: float | None = None
+    forced_sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
 
     def is_for(self, project: str) -> bool:

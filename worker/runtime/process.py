@@ -15,8 +15,9 @@ import redis.exceptions
 from celery import Celery, signals
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalogue, start_specs
+from inference_site.catalogue.catalogue import catalogue, start_specs, watch_folder
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet.commands import Command
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
@@ -47,12 +48,15 @@ def run_worker(
     names: Sequence[str],
     loglevel: str = "INFO",
     wait: Callable[[], None] = lambda: None,
+    *,
+    takes_new: bool = False,
 ) -> int:
     """Serve the models of these names until stopped; return the exit status.
 
     SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
     models are loading, SIGTERM ends it at once. The function returns in child workers too, which
-    are forked from here. ``wait`` is called before anything is served.
+    are forked from here. ``wait`` is called before anything is served. A worker that ``takes_new``
+    loads each model whose file appears while it runs.
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
     specs = start_specs(names)
@@ -61,7 +65,7 @@ def run_worker(
     if isinstance(role, ChildOrder):
         return _serve(app, _child_specs(role), loglevel, role)
     wait()
-    return _serve(app, specs, loglevel, role)
+    return _serve(app, specs, loglevel, role, takes_new=takes_new)
 
 
 def _import_all() -> None:
@@ -81,7 +85,12 @@ def _child_specs(order: ChildOrder) -> list[ModelSpec]:
 
 
 def _serve(
-    app: Celery, specs: list[ModelSpec], loglevel: str, role: ForkServer | ChildOrder
+    app: Celery,
+    specs: list[ModelSpec],
+    loglevel: str,
+    role: ForkServer | ChildOrder,
+    *,
+    takes_new: bool = False,
 ) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
@@ -89,6 +98,10 @@ def _serve(
     watch_worker(runtime)
     start_tracing("worker")
     runtime.start()
+    if takes_new:
+        watch_folder(lambda spec: runtime.obey(Command("load", spec.id)))
+    elif isinstance(role, ForkServer):
+        watch_folder()  # They can be loaded.
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
@@ -103,7 +116,7 @@ def _serve(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
-        concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
+        concurrency=runtime.threads + _SPARE_THREADS,
         queues=[own_queue(runtime.id)],
         loglevel=loglevel,
         without_gossip=True,

@@ -13,7 +13,7 @@ from pydantic import (
     field_validator,
 )
 
-from inference_site.catalogue.engines.chat import TemplateOptions
+from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.operator_settings import FileName
 from inference_site.domain.model_spec import ModelSpec
 
@@ -24,7 +24,7 @@ _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
-        *("mirostat", "stop_token_ids", "tools"),
+        *("mirostat", "prompt_logprobs", "stop_token_ids", "tools"),
     }
 )
 
@@ -34,7 +34,7 @@ _WHOLE = ("f32", "f16", "bf16")
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class Tuning(TemplateOptions):
+class Tuning(ChatOptions):
     """What llama.cpp itself has of this name; None leaves it to llama.cpp.
 
     See docs/engines.md. ``flash_attn`` is a boolean or "auto"; ``tensor_split`` has a share for

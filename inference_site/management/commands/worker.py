@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -31,7 +32,10 @@ class Command(BaseCommand):
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
         names = settings.START_MODELS if models is None else models.split(",")
         try:
-            status = run_worker(app, names, loglevel, lambda: wait_if_asked(options))
+            # With names it has only those; on demand, models wait until they are asked for.
+            takes_new = not (names or settings.LOAD_ON_DEMAND)
+            wait = partial(wait_if_asked, options)
+            status = run_worker(app, names, loglevel, wait, takes_new=takes_new)
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         sys.exit(status)

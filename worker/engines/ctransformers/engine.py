@@ -140,8 +140,13 @@ class CtransformersEngine(Engine):
         try:
             for number, prompt in enumerate(prompts):
                 with self._contexts.take(prompt) as context:
-                    for choice in range(request.choices):
-                        run = self._choice(request, sink, usage, number * request.choices + choice)
+                    runs = [
+                        self._choice(request, sink, usage, number * request.choices + choice)
+                        for choice in range(request.choices)
+                    ]
+                    if request.echo:
+                        runs[0].echo(context, prompt, request.prompts[number])
+                    for run in runs:
                         run.run(context, prompt, self._limit(request, prompt))
         finally:
             sink.feed(usage.to_delta())  # However it ends: what was used is accounted.
@@ -154,7 +159,7 @@ class CtransformersEngine(Engine):
 
     def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
         room = self._context_length - len(prompt)
-        return min(request.max_output_tokens or room, room)
+        return room if request.max_output_tokens is None else min(request.max_output_tokens, room)
 
     def _sampler(self, sampling: Sampling, index: int) -> Sampler:
         breakers = sampling.dry_sequence_breakers or _BREAKERS
@@ -171,7 +176,10 @@ class CtransformersEngine(Engine):
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         for index, prompt in enumerate(request.prompts):
-            sink.feed(TokensDelta(tuple(self._vocabulary.tokens(str(prompt))), index))
+            tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+            pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+            texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+            sink.feed(TokensDelta(tuple(tokens), index, texts))
             sink.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:

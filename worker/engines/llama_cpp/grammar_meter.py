@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from inference_site.domain.deltas import Delta, TextDelta
+from inference_site.domain.deltas import Delta, TextDelta, ToolCallDelta
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.base import Sink
@@ -42,6 +42,8 @@ class GrammarMeter:
         """Pass the delta on, once its text is measured."""
         if isinstance(delta, TextDelta):
             self._measure(delta.index, delta.text.encode())
+        elif isinstance(delta, ToolCallDelta) and delta.is_custom:
+            self._measure(delta.index, delta.arguments.encode())
         self._sink.feed(delta)
 
     def _measure(self, choice: int, text: bytes) -> None:
