@@ -145,13 +145,13 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
         wait_until(lambda: model(http, "apart")["workers"] == 1, 60, "the second library model")
     parent = stack.pid_of("worker")
     for victim, beside in (("demo", "apart"), ("apart", "demo")):
-        dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
-        first = next(dying)
         going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
         next(going_on)
         scripted = stream(
             stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
         )
+        dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
+        first = next(dying)
         process = process_of(stack, stack.row(first.id)["worker"])
         process.send_signal(signal.SIGSEGV)
         texts = [chunk.choices[0].delta.content or "" for chunk in scripted if chunk.choices]
