@@ -41,7 +41,9 @@ def look_at(scope: dict[str, Any]) -> Head:
     if not any(media_type_matches(accepts, content_type) for accepts in accepted):
         raise UnsupportedMediaError
     is_known = has_key and is_fresh
-    return Head(project_id, True, None if is_known else partial(_authenticate, scope, view))
+    check = None if is_known else partial(_authenticate, scope, view)
+    documented = getattr(getattr(view, method), "documented", None)
+    return Head(project_id, True, check, documented is not None and documented.queued)
 
 
 def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:

@@ -22,6 +22,7 @@ from django.http.response import HttpResponseBase
 from inference_site.errors.api_errors import ApiError
 from inference_site.gateway.bodies import BodyRoom, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
+from inference_site.gateway.full_queues import refuse_if_full
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.head import LookAt, length_of_body
@@ -102,23 +103,46 @@ class Relay:
         size = length_of_body(scope)
         async with self._bodies.held(head.project_id, size):
             share = Share(head.project_id, is_large=size > _LARGE)
-            return await self._call(scope, await read_body(receive), share, started_at)
+            body = await read_body(receive)
+            if head.is_queued:
+                refuse_if_full(scope, body)
+            return await self._call(scope, body, share, started_at, is_queued=head.is_queued)
 
     async def _call(
-        self, scope: dict[str, Any], body: bytes, share: Share, started_at: float
+        self,
+        scope: dict[str, Any],
+        body: bytes,
+        share: Share,
+        started_at: float,
+        *,
+        is_queued: bool = False,
     ) -> Answer:
-        return await answer_of(lambda: self._call_view(scope, body, share), started_at)
+        call = partial(self._call_view, scope, body, share, is_queued=is_queued)
+        return await answer_of(call, started_at)
 
-    async def _call_view(self, scope: dict[str, Any], body: bytes, share: Share) -> Attempt[Answer]:
+    async def _call_view(
+        self, scope: dict[str, Any], body: bytes, share: Share, *, is_queued: bool
+    ) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
         response = await self._run(
             scope,
-            lambda: self._handler.respond({**scope, SCOPE_KEY: outcome}, body),
+            partial(self._respond, scope, body, outcome, is_queued=is_queued),
             share,
             on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
         )
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
         return Attempt((response, outcome), outcome.wait, started_id)
+
+    def _respond(
+        self, scope: dict[str, Any], body: bytes, outcome: Outcome, *, is_queued: bool
+    ) -> HttpResponseBase:
+        """Have the view answer, unless its queue got full while it waited for this thread."""
+        try:
+            if is_queued:
+                refuse_if_full(scope, body)
+        except ApiError as exc:
+            return self._handler.refuse(scope, exc, time.monotonic())
+        return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)
 
     async def _run(
         self,

@@ -98,6 +98,7 @@ def _submission(
 ) -> Submission:
     is_background, is_stored = bool(body.background), response["store"]
     is_late = is_background or body.service_tier == "flex"
+    service_class = ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND
     return Submission(
         RESPONSE,
         response["id"],
@@ -105,7 +106,7 @@ def _submission(
         document,
         stream=bool(body.stream),
         ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
-        service_class=ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
+        service_class=service_class,
         end_user=body.safety_identifier or body.user or "",
         frames=accepted(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),

@@ -61,7 +61,7 @@ MESSAGES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def document(stack: ServedStack) -> dict[str, Any]:
     """The document, as anybody gets it."""
-    answer = httpx.get(f"{stack.url}/v1/openapi.json")
+    answer = httpx.get(f"{stack.url}/v1/openapi.json", timeout=60)  # It is built now.
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
     return found

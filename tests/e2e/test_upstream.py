@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -225,6 +226,52 @@ def test_what_the_server_cannot_do_is_refused_before_it_is_asked(
         remote.chat.completions.create(model="odd", messages=HELLO, extra_body=switch)
     assert caught.value.code == "unsupported_parameter"
     assert len(odd.asked) == asked
+
+
+def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
+    remote: openai.OpenAI, other_stack: ServedStack, away_port: int
+) -> None:
+    def absent() -> dict[str, str]:
+        told = http.get("/health/ready").raise_for_status().json()
+        found: dict[str, str] = told["models"]
+        return found
+
+    def ask(model: str) -> str | None:
+        answer = remote.chat.completions.create(model=model, messages=HELLO, max_tokens=3)
+        return answer.choices[0].message.content
+
+    def is_answered(model: str) -> bool:
+        try:
+            return bool(ask(model))
+        except openai.InternalServerError:
+            return False
+
+    server = UpstreamServer(away_port)
+    server.models, server.answers = ["away"], [streamed("Here", " again")]
+    with other_stack.http() as http:
+        assert absent() == {"away": "failed"}
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask("away")
+        assert caught.value.code == "no_worker"
+        assert ask("demo")
+        with server.running():
+            wait_until(lambda: absent() == {}, 20, "the server to be found")
+            wait_until(lambda: is_answered("away"), 20, "the web to know it as well")
+            assert ask("away") == "Here again"
+            server.answers = [_endless]
+            stream = remote.chat.completions.create(model="away", messages=HELLO, stream=True)
+            next(iter(stream))
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            list(stream)  # Its server is gone.
+        wait_until(lambda: absent() == {"away": "failed"}, 20, "the server to be missed")
+        assert ask("demo")
+
+
+def _endless(talk: Talk) -> None:
+    talk.begin()
+    while True:
+        talk.event(text("on "))
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -81,6 +81,26 @@ def test_usage_of_several_choices_counts_the_prompt_once(
     assert (told.input_tokens, told.output_tokens) == (7, 5)
 
 
+def test_usage_that_follows_the_end_of_each_choice_is_added_up(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    ends = [(finish(index=index), usage(7, tokens)) for index, tokens in ((1, 2), (0, 3), (2, 5))]
+    server.answers = [chunks(*(text("a", i) for i in range(3)), *(c for end in ends for c in end))]
+    told = chat(engine, choices=3).usage
+    assert (told.input_tokens, told.output_tokens) == (7, 10)
+
+
+def test_usage_of_the_whole_run_counts_once_after_reports_of_its_choices(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    sent = [
+        {**finish(index=i), "usage": usage(7, tokens)["usage"]} for i, tokens in ((0, 2), (1, 3))
+    ]
+    server.answers = [chunks(text("a"), text("b", 1), *sent, usage(7, 5))]
+    told = chat(engine, choices=2).usage
+    assert (told.input_tokens, told.output_tokens) == (7, 5)
+
+
 def test_without_usage_each_piece_counts_as_a_token_and_the_log_says_so_once(
     server: UpstreamServer, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
