@@ -135,6 +135,7 @@ def test_what_may_have_killed_its_worker_is_tried_once_more(
     suspect(worker, ago_s=30)
     give_up_abandoned()
     assert state(row)[0] == status
+    assert (row.alone_since is not None) == (status == Status.QUEUED)
 
 
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:

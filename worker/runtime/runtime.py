@@ -9,7 +9,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from django.conf import settings
@@ -36,7 +37,7 @@ from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import ServedModel
+from worker.runtime.served_model import Company, ServedModel
 from worker.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Runtime:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._parent, self._started_at = parent, time.time()
         self._models = {spec.id: ServedModel(spec, self._changed) for spec in specs}
+        self._company = Company()
         self._publisher = Publisher()
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
@@ -102,7 +104,7 @@ class Runtime:
 
     def open_models(self) -> list[str]:
         """Return the models of which a generation would be taken now."""
-        if self._takes_nothing:
+        if self._takes_nothing or not self._company.is_open:
             return []
         return [id_ for id_, model in tuple(self._models.items()) if model.is_open]
 
@@ -153,7 +155,7 @@ class Runtime:
                 if free:
                     model.missed_wake_up = False
                     self._run_waiting(model)
-                if not free or self._takes_nothing:
+                if not free or self._takes_nothing or not self._company.is_open:
                     self._pass_on(model_id)
                     return
 
@@ -167,18 +169,34 @@ class Runtime:
 
     def _run_waiting(self, model: ServedModel) -> None:
         while model.state == ModelState.READY and not self._takes_nothing:
-            claim = Generation.objects.claim(model.spec.id, self.id)
-            if claim is None:
+            if not self._company.enter():
                 return
-            self._run(model, claim)
+            try:
+                claim = Generation.objects.claim(model.spec.id, self.id, self._company.is_single)
+                if claim is None:
+                    return
+                self._run(model, claim)
+            finally:
+                self._company.leave()
 
     def _run(self, model: ServedModel, claim: Claim) -> None:
         stream = self._publisher.open(claim.public_id, claim.attempt)
         self._running[claim] = model, stream
         try:
-            Run(claim, stream).drive(model.engine)
+            with self._alone() if claim.alone else nullcontext():
+                Run(claim, stream).drive(model.engine)
         finally:
             self._running.pop(claim)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Take nothing else until this has ended: it may end the process."""
+        try:
+            with self._company.alone():
+                self._changed()
+                yield
+        finally:
+            self._changed()
 
     def obey(self, command: Command) -> None:
         """Do what an operator wants; the lease says what came of it."""

@@ -1,4 +1,4 @@
-"""A model in this process: its state, its engine and its slots."""
+"""A model in this process, its state, its engine and its slots; and who runs beside whom."""
 
 from __future__ import annotations
 
@@ -128,3 +128,55 @@ class ServedModel:
                 return False
             self._busy += 1
             return True
+
+
+class Company:
+    """Who runs in this process: many at a time, or one that must have nothing beside it.
+
+    Thread-safe. A run enters before its claim, and leaves when it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._running = self._solitary = 0
+        self._is_alone = False
+        self._changed = threading.Condition()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run may enter: not while one is alone, or waits to be."""
+        return not self._solitary
+
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing runs beside the one that asks."""
+        return self._running == 1
+
+    def enter(self) -> bool:
+        """Count a run; False if it may not run now."""
+        with self._changed:
+            self._running += self.is_open
+            return self.is_open
+
+    def leave(self) -> None:
+        """Count a run no more."""
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be alone, for a run that has entered: wait until the others have ended, let none in."""
+        with self._changed:
+            self._solitary += 1
+            self._running -= 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._running and not self._is_alone)
+            self._is_alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._solitary -= 1
+                self._running += 1
+                self._changed.notify_all()
