@@ -20,7 +20,7 @@ from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import ApiError
-from inference_site.gateway.bodies import BodyRoom, read_body
+from inference_site.gateway.bodies import body_room, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
@@ -60,7 +60,6 @@ class Relay:
     def __init__(self, look_at: LookAt) -> None:
         self._look_at = look_at
         self._handler = ApiHandler()
-        self._bodies = BodyRoom()
         self._views = ViewPool(settings.WEB_THREADS)
         # Apart from the others, and from each other: they must answer when all of those hang.
         self._health_views = {
@@ -99,7 +98,7 @@ class Relay:
         if not head.takes_body:
             return await self._call(scope, b"", Share(head.project_id), started_at)
         size = length_of_body(scope)
-        async with self._bodies.held(head.project_id, size):
+        async with body_room.held(head.project_id, size):
             share = Share(head.project_id, is_large=size > _LARGE)
             return await self._call(scope, await read_body(receive), share, started_at)
 

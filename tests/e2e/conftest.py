@@ -78,7 +78,12 @@ def other_stack(odd: UpstreamServer, hook_notes: Path) -> Iterator[ServedStack]:
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
     with llama_server(slots=2, context_length=512) as llama:
         models = OTHER_MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
-        env = {**hooks, "HOOK_NOTES": str(hook_notes), "ODD_KEY": "sk-of-the-operator"}
+        env = {
+            **hooks,
+            "READER_TIMEOUT_S": "2",
+            "HOOK_NOTES": str(hook_notes),
+            "ODD_KEY": "sk-of-the-operator",
+        }
         with served_stack(models, **env) as running:
             yield running
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -213,10 +214,24 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
     assert set(bodies) == {whole}
 
 
+def test_a_client_that_reads_nothing_is_dropped(other_stack: ServedStack) -> None:
+    """There, after two seconds."""
+    long = script({"repeat": 1_500, "steps": [{"text": "abcdefgh" * 1280}]})
+    content = json.dumps({"model": "scripted", "stream": True, "messages": long}).encode()
+    log = other_stack.data_dir / "log" / "web.log"
+    with raw(other_stack, post(other_stack.key, len(content)), small=True) as connection:
+        connection.sendall(content)
+        wait_until(lambda: "a client that reads nothing is dropped" in log.read_text(), 60, "it")
+        received = _read_all(connection)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" not in received
+
+
 def _read_all(connection: socket.socket) -> bytes:
     received = []
-    while piece := connection.recv(MIB):
-        received.append(piece)
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(MIB):
+            received.append(piece)
     return b"".join(received)
 
 
@@ -233,3 +248,30 @@ def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     assert str(LIMIT) in closed.value.rcvd.reason
+
+
+def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: MadeKey) -> None:
+    headers = {"Authorization": f"Bearer {attacker.secret}"}
+    url = f"ws://127.0.0.1:{stack.port}/v1/responses"
+    # A text of 15 MiB under a mask of zeros, of which half comes.
+    begun = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
+
+    def is_refused() -> bool:
+        with connect(url, additional_headers=headers, proxy=None) as connection:
+            connection.socket.sendall(begun[:14])
+            try:
+                connection.recv(1)
+            except ConnectionClosed as closed:
+                return closed.rcvd is not None and closed.rcvd.code == 1013
+            except TimeoutError:
+                connection.socket.close()  # It will not send the rest.
+            return False
+
+    with bystander(stack):
+        with contextlib.ExitStack() as opened:
+            for _ in range(2):
+                connection = connect(url, additional_headers=headers, proxy=None)
+                opened.callback(connection.socket.close)
+                connection.socket.sendall(begun)
+            wait_until(is_refused, 30, "a refusal")
+        wait_until(lambda: not is_refused(), 30, "room")
