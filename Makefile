@@ -13,7 +13,7 @@ PORT ?= 8000
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults lock clean
+.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults soak lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -68,6 +68,10 @@ bench: .venv/.installed-dev
 # Kills, freezes and empties each part of a running stack many times, for about an hour.
 faults: .venv/.installed-dev
 	$(BIN)/python -m tests.faults.matrix --write
+
+# Half an hour of clients of every kind, and what each process holds meanwhile.
+soak: .venv/.installed-dev
+	$(BIN)/python -m tests.faults.soak --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

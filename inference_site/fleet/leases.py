@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
 LEASE_S = 5
+_RUNS_A_SECOND = 100
+"""For each so many runs a lease lives a second longer: of as many threads that want to compute, the
+one that renews it has its turn late."""
 _INDEX = "workers"
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (
@@ -153,9 +156,11 @@ class Lease:
         with self._lock:
             self._ttl_s = ttl_s or self._ttl_s
             try:
-                lease = _document.dump_json(self._describe())
-                keys = (_key(self._worker), _INDEX)
-                site_client().eval(_RENEW, 2, *keys, lease, self._ttl_s, self._worker)
+                described = self._describe()
+                busy = sum(model.busy for model in described.models)
+                lease, keys = _document.dump_json(described), (_key(self._worker), _INDEX)
+                kept_s = self._ttl_s + busy // _RUNS_A_SECOND
+                site_client().eval(_RENEW, 2, *keys, lease, kept_s, self._worker)
                 LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:
                 logger.warning("lease: could not renew: %s", exc)

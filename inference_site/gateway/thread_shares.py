@@ -1,14 +1,23 @@
-"""Who gets the next thread for a view: no project more than its share, and each in its turn."""
+"""Who gets the next thread for a view: no project more than its share, and each in its turn.
+
+Nobody waits long for a thread: who would is refused at once, by how fast threads were given lately,
+and who does all the same is refused then. A client that is told so soon can come back.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
 from inference_site.errors.api_errors import UnavailableError
 
 _MOST_WAITING = 2_000
+_LONGEST_S = 10.0
+_LONGEST_LARGE_S = 30.0
+_LATEST = 0.05
+"""The part that the latest time between two threads has in their mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +31,37 @@ class Share:
     project_id: int | None = None
     is_large: bool = False
 
+    @property
+    def longest_s(self) -> float:
+        """How long it may wait for a thread."""
+        return _LONGEST_LARGE_S if self.is_large else _LONGEST_S
+
 
 NOBODY = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A request that waits; ``given`` is done when it has a thread, or is refused."""
+
+    given: asyncio.Future[None]
+    since: float
 
 
 class ThreadShares:
     """The threads that are free, and who waits for one. For the event loop's thread only."""
 
     def __init__(self, threads: int, most: int) -> None:
-        self._free, self._most = threads, most
+        self._free, self._threads, self._most = threads, threads, most
         self._taken: Counter[Share] = Counter()
-        self._lines: dict[Share, deque[asyncio.Future[None]]] = {}
+        self._lines: dict[Share, deque[_Turn]] = {}
         self._waiting = 0
+        self._pace_s, self._gave_at = 0.0, 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no view runs, and none waits."""
+        return self._free == self._threads and not self._waiting
 
     def take(self, share: Share) -> asyncio.Future[None] | None:
         """Take a thread, or return what is done when one is given. Raise UnavailableError."""
@@ -42,24 +70,44 @@ class ThreadShares:
             return None
         line = self._lines.get(share, ())
         # Who has no more than a fair part of the line is let in even when it is full.
-        if self._waiting >= _MOST_WAITING and len(line) * len(self._lines) >= self._waiting:
+        is_full = self._waiting >= _MOST_WAITING and len(line) * len(self._lines) >= self._waiting
+        if is_full or len(line) * len(self._lines) * self._pace_s > share.longest_s:
             raise UnavailableError
-        turn = asyncio.get_running_loop().create_future()
+        turn = _Turn(asyncio.get_running_loop().create_future(), time.monotonic())
         self._lines.setdefault(share, deque()).append(turn)
         self._waiting += 1
-        return turn
+        return turn.given
 
     def give_back(self, share: Share) -> None:
         """Give a thread back, which goes to who has the fewest."""
         self._note(share, -1)
         self._give()
 
-    def forgo(self, share: Share, turn: asyncio.Future[None]) -> None:
+    def forgo(self, share: Share, given: asyncio.Future[None]) -> None:
         """Leave the line; give back what was given meanwhile."""
-        if turn.done() and not turn.cancelled():
+        if given.cancelled() or not given.done():
+            found = next((turn for turn in self._lines.get(share, ()) if turn.given is given), None)
+            if found is not None:
+                self._leave(share, found)
+        elif given.exception() is None:
             self.give_back(share)
-        else:
+
+    def refuse_late(self, now: float) -> None:
+        """Refuse who has waited as long as anybody may."""
+        for share in list(self._lines):
+            self._refuse(share, now - share.longest_s, UnavailableError())
+
+    def refuse_since(self, before: float, error: UnavailableError) -> None:
+        """Refuse who has come before this time."""
+        for share in list(self._lines):
+            self._refuse(share, before, error)
+
+    def _refuse(self, share: Share, before: float, error: UnavailableError) -> None:
+        while (line := self._lines.get(share)) and line[0].since <= before:
+            turn = line[0]
             self._leave(share, turn)
+            if not turn.given.done():
+                turn.given.set_exception(error)
 
     def _give(self) -> None:
         while waiting := [share for share in self._lines if self._may_take(share)]:
@@ -68,8 +116,16 @@ class ThreadShares:
             self._leave(share, turn)
             if self._lines.get(share):  # Behind the others that have as few.
                 self._lines[share] = self._lines.pop(share)
-            self._note(share, 1)
-            turn.set_result(None)
+            if not turn.given.done():
+                self._note(share, 1)
+                self._note_pace()
+                turn.given.set_result(None)
+
+    def _note_pace(self) -> None:
+        now = time.monotonic()
+        if self._gave_at:
+            self._pace_s += _LATEST * (now - self._gave_at - self._pace_s)
+        self._gave_at = now if self._waiting else 0.0
 
     def _may_take(self, share: Share) -> bool:
         return self._free > 0 and self._taken[share] < (1 if share.is_large else self._most)
@@ -80,7 +136,7 @@ class ThreadShares:
         if not self._taken[share]:
             del self._taken[share]
 
-    def _leave(self, share: Share, turn: asyncio.Future[None]) -> None:
+    def _leave(self, share: Share, turn: _Turn) -> None:
         self._lines[share].remove(turn)
         self._waiting -= 1
         if not self._lines[share]:

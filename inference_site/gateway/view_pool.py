@@ -39,6 +39,7 @@ class ViewPool:
         self._activity = ViewActivity()
         self._progress_at = 0.0
         self._refuse_until = 0.0
+        self._watch: asyncio.TimerHandle | None = None
 
     async def run(
         self,
@@ -48,29 +49,32 @@ class ViewPool:
     ) -> HttpResponseBase:
         """Return the view's response.
 
-        Raise UnavailableError when too many wait, when a view has just failed slowly for want of
-        storage, or when none has come back for ``WEB_STALL_S`` and some hang. ``on_abandoned`` runs
-        when a view that was given up, or whose client left, ends after all.
+        Raise UnavailableError when too many wait, or for too long (see ``thread_shares``), when a
+        view has just failed slowly for want of storage, or when none has come back for
+        ``WEB_STALL_S`` and some hang. ``on_abandoned`` runs when a view that was given up, or whose
+        client left, ends after all.
         """
         now = time.monotonic()
         if now < self._refuse_until:
             raise UnavailableError
-        await self._thread_for(share, now)
+        if self._watch is None:
+            self._look_later()
+        await self._thread_for(share)
         job = self._start(respond, share)
         try:
-            await self._wait(asyncio.wrap_future(job), now, is_running=True)
+            await self._wait(asyncio.wrap_future(job), now)
             return job.result()
         except (asyncio.CancelledError, UnavailableError):
             if not job.cancel():
                 job.add_done_callback(lambda _: on_abandoned())
             raise
 
-    async def _thread_for(self, share: Share, began_at: float) -> None:
+    async def _thread_for(self, share: Share) -> None:
         turn = self._shares.take(share)
         if turn is None:
             return
         try:
-            await self._wait(turn, began_at)
+            await turn
         except BaseException:
             self._shares.forgo(share, turn)
             raise
@@ -88,18 +92,34 @@ class ViewPool:
         job.add_done_callback(give_back)
         return job
 
-    async def _wait(
-        self, future: asyncio.Future[Any], began_at: float, *, is_running: bool = False
-    ) -> None:
+    async def _wait(self, future: asyncio.Future[Any], began_at: float) -> None:
         while True:
             done, _ = await asyncio.wait({future}, timeout=_LOOK_S)
             if done:
                 return
-            now = time.monotonic()
-            hangs = self._activity.hangs(now, settings.WEB_STALL_S - _LOOK_S / 2)
-            stalled = now - max(began_at, self._progress_at) >= settings.WEB_STALL_S and hangs
-            if stalled or (now < self._refuse_until and not is_running):
-                raise UnavailableError("The server's storage does not respond.")
+            if began_at <= self._stalled_since(time.monotonic()):
+                raise _no_storage()
+
+    def _stalled_since(self, now: float) -> float:
+        """Return the time such that who has come before it waits in vain; 0 while all is well."""
+        before: float = now - settings.WEB_STALL_S
+        hangs = self._activity.hangs(now, settings.WEB_STALL_S - _LOOK_S / 2)
+        return before if hangs and self._progress_at <= before else 0.0
+
+    def _look_later(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Look after those that wait for a thread: one look for all, they may be thousands."""
+        now = time.monotonic()
+        if now < self._refuse_until:
+            self._shares.refuse_since(now, _no_storage())
+        elif before := self._stalled_since(now):
+            self._shares.refuse_since(before, _no_storage())
+        self._shares.refuse_late(now)
+        self._watch = None
+        if not self._shares.is_idle:
+            self._look_later()
 
     def _timed(self, respond: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         with self._activity.noted() as started:
@@ -110,6 +130,10 @@ class ViewPool:
         else:
             self._progress_at = now
         return response
+
+
+def _no_storage() -> UnavailableError:
+    return UnavailableError("The server's storage does not respond.")
 
 
 def _is_storage_failure(response: HttpResponseBase) -> bool:

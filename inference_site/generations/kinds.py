@@ -67,6 +67,16 @@ class StoreResult(Protocol):
         """
 
 
+class Replay(Protocol):
+    """Makes the stream of a generation that has ended anew from what is stored."""
+
+    def __call__(self, public_id: str, *, is_begun: bool = False) -> list[Batch] | None:
+        """Return it whole; None when it is not stored, or was deleted.
+
+        Also None for a reader who has begun to read it, if the numbers of its frames are unknown.
+        """
+
+
 class Failure(Protocol):
     """Puts an error into words when there is no assembler to do it."""
 
@@ -96,7 +106,7 @@ class Kind(Generic[AssemblyT]):
     store_result: StoreResult | None = None
     recover: Callable[[str, Sent], Assembler | None] | None = None
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
-    replay: Callable[[str], list[Batch] | None] | None = None
+    replay: Replay | None = None
     is_deleted: Callable[[str], bool] | None = None
 
 

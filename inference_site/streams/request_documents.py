@@ -100,7 +100,7 @@ _readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 class Opening:
     """What a stream begins with. ``texts`` are long texts that its frames and its document repeat.
 
-    ``is_resumable``: it may be read again some time after it has ended.
+    ``is_resumable``: it may be read again some time after it has ended, and only from its log.
     """
 
     frames: Sequence[bytes] = ()

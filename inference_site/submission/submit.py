@@ -29,10 +29,12 @@ class Submission:
     """A validated request: what to generate, how the answer is written, who pays, what is kept.
 
     ``document`` has all that the worker needs. ``frames`` are what its stream begins with;
-    ``texts`` are long texts that the frames and the document repeat; a stream that ``is_resumable``
-    may be read again after it has ended. ``with_row`` is written in the transaction that accepts
-    it. In the ``background`` it outlives its client; otherwise by ``grace_s`` seconds, in which it
-    can be read again. ``continues`` is the generation whose prefix it has.
+    ``texts`` are long texts that the frames and the document repeat. A stream that ``is_resumable``
+    may be read again some time after it has ended; one that ``is_replayable`` is then made anew
+    from what is stored, so its log need not be kept for that. ``with_row`` is written in the
+    transaction that accepts it. In the ``background`` it outlives its client; otherwise by
+    ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
+    it has.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Submission:
     frames: Sequence[bytes] = ()
     texts: Sequence[bytes] = ()
     is_resumable: bool = False
+    is_replayable: bool = False
     with_row: WithRow | None = None
     background: bool = False
     grace_s: int = 0
@@ -104,7 +107,8 @@ def _enqueue(
     )
     with_row = admission if admission.has_more_to_write else None
     continues = submission.continues
-    opening = Opening(submission.frames, submission.texts, submission.is_resumable)
+    needs_log = submission.is_resumable and not submission.is_replayable
+    opening = Opening(submission.frames, submission.texts, needs_log)
     enqueue(row, submission.document, channel, opening, continues, with_row)
 
 

@@ -107,7 +107,7 @@ def _submission(
         end_user=body.safety_identifier or body.user or "",
         frames=accepted(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
-        is_resumable=is_stored,
+        is_replayable=is_stored,
         with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
         background=is_background,
         grace_s=grace_s if is_stored and not is_background else 0,

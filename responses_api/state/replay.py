@@ -54,11 +54,16 @@ def replay(stored: StoredResponse) -> list[Batch]:
     return [Batch(0, frames, Ending((), 200, to_json(response)))]
 
 
-def replay_of(public_id: str) -> list[Batch] | None:
-    """Return that stream by the response's id; None when there is no such response."""
+def replay_of(public_id: str, *, is_begun: bool = False) -> list[Batch] | None:
+    """Return that stream by the response's id; None when there is no such response.
+
+    Also None for one that ``is_begun``, and of which it is unknown in what deltas it was sent.
+    """
     stored = _kept(public_id).filter(status__in=ENDED)
     found = stored.select_related("previous", "conversation").first()
-    return None if found is None else replay(found)
+    if found is None or (is_begun and found.deltas is None):
+        return None
+    return replay(found)
 
 
 def is_deleted(public_id: str) -> bool:

@@ -80,7 +80,7 @@ def test_events_that_repeat_a_large_field_are_read_again_as_they_were_sent(
     assert size < 2 * (len(str(body["instructions"]).encode()) + 2 * len("żółć" * 2000))
 
 
-def test_logs_that_nobody_resumes_are_kept_for_seconds_and_others_for_minutes(
+def test_only_a_log_that_is_all_there_is_of_an_answer_is_kept_for_minutes(
     stack: ServedStack, client: openai.OpenAI, http: httpx.Client
 ) -> None:
     body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -90,11 +90,14 @@ def test_logs_that_nobody_resumes_are_kept_for_seconds_and_others_for_minutes(
     repeatable = http.post(CHAT, json=body, headers=headers).json()["id"]
     unstored = respond(client, {"text": "a"}, store=False).id
     stored = respond(client, {"text": "a"}).id
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    both = respond(client, {"text": "a"}, extra_headers=headers).id
     for made, least_s, most_s in (
         (plain, 0, LINGER_S),
         (unstored, 0, LINGER_S),
         (repeatable, LINGER_S, RESUMABLE_S),
-        (stored, LINGER_S, RESUMABLE_S),
+        (stored, 0, LINGER_S),
+        (both, 0, LINGER_S),
     ):
         left = left_of(stack, made)
         assert is_gone_soon(left, most_s), (made, left)

@@ -50,6 +50,12 @@ def test_a_lease_ends_by_itself(worker: str) -> None:
     assert 0 < int(site_client().ttl(f"worker:{worker}")) <= LEASE_S
 
 
+def test_a_worker_with_a_thousand_runs_has_more_time_to_renew_its_lease(worker: str) -> None:
+    crowded = LiveWorker(worker, (ModelReport("demo", slots=1000, busy=1000),))
+    Lease(worker, lambda: crowded).renew()
+    assert int(site_client().ttl(f"worker:{worker}")) > 2 * LEASE_S
+
+
 def test_a_worker_whose_lease_has_ended_is_not_live(worker: str) -> None:
     Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     site_client().delete(f"worker:{worker}")

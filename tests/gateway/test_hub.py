@@ -14,6 +14,7 @@ from channels.layers import get_channel_layer
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
+from inference_site.domain.deltas import TextDelta
 from inference_site.gateway.hub import hub as hub_module
 from inference_site.gateway.hub import lost_streams
 from inference_site.gateway.hub.follower import Follower
@@ -26,8 +27,10 @@ from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog
 from inference_site.streams.log_scripts import Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
+from responses_api.models import StoredResponse
 from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
+from tests.responses_api.chains import STOP, Chain
 from tests.responses_api.validation import check
 
 Key = tuple[ApiKey, str]
@@ -229,6 +232,35 @@ def test_a_stream_of_a_response_that_is_lost_ends_with_the_event_of_an_error(
         assert last.ending.status == 503
 
     on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_who_reads_slower_than_a_log_is_kept_reads_on_in_what_is_stored(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    chain = Chain(api_key[0])
+    ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), TextDelta("b"), STOP)
+    over = {"status": Status.COMPLETED, "finished_at": long_ago()}
+    Generation.objects.filter(public_id=ended.public_id).update(**over)
+
+    async def scenario(site: Site) -> None:
+        for known in (0, 3, len(sent) - 1):
+            (rest,) = await site.next(site.hub.follow(ended.public_id, after=known - 1))
+            assert rest.first == known
+            assert [decode(f) for f in rest.frames] == [decode(f) for f in sent[known:]]
+            assert rest.ending is not None
+            assert rest.ending.error_code == ""
+
+    on_site(monkeypatch, scenario)
+    StoredResponse.objects.update(deltas=None)
+
+    async def of_unknown_numbers(site: Site) -> None:
+        (lost,) = await site.next(site.hub.follow(ended.public_id, after=2))
+        assert lost.ending is not None
+        assert lost.ending.error_code == "stream_lost"
+
+    on_site(monkeypatch, of_unknown_numbers)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -14,7 +14,7 @@ from pytest_django.fixtures import Settings
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.gateway import thread_shares
 from inference_site.gateway.handler import error_response
-from inference_site.gateway.thread_shares import Share
+from inference_site.gateway.thread_shares import Share, ThreadShares
 from inference_site.gateway.view_pool import ViewPool
 
 
@@ -208,6 +208,42 @@ def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -
         stuck.let_go.set()
         assert (await other).status_code == 200
         await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.1)
+
+    async def main() -> None:
+        pool, stuck = ViewPool(1), Stuck()
+        first = asyncio.create_task(pool.run(stuck, ignore))
+        await asyncio.sleep(0.05)
+        late = [asyncio.create_task(pool.run(answer(), ignore, Share(n % 3))) for n in range(9)]
+        outcomes = await asyncio.gather(*late, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {UnavailableError}
+        stuck.let_go.set()
+        assert (await first).status_code == 200
+        assert (await pool.run(answer(), ignore)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+
+    async def main() -> None:
+        shares, own, other = ThreadShares(1, 1), Share(1), Share(2)
+        assert shares.take(own) is None
+        waiting = [shares.take(own) for _ in range(20)]
+        for _ in range(2):  # Between two threads lies a time.
+            await asyncio.sleep(0.05)
+            shares.give_back(own)
+        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.5)
+        with pytest.raises(UnavailableError):
+            shares.take(own)
+        assert shares.take(other) is not None
+        assert sum(turn is not None and turn.done() for turn in waiting) == 2
 
     asyncio.run(main())
 

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,8 @@ REQUESTS = (
 )
 _AFTER_S = 1.5
 """What is left to do when a request is answered: the run of a background response, last frames."""
+_IDLE_S = 6.0
+"""Longer than the interval of every thread that works without a request, such as the lease's."""
 
 Walk = list[tuple[str, list[str]]]
 
@@ -61,12 +64,12 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
             process.communicate()
 
 
-def walk(folder: Path, pids: dict[str, int], path: str, body: dict[str, object]) -> dict[str, Walk]:
-    """Send a request; return the files that ran by process."""
+def noted(folder: Path, pids: dict[str, int], act: Callable[[], None]) -> dict[str, Walk]:
+    """Do something; return what ran meanwhile: by process, the files with their functions."""
     for pid in pids.values():
         os.kill(pid, signal.SIGUSR2)
     time.sleep(_AFTER_S / 3)
-    _send(folder, path, body)
+    act()
     found = {}
     for role, pid in pids.items():
         os.kill(pid, signal.SIGUSR2)
@@ -77,6 +80,13 @@ def walk(folder: Path, pids: dict[str, int], path: str, body: dict[str, object])
         found[role] = json.loads(written.read_text())
         written.unlink()
     return found
+
+
+def walk(found: Walk, idle: Walk) -> Walk:
+    """Return what a request made run: without the functions that also run without one."""
+    always = {(file, function) for file, functions in idle for function in functions}
+    left = ((file, [each for each in names if (file, each) not in always]) for file, names in found)
+    return [(file, names) for file, names in left if names]
 
 
 def _send(folder: Path, path: str, body: dict[str, object]) -> None:
@@ -93,8 +103,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, served(folder := Path(name)) as pids:
         for _, path, body in REQUESTS:
             _send(folder, path, body)  # What only a first request does is not of interest.
+        idle = noted(folder, pids, lambda: time.sleep(_IDLE_S))
         for title, path, body in REQUESTS:
-            found = walk(folder, pids, path, body)
+            ran = noted(folder, pids, partial(_send, folder, path, body))
+            found = {role: walk(steps, idle[role]) for role, steps in ran.items()}
             files = {name for steps in found.values() for name, _ in steps}
             print(f"\n{title}: {len(files)} files")
             for role, steps in found.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 import time
 from typing import Any
 
@@ -46,6 +47,9 @@ from worker.runtime.truncation import run_truncating
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_COMMITS = threading.BoundedSemaphore(8)
+"""How many ends are written at once: of a thousand runs that end in one moment, the others would
+only wait for a connection, give up and ask again, and leave no time for the lease."""
 
 
 class Run:
@@ -275,7 +279,8 @@ class Run:
         is_repeated = False
         while True:
             try:
-                is_committed = self._commit(status, ending)
+                with _COMMITS:
+                    is_committed = self._commit(status, ending)
                 return is_committed or (
                     is_repeated and Generation.objects.has_ended(self._claim, status)
                 )

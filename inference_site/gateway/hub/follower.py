@@ -66,6 +66,11 @@ class Follower:
         return True
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the ending has come."""
+        return self._ended
+
+    @property
     def is_full(self) -> bool:
         """Whether it holds as much as it may."""
         return self._held > _MOST_HELD

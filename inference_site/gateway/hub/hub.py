@@ -25,7 +25,7 @@ from prometheus_client import Counter
 
 from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
 from inference_site.gateway.hub.grace import keep_from_cancelling
-from inference_site.gateway.hub.lost_streams import end_lost, kinds_of
+from inference_site.gateway.hub.lost_streams import end_lost, kinds_of, replay_to
 from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
@@ -240,6 +240,7 @@ class Hub:
         kinds = await kinds_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         over = [follower for follower in followers if follower.generation_id in kinds]
         await self._catch_up(over)  # The end may have come between the two looks.
+        await replay_to([f for f in over if not f.has_ended], kinds)
         end_lost(over, kinds)
 
 

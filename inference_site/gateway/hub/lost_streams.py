@@ -1,4 +1,5 @@
-"""Streams whose frames were lost with their Redis: their readers get an error for an ending."""
+"""Streams that are over and whose log is gone: it expired before a slow reader came to its end, or
+was lost with its Redis. What is stored is read on from there; other readers get an error."""
 
 from __future__ import annotations
 
@@ -27,6 +28,21 @@ def _kinds(ids: set[str], states: dict[str, object]) -> dict[str, str]:
     with lent_connection():
         found = Generation.objects.filter(public_id__in=ids, **states)
         return dict(found.values_list("public_id", "kind"))
+
+
+async def replay_to(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:
+    """Offer the readers of streams that are over what comes next, where it is stored."""
+    replay = sync_to_async(_replayed, thread_sensitive=False)
+    for follower in followers:
+        id_ = follower.generation_id
+        for batch in await replay(id_, kinds[id_], is_begun=follower.next_number > 0):
+            follower.offer(batch)
+
+
+def _replayed(public_id: str, kind: str, *, is_begun: bool) -> list[Batch]:
+    replay = kind_of(kind).replay
+    with lent_connection():
+        return [] if replay is None else replay(public_id, is_begun=is_begun) or []
 
 
 def end_lost(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:

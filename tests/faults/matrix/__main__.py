@@ -12,9 +12,10 @@ from tests.faults.matrix.checker import violations
 from tests.faults.matrix.faults import FAULTS
 from tests.faults.matrix.report import PAGE, page
 from tests.faults.matrix.run import run
+from tests.faults.soak.page import section_of
 from tests.served_stack import served_stack
 
-_MODEL = """
+MODEL = """
   crowd:
     engine: scripted
     slots: 64
@@ -32,7 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     faults = options.only * options.times
     random.shuffle(faults)
-    with served_stack(_MODEL) as stack:
+    with served_stack(MODEL) as stack:
         ledger = asyncio.run(run(stack, faults, options.clients, model="crowd"))
         broken = violations(stack, ledger)
     text = page(
@@ -43,7 +44,7 @@ def main() -> int:
         cores=os.cpu_count(),
     )
     if options.write:
-        PAGE.write_text(text)
+        PAGE.write_text(text + section_of(PAGE.read_text()))
     print(text)
     for violation in broken:
         print(f"{violation.promise}: {violation.detail}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -355,3 +358,29 @@ def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatc
     attempt.engine = Counting(ModelSpec("m", "scripted"))
     assert attempt.drive().status == Status.COMPLETED
     assert ticks == 2  # Neither the counts nor the end.
+
+
+def test_of_many_that_end_at_once_a_few_are_written_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others would take connections, and processor time, that the lease needs."""
+    counted, now, most = threading.Lock(), 0, 0
+
+    def commit(self: Run, status: Status, ending: Ending) -> bool:
+        nonlocal now, most
+        with counted:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.005)
+        with counted:
+            now -= 1
+        return True
+
+    monkeypatch.setattr(Run, "_commit", commit)
+    claims = [Claim(f"chatcmpl-{n}", "chat.completion", 1, "w") for n in range(100)]
+    runs = [Run(claim, LocalStream(claim.public_id)) for claim in claims]
+    ending = Ending((), 200, b"")
+    with ThreadPoolExecutor(100) as pool:
+        done = list(pool.map(lambda one: one._committed(Status.CANCELLED, ending), runs))
+    assert done == [True] * 100
+    assert 1 < most <= 8
