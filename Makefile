@@ -13,7 +13,7 @@ PORT ?= 8000
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults soak lock clean
+.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults soak attacks lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -72,6 +72,10 @@ faults: .venv/.installed-dev
 # Half an hour of clients of every kind, and what each process holds meanwhile.
 soak: .venv/.installed-dev
 	$(BIN)/python -m tests.faults.soak --write
+
+# What one project's attacks cost another, in ten minutes.
+attacks: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.attacks --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

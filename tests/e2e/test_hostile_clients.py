@@ -212,6 +212,25 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
     bodies = [stream.partition(b"\r\n\r\n")[2].replace(PING, b"") for stream in streams]
     assert [len(body) for body in bodies] == [len(whole)] * 20
     assert set(bodies) == {whole}
+    _check_readers_without_a_log(stack, made["id"], head)
+
+
+def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str) -> None:
+    """A stream that is made anew is held as a whole: so many at a time as bodies may be."""
+    with stack.redis() as redis:
+        redis.delete(f"{{{response_id}}}:log")
+    with bystander(stack), contextlib.ExitStack() as opened:
+        web = Web(stack)
+        readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(16)]
+        first_lines = [reader.recv(12) for reader in readers]
+        assert {b"HTTP/1.1 200", b"HTTP/1.1 503"} == set(first_lines)
+        assert web.grown < 200 * MIB
+    wait_until(lambda: _first_line(stack, head) == b"HTTP/1.1 200", 30, "room")
+
+
+def _first_line(stack: ServedStack, head: str) -> bytes:
+    with raw(stack, head, small=True) as reader:
+        return reader.recv(12)
 
 
 def test_a_client_that_reads_nothing_is_dropped(other_stack: ServedStack) -> None:
