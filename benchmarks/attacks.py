@@ -162,7 +162,7 @@ def _keyless(attacker: Attacker) -> None:
 
 def _slow(attacker: Attacker) -> None:
     with attacker.sockets(100, _head(_LIMIT, attacker.endpoint.key), b"{"):
-        time.sleep(1)
+        time.sleep(5)
 
 
 def _unread(attacker: Attacker) -> None:

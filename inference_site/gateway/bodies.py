@@ -20,6 +20,8 @@ from inference_site.gateway.http_answers import Receive, Send, send_response
 ROOM_KEY = "inference_site.message_room"
 """In the scope of a WebSocket: its ``MessageRoom``."""
 _LARGEST_FORM = 1024 * 1024
+_MOST_WAITING = 1000
+"""Bodies of one project that may wait for room. A client that has left waits, too, for a time."""
 
 
 class BodyRoom:
@@ -34,7 +36,8 @@ class BodyRoom:
 
     @asynccontextmanager
     async def held(self, project_id: int | None, size: int) -> AsyncIterator[None]:
-        """Hold room for a body. Raise UnavailableError when there is none in time."""
+        """Hold room for a body. Raise UnavailableError when there is none in time, or too many of
+        the project wait."""
         await self._take(project_id, size)
         try:
             yield
@@ -62,6 +65,11 @@ class BodyRoom:
         if self._fits(project_id, size):
             self._held[project_id] += size
             return
+        if (
+            sum(waiting_id == project_id for waiting_id, _ in self._waiting.values())
+            >= _MOST_WAITING
+        ):
+            raise UnavailableError("Too many requests of this project wait with large bodies.")
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = project_id, size
         try:

@@ -147,7 +147,6 @@ def store_result(
 
 def _release(stored: StoredResponse, conversation_pk: int) -> None:
     """Add a response to its conversation, if it came to an end of its own, and unlock that."""
-    end_if_still()
     conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)
     if stored.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
         append(conversation, list(stored.items.order_by("position")))

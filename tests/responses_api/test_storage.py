@@ -413,7 +413,7 @@ def test_who_stands_still_in_a_transaction_holds_no_conversation_for_long(
         with transaction.atomic():  # It waits for the row.
             chain.accept("a", conversation=conversation.public_id)
         is_over.set()
-        assert other.result(10) == "OperationalError"
+        assert other.result(10) != "committed"
 
 
 def test_nothing_is_accepted_on_what_was_deleted_meanwhile(
