@@ -8,6 +8,7 @@ time that a real one would not; the ratio of the two runs is an upper bound.
 import argparse
 import contextlib
 import json
+import multiprocessing
 import re
 import socket
 import struct
@@ -33,7 +34,7 @@ _MODELS = {
     "demo": {"engine": "llama_cpp", "file": str(DEMO_FILE), "slots": 4, "threads": 1},
     "scripted": {"engine": "scripted", "slots": 16, "context_length": 1_000_000},
 }
-_THREADS = 3
+_ATTACKERS = 3
 _LIMIT = 20 * MIB
 _RUNNING = [{"repeat": 100_000, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
 _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
@@ -102,7 +103,8 @@ class Bystander:
 class Attacker:
     """A project that attacks."""
 
-    endpoint: Endpoint
+    url: str
+    key: str
     http: httpx.Client
     long_id: str = ""
 
@@ -115,7 +117,7 @@ class Attacker:
     @contextlib.contextmanager
     def sockets(self, count: int, head: str, content: bytes = b"") -> Iterator[None]:
         """Open connections, send this on each, and read nothing."""
-        url = urlsplit(self.endpoint.url)
+        url = urlsplit(self.url)
         with contextlib.ExitStack() as opened:
             for _ in range(count):
                 connection = opened.enter_context(socket.socket())
@@ -144,15 +146,9 @@ def _grammar(source: object) -> Callable[[Attacker], object]:
     return lambda attacker: attacker.post("chat/completions", body)
 
 
-def _schema(attacker: Attacker) -> None:
-    schema = {"name": "x", "schema": {"enum": [f"value-{n}" for n in range(300_000)]}}
-    format_ = {"type": "json_schema", "json_schema": schema}
-    asked = {"model": "demo", "messages": _user("Hello"), "response_format": format_}
-    attacker.post("chat/completions", asked)
-
-
-def _body(content: bytes) -> Callable[[Attacker], object]:
-    return lambda attacker: attacker.post("chat/completions", content)
+def _body(content: object, path: str = "chat/completions") -> Callable[[Attacker], object]:
+    encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return lambda attacker: attacker.post(path, encoded)
 
 
 def _keyless(attacker: Attacker) -> None:
@@ -161,7 +157,7 @@ def _keyless(attacker: Attacker) -> None:
 
 
 def _slow(attacker: Attacker) -> None:
-    with attacker.sockets(100, _head(_LIMIT, attacker.endpoint.key), b"{"):
+    with attacker.sockets(100, _head(_LIMIT, attacker.key), b"{"):
         time.sleep(5)
 
 
@@ -169,15 +165,15 @@ def _unread(attacker: Attacker) -> None:
     if not attacker.long_id:  # 4 MB, which is generated once.
         asked = {"model": "scripted", "input": json.dumps(_LONG)}
         attacker.long_id = attacker.post("responses", asked).json()["id"]
-    key = attacker.endpoint.key
+    key = attacker.key
     head = f"GET /v1/responses/{attacker.long_id}?stream=true HTTP/1.1\nHost: x"
     with attacker.sockets(7, f"{head}\nAuthorization: Bearer {key}"):
         time.sleep(3)
 
 
 def _websockets(attacker: Attacker) -> None:
-    url = f"{attacker.endpoint.url.replace('http', 'ws', 1)}/responses"
-    headers = {"Authorization": f"Bearer {attacker.endpoint.key}"}
+    url = f"{attacker.url.replace('http', 'ws', 1)}/responses"
+    headers = {"Authorization": f"Bearer {attacker.key}"}
     part = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
     with contextlib.ExitStack() as opened:
         for _ in range(4):
@@ -189,7 +185,7 @@ def _websockets(attacker: Attacker) -> None:
 
 
 def _logins(attacker: Attacker) -> None:
-    page = attacker.endpoint.url.replace("/v1", "/admin/login/")
+    page = attacker.url.replace("/v1", "/admin/login/")
     with httpx.Client(timeout=60) as browser:
         token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', browser.get(page).text)
         assert token
@@ -198,12 +194,8 @@ def _logins(attacker: Attacker) -> None:
             browser.post(page, data={**form, "csrfmiddlewaretoken": token[1]})
 
 
-def _instructions(attacker: Attacker) -> None:
-    body = {"model": "demo", "input": "x", "instructions": "a " * (5 * MIB)}
-    attacker.post("responses", body)
-
-
 _MANY = b"0," * MIB
+_ENUM = {"name": "x", "schema": {"enum": [f"value-{n}" for n in range(300_000)]}}
 ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "ambiguous GBNF of 70 bytes": _grammar(
         "root ::= w w w\nw ::= [^\\x00] | [^\\x00] w | [^\\x00] w w | [^\\x00] w w w"
@@ -216,12 +208,20 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
             + '\nr4000: "x"',
         }
     ),
-    "enum of 300,000 values": _schema,
+    "enum of 300,000 values": _body(
+        {
+            "model": "demo",
+            "messages": _user("Hello"),
+            "response_format": {"type": "json_schema", "json_schema": _ENUM},
+        }
+    ),
     "body of a million errors": _body(b'{"model":"demo","messages":[%s0]}' % _MANY),
     "30,000 messages": _body(
         b'{"model":"demo","messages":[%s]}' % b",".join([b'{"role":"user","content":"x"}'] * 29_990)
     ),
-    "10 MB of instructions": _instructions,
+    "10 MB of instructions": _body(
+        {"model": "demo", "input": "x", "instructions": "a " * (5 * MIB)}, "responses"
+    ),
     "15 bodies without a key": _keyless,
     "100 bodies that do not come": _slow,
     "readers that read nothing": _unread,
@@ -233,24 +233,27 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
 def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, object]:
     """Return what the bystander meets alone, and during the attack."""
     alone = Bystander(endpoint, other).look(duration_s)
-    is_over = threading.Event()
-
-    def attack() -> None:
-        with client(endpoint, endpoint.key) as http:
-            attacker = Attacker(endpoint, http)
-            while not is_over.is_set():
-                with contextlib.suppress(httpx.HTTPError, OSError):
-                    ATTACKS[name](attacker)
-
-    threads = [threading.Thread(target=attack) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
+    # In processes of their own: they share the processors with the stack, but no lock of Python's.
+    arguments = (endpoint.url, endpoint.key, name)
+    attackers = [multiprocessing.Process(target=attack, args=arguments) for _ in range(_ATTACKERS)]
+    for process in attackers:
+        process.start()
     time.sleep(1)
     attacked = Bystander(endpoint, other).look(duration_s)
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    for process in attackers:
+        process.kill()
+        process.join()
     return {"alone": alone, "attacked": attacked}
+
+
+def attack(url: str, key: str, name: str) -> None:
+    """Attack until this process is killed."""
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+        attacker = Attacker(url, key, http)
+        while True:
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                ATTACKS[name](attacker)
 
 
 def row(name: str, figures: dict[str, object]) -> str:
