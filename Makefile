@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 # In how many processes the tests run; each starts services of its own. They often wait.
-JOBS ?= 3
+JOBS ?= 4
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
@@ -13,13 +13,14 @@ PORT ?= 8000
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test check check-tests fuzz lint ruff imports types audit format bench faults soak attacks lock clean
+.PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
+	attacks lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
 	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT)
 
-test: .venv/.installed-dev
+test: .venv/.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Side by side, each part's output in one piece: types take longest, but only what changed is read anew.
@@ -29,10 +30,14 @@ check: .venv/.installed-dev
 check-tests: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --without-services
 
-# All property tests with 10,000 examples instead of 50: an hour or more.
+# All property tests with 10,000 examples instead of 20: an hour or more.
 fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --without-services -m hypothesis \
 		--hypothesis-profile fuzz --timeout 0
+
+# The long forms of tests of which `make test` runs a short one: thousands of requests.
+stress: .venv/.installed-dev
+	$(BIN)/python -m pytest -m stress --timeout 900
 
 lint: ruff imports types audit
 	$(BIN)/python -m tests.checks
@@ -111,6 +116,13 @@ INSTALL = $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(
 
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
 	$(call INSTALL,requirements-dev.lock)
+	@touch $@
+
+# Python keeps what it has compiled. Imported here once; else each process of the tests would compile
+# all of it at the same time. The addresses keep the services of the tests from being started.
+.venv/.compiled: .venv/.installed-dev
+	@-DATABASE_URL=postgresql://127.0.0.1:9/none REDIS_URL=redis://127.0.0.1:9 \
+		$(BIN)/python -m pytest --collect-only -qq >/dev/null
 	@touch $@
 
 clean:

@@ -195,6 +195,8 @@ CHANNEL_LAYERS = {
 CELERY_BROKER_URL = BROKER_URL.replace("unix://", "redis+socket://", 1)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+# A Redis whose disk is full refuses to take a wake-up from its queue; that passes.
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "socket_timeout": 5,
     "socket_connect_timeout": 2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -11,6 +11,14 @@ from django.test import Client
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
+from tests.served_stack import ServedStack, served_stack
+
+
+@pytest.fixture(scope="session")
+def plain_stack() -> Iterator[ServedStack]:
+    """The whole product, running, for tests/browser and tests/contract, which share a process."""
+    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
+        yield running
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ each of its processes has services of its own, and the one that only hands out t
 
 With ``--without-services`` nothing is started and only quick tests that need no service run: left
 out are the folders that run the whole product, tests that ask for the database, tests that are
-marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Property tests
-try 20 examples instead of 50. Any other test that needs a service fails, because there is none at
-the addresses that the settings get.
+marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Any other test
+that needs a service fails, because there is none at the addresses that the settings get.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from inference_site.supervisor.services import plan_redis, wait_for_redis
 
 hypothesis.settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-_WHOLE_PRODUCT = {"e2e", "faults", "deployment", "browser"}
+_WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser"}
 _NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
 
 
@@ -49,8 +48,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start what the tests of this process need."""
     options = early_config.known_args_namespace
     hands_out = bool(options.numprocesses) and not _IS_WORKER
-    examples = 20 if options.without_services else 50
-    hypothesis.settings.register_profile("few", hypothesis.settings(), max_examples=examples)
+    hypothesis.settings.register_profile("few", hypothesis.settings(), max_examples=20)
     hypothesis.settings.load_profile("few")
     if options.without_services:
         prepare_settings()

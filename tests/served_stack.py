@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,29 +220,40 @@ def wait_until(condition: Any, timeout_s: float, what: str) -> float:
     return time.monotonic() - started
 
 
+Surroundings = Callable[[Path], AbstractContextManager[Mapping[str, str]]]
+
+
 @contextmanager
-def served_stack(models: str = "", **env: str) -> Iterator[ServedStack]:
+def _plain(_data_dir: Path) -> Iterator[Mapping[str, str]]:
+    yield {}
+
+
+@contextmanager
+def served_stack(
+    models: str = "", around: Surroundings = _plain, /, **env: str
+) -> Iterator[ServedStack]:
     """Run a stack in a directory of its own; stop it and what may be left of it at the end.
 
-    ``models`` are entries of the models file beside ``demo`` and ``scripted``.
+    ``models`` are entries of the models file beside ``demo`` and ``scripted``. ``around`` prepares
+    the directory, cleans up after the stack, and returns more of its environment.
     """
     with tempfile.TemporaryDirectory(prefix="served-", ignore_cleanup_errors=True) as name:
         data_dir = Path(name)
         data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
         (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT) + models)
-        stack = ServedStack(
-            data_dir, free_port(), {"MODELS_FILE": str(data_dir / "models.yaml"), **env}
-        )
-        try:
-            stack.start()
-            yield stack
-        finally:
-            stack.close_clients()
-            if stack.process is not None and stack.process.poll() is None:
-                stack.stop()
-            left = stack.leftovers()
-            for process in left:
-                process.kill()
+        with around(data_dir) as more:
+            env = {"MODELS_FILE": str(data_dir / "models.yaml"), **more, **env}
+            stack = ServedStack(data_dir, free_port(), env)
+            try:
+                stack.start()
+                yield stack
+            finally:
+                stack.close_clients()
+                if stack.process is not None and stack.process.poll() is None:
+                    stack.stop()
+                left = stack.leftovers()
+                for process in left:
+                    process.kill()
         assert left == [], "processes were left running"
         assert stack.check.violations == [], "what was sent does not fit its schema"
 

@@ -11,27 +11,30 @@ goes on for ``GRACE_S`` after its client has left, so that the client can send i
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 from django.conf import settings
 from django.http import HttpResponse
+from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.hub import hub, read_from_log
+from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.batches import Batch, is_whole
-from inference_site.streams.event_log import outline
+from inference_site.streams.batches import Batch
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -100,17 +103,27 @@ def once(handler: Handler, caller: Caller, request: Request, *args: Any, **kwarg
     """
     key, mine = _key(request, caller), _Memory(_digest(request))
     known = _remembered(key, mine)
+    if known is None:
+        with _given_back(key):
+            known = _recalled(key, caller, request, mine)
     if known is not None:
         if (answer := _again(request, known)) is not None:
             return answer
         _take_over(key, known, mine)
-    try:
+    with _given_back(key):
         response = handler(request, *args, **kwargs)
+    _keep(key, caller, request, response, mine.digest)
+    return response
+
+
+@contextmanager
+def _given_back(key: str) -> Iterator[None]:
+    """Forget a key that was claimed for what fails."""
+    try:
+        yield
     except BaseException:
         site_client().delete(key)
         raise
-    _keep(key, caller, request, response, mine.digest)
-    return response
 
 
 def _key(request: Request, caller: Caller) -> str:
@@ -120,7 +133,13 @@ def _key(request: Request, caller: Caller) -> str:
         raise InvalidRequestError(
             f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
         )
-    return f"idempotent:{caller.api_key_id}:{hashlib.sha256(given.encode()).hexdigest()}"
+    return f"idempotent:{caller.api_key_id}:{key_of_row(request)}"
+
+
+def key_of_row(request: Request) -> str:
+    """Return what the row of a generation has of the key; empty without one."""
+    given = request.headers.get(HEADER, "")
+    return hashlib.sha256(given.encode()).hexdigest() if given else ""
 
 
 def _digest(request: Request) -> str:
@@ -149,14 +168,31 @@ def _remembered(key: str, mine: _Memory) -> _Memory | None:
     return known
 
 
+def _recalled(key: str, caller: Caller, request: Request, mine: _Memory) -> _Memory | None:
+    """Return what the key was used for, by the rows, if Redis does not know; it is told then."""
+    rows = Generation.objects.filter(
+        api_key_id=caller.api_key_id, idempotency_key=key_of_row(request)
+    ).exclude(status__in=(Status.CANCELLED, Status.FAILED))
+    row = rows.first()
+    if row is None:
+        return None
+    if row.created_at < timezone.now() - dt.timedelta(seconds=_KEPT_S):
+        rows.update(idempotency_key="")
+        return None
+    memory = _Memory(mine.digest, row.public_id, row.streamed, 0 if row.background else GRACE_S)
+    _remember(key, caller, memory)
+    return memory
+
+
 def _take_over(key: str, known: _Memory, mine: _Memory) -> None:
     """Claim the key of a request that came to nothing; of those who try, one does."""
     arguments = (key, _packed(known), _packed(mine), str(_PENDING_S))
     if not site_client().eval(_TAKE_OVER, 1, *arguments):
-        raise _in_progress()
+        raise in_progress()
 
 
-def _in_progress() -> ConflictError:
+def in_progress() -> ConflictError:
+    """Return the error of a request whose first sending is not accepted yet."""
     return ConflictError(
         "The same request is being accepted. Please try again.", code="idempotency_in_progress"
     )
@@ -181,6 +217,10 @@ def _keep(key: str, caller: Caller, request: Request, response: HttpResponse, di
     else:
         site_client().delete(key)
         return
+    _remember(key, caller, memory)
+
+
+def _remember(key: str, caller: Caller, memory: _Memory) -> None:
     of_project = f"idempotency:{caller.project_id}"
     limits = (_KEPT_S, settings.IDEMPOTENCY_KEYS, _MOST_BYTES)
     keys = (key, of_project, f"{of_project}:sizes")
@@ -196,7 +236,7 @@ def _again(request: Request, known: _Memory) -> HttpResponse | None:
     if known.status:
         raise _expired()
     if not known.generation_id:
-        raise _in_progress()
+        raise in_progress()
     generation = Generation.objects.filter(public_id=known.generation_id).first()
     if generation is None or generation.status in (Status.CANCELLED, Status.FAILED):
         return None
@@ -217,16 +257,15 @@ def _followed(
 ) -> HttpResponse:
     """Hand the stream of the first answer over, from its beginning."""
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
+
+    def replay() -> list[Batch] | None:
+        return kind.replay(known.generation_id) if kind.replay else None
+
     try:
-        made_anew: list[Batch] = []
-        logged = outline(known.generation_id)
-        if has_ended and not (logged and is_whole(logged)):
-            made_anew = (kind.replay(known.generation_id) if kind.replay else None) or []
-            if not made_anew:
-                raise _expired()
-        else:
-            read_from_log(follower)
+        whole = attach(follower, replay, has_ended=has_ended)
+        if whole is None:
+            raise _expired()
     except BaseException:
         hub.leave(follower)
         raise
-    return hand_off(request, HandOff(follower, known.stream, known=made_anew, cancels=False))
+    return hand_off(request, HandOff(follower, known.stream, known=whole, cancels=False))

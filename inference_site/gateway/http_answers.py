@@ -20,7 +20,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _FIRST_PING_S = 0.9
 """When nothing has come by then, the headers and a comment go out: within the first second."""
-_PING = b": ping\n\n"
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -94,7 +94,7 @@ class SseSink(JsonSink):
             await self._begin(200, _SSE_HEADERS)
             frames = [*self._opening, *frames]
         if ending is not None and ending.error_code and not ending.body:
-            frames.append(b"data: " + InternalError().body + b"\n\n")
+            frames += [b"data: " + InternalError().body + b"\n\n", _DONE]
         # One write an event: some clients forget an event that arrives in two reads.
         for frame in frames or [_PING]:
             await self._write(frame, more=True)

@@ -34,7 +34,7 @@ from redis.exceptions import RedisError
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ModelGone, ModelLoading, QueueTimeout, WorkerLost
 from inference_site.fleet.leases import is_alive, live_view, prune
-from inference_site.generations.cancel import cancel
+from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.kinds import mendings
@@ -58,6 +58,7 @@ from inference_site.storage.connections import impatient_transaction, lent_conne
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
+from inference_site.streams.event_log import is_cancel_requested
 from inference_site.streams.held import long_open, release_expired, seen_alive
 from inference_site.streams.request_documents import drop_document
 
@@ -179,7 +180,9 @@ def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
     if generation.background and generation.attempt < most:
         with impatient_transaction():
             is_waiting = Generation.objects.requeue(*held, alone=alone)
-        if is_waiting:
+        if is_waiting and is_cancel_requested(generation.public_id):
+            cancel_waiting([generation.public_id])  # It may be long until a worker reads the flag.
+        elif is_waiting:
             send_wake_up(generation.model)
         return
     fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")

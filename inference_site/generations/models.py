@@ -42,6 +42,9 @@ class ServiceClass(models.IntegerChoices):
     BACKGROUND = 10, "background"  # Nobody waits.
 
 
+ONE_RUN_A_KEY = "generation_one_run_a_key"
+"""The constraint by which a request with an idempotency key has one run, unless that failed."""
+
 _CLAIM = """
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s, attempt = attempt + 1
@@ -188,6 +191,8 @@ class Generation(models.Model):
     # It outlives its client and its worker.
     background = models.BooleanField(default=False)
     end_user = models.CharField(max_length=512, blank=True, default="")
+    # Which request of its API key it runs for (see ``api.idempotency``); empty for most.
+    idempotency_key = models.CharField(max_length=64, blank=True, default="", db_default="")
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
@@ -252,6 +257,12 @@ class Generation(models.Model):
             BrinIndex(fields=["created_at"], autosummarize=True, name="generation_by_time"),
         ]
         constraints = [
+            models.UniqueConstraint(
+                fields=["api_key", "idempotency_key"],
+                condition=~models.Q(idempotency_key="")
+                & models.Q(status__in=[Status.QUEUED, Status.RUNNING, Status.COMPLETED]),
+                name=ONE_RUN_A_KEY,
+            ),
             models.CheckConstraint(
                 condition=models.Q(status__in=Status.values), name="generation_status_known"
             ),

@@ -129,6 +129,11 @@ def request_cancel(generation_id: str) -> None:
     client_for(generation_id).eval(*_set_flag(generation_id))
 
 
+def is_cancel_requested(generation_id: str) -> bool:
+    """Whether somebody wants a generation stopped, and nobody has seen that yet."""
+    return bool(client_for(generation_id).exists(cancel_key(generation_id)))
+
+
 def drop_cancel_flag(generation_id: str) -> None:
     """Take back a request to stop a generation that has ended."""
     client_for(generation_id).delete(cancel_key(generation_id))

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
+from django.db import IntegrityError
 from django.http import HttpResponse
 from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
-from inference_site.api.idempotency import GRACE_S, HEADER
+from inference_site.api.idempotency import GRACE_S, in_progress, key_of_row
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
-from inference_site.generations.models import Generation, ServiceClass
+from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.queue import WithRow, enqueue
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
@@ -34,7 +35,8 @@ class Submission:
     from what is stored, so its log need not be kept for that. ``with_row`` is written in the
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has.
+    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
+    refused.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    idempotency_key: str = ""
 
 
 def follow(submission: Submission) -> Follower:
@@ -100,6 +103,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
+        idempotency_key=submission.idempotency_key,
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
@@ -109,7 +113,12 @@ def _enqueue(
     continues = submission.continues
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
-    enqueue(row, submission.document, channel, opening, continues, with_row)
+    try:
+        enqueue(row, submission.document, channel, opening, continues, with_row)
+    except IntegrityError as exc:
+        if ONE_RUN_A_KEY in str(exc):
+            raise in_progress() from exc
+        raise
 
 
 def respond(
@@ -119,7 +128,8 @@ def respond(
 
     With an ``answer`` the client gets that and does not wait for the generation.
     """
-    if HEADER in request.headers and not submission.background:
+    submission = replace(submission, idempotency_key=key_of_row(request))
+    if submission.idempotency_key and not submission.background:
         # The same request may be sent again, and is then answered from this stream.
         grace_s = max(submission.grace_s, GRACE_S)
         submission = replace(submission, is_resumable=True, grace_s=grace_s)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
 _STABLE_S = 30.0
-"""After a child has run for this time, its next restart has the shortest delay again."""
+"""After a child has run for this time it is restarted at once, and the delays begin anew."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -71,14 +71,13 @@ class Child:
         status = self._process.poll() if self._process else None
         if status is None:
             return
-        if now - self._started_at > _STABLE_S:
-            self._delay_s = _FIRST_DELAY_S
+        delay_s = 0.0 if now - self._started_at > _STABLE_S else self._delay_s
         self._say(
-            f"{self.program.name} {_describe(status)}; restarting in {self._delay_s:g} s "
+            f"{self.program.name} {_describe(status)}; restarting in {delay_s:g} s "
             f"(log: {self.program.log})"
         )
-        self._restart_at = now + self._delay_s
-        self._delay_s = min(self._delay_s * 2, _LONGEST_DELAY_S)
+        self._restart_at = now + delay_s
+        self._delay_s = min(max(delay_s * 2, _FIRST_DELAY_S), _LONGEST_DELAY_S)
 
     def terminate(self) -> None:
         """Send SIGTERM to the process."""

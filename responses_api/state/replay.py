@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count, zip_longest
 
 from django.conf import settings
 from django.db.models import QuerySet
-from django.utils import timezone
 from pydantic_core import to_json
 
-from inference_site.generations.models import Generation
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from responses_api.models import ENDED, StoredResponse
@@ -23,35 +20,27 @@ from responses_api.wire.output import changed
 from responses_api.wire.response import ResponseObject
 
 _LEFT_OUT = b": left out\n\n"
-_CLOSING_S = 5
-"""Within this time of its end the log of a response is closed, unless Redis is away."""
 
 
-def is_cut_off(stored: StoredResponse, logged: Sequence[Batch]) -> bool:
-    """Whether the log of one that has ended will never say so: its worker died just before that,
-    or Redis was away."""
-    if logged[-1].ending is not None:
-        return False
-    patience = dt.timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _CLOSING_S)
-    ended = Generation.objects.filter(public_id=stored.public_id)
-    return ended.filter(finished_at__lt=timezone.now() - patience).exists()
-
-
-def replay(stored: StoredResponse) -> list[Batch]:
+def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
     """Return the stream of a response that has ended, made from what is stored.
 
     The items come in the order they had, their texts in the deltas that they were sent in. If these
-    are unknown each text is one delta. What an attempt has sent that was begun anew is left out,
-    and comments stand for its events, so that each event has its number.
+    are unknown each text is one delta, and a reader who knows the events up to ``after`` may have
+    seen more than there are now: it gets the last under the number that it expects. What an attempt
+    has sent that was begun anew is left out, and comments stand for its events, so that each event
+    has its number.
     """
     response = current_response(stored)
-    frames: list[bytes] = []
+    first, frames = 0, list[bytes]()
     for event in _events(stored, response):
         frames += [_LEFT_OUT] * (event.sequence_number - len(frames))
         frames.append(encode(event))
+    if stored.deltas is None and after >= len(frames) - 1:
+        first, frames = after + 1, [encode(terminal(response, count(after + 1)))]
     if settings.RESPONSES_SEND_DONE:
         frames.append(DONE)
-    return [Batch(0, frames, Ending((), 200, to_json(response)))]
+    return [Batch(first, frames, Ending((), 200, to_json(response)))]
 
 
 def replay_of(public_id: str, *, is_begun: bool = False) -> list[Batch] | None:

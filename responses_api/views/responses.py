@@ -13,11 +13,10 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub, read_from_log
+from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.cancel import cancel
-from inference_site.streams.batches import Batch, is_whole
-from inference_site.streams.event_log import outline
+from inference_site.streams.batches import Batch
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
@@ -26,7 +25,7 @@ from responses_api.state.deletion import delete
 from responses_api.state.history import before
 from responses_api.state.listing import list_responses, page_of_items
 from responses_api.state.reading import current_response
-from responses_api.state.replay import is_cut_off, replay
+from responses_api.state.replay import replay
 from responses_api.state.storage import ConversationLocked
 from responses_api.wire.events import ResponseEvent
 from responses_api.wire.output import AnyItem
@@ -122,11 +121,16 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
 
     With ``grace_s`` the reader counts as one whom the response goes on for.
     """
+    source = "log"
+
+    def replayed() -> list[Batch]:
+        nonlocal source
+        source = "compacted" if stored.deltas is None else "stored"
+        return replay(stored, after)
+
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known, source = _known(stored, follower)
-        if not known:
-            read_from_log(follower)
+        known = attach(follower, replayed, has_ended=stored.status in ENDED) or []
     except BaseException:
         hub.leave(follower)
         raise
@@ -136,17 +140,6 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     if source == "compacted":
         response["x-replay"] = "compacted"
     return response
-
-
-def _known(stored: StoredResponse, follower: Follower) -> tuple[list[Batch], str]:
-    """Return the stream if it is not to be read from the log, and where it comes from."""
-    logged, has_ended = outline(stored.public_id), stored.status in ENDED
-    if has_ended and (not logged or not is_whole(logged) or is_cut_off(stored, logged)):
-        return replay(stored), "compacted" if stored.deltas is None else "stored"
-    if logged and logged[-1].ending and logged[-1].next <= follower.next_number:
-        return logged[-1:], "log"  # Nothing is left of it but its end.
-    # It may have ended, and its log be closed only soon.
-    return [], "log"
 
 
 def _starting_after(query: QueryDict) -> int:

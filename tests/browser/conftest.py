@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,12 +17,13 @@ from playwright.sync_api import (
     Browser,
     BrowserContext,
     ConsoleMessage,
+    Locator,
     Page,
     expect,
     sync_playwright,
 )
 
-from tests.served_stack import ROOT, ServedStack, served_stack
+from tests.served_stack import ROOT, ServedStack
 
 IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
@@ -49,10 +49,9 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="package")
-def stack(chromium: str) -> Iterator[ServedStack]:
+def stack(chromium: str, plain_stack: ServedStack) -> ServedStack:
     """The whole product, running."""
-    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
-        yield running
+    return plain_stack
 
 
 @pytest.fixture(scope="package")
@@ -120,62 +119,60 @@ class Watch:
 
 
 @pytest.fixture(scope="package")
-def window(
-    stack: ServedStack, browser: Browser, cookies: Any
-) -> Iterator[Callable[[str], tuple[Page, Watch]]]:
-    """The window of each width, of an operator who is logged in.
+def window(stack: ServedStack, browser: Browser, cookies: Any) -> Iterator[tuple[Page, Watch]]:
+    """The window of an operator who is logged in.
 
     It stays open: a new one takes a processor for seconds, and has none of the files of a page.
     """
-
-    @cache
-    def opened(width: str) -> tuple[Page, Watch]:
-        w, h = WIDTHS[width]
-        context = browser.new_context(
-            base_url=stack.url,
-            viewport={"width": w, "height": h},
-            storage_state=cookies,
-            reduced_motion="reduce",
-        )
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.set_default_timeout(30_000)
-        return context.new_page(), Watch(context, urlsplit(stack.url).netloc)
-
-    yield opened
-    for context in browser.contexts:
-        context.close()
+    context = browser.new_context(
+        base_url=stack.url, storage_state=cookies, reduced_motion="reduce"
+    )
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    context.set_default_timeout(30_000)
+    yield context.new_page(), Watch(context, urlsplit(stack.url).netloc)
+    context.close()
 
 
 @pytest.fixture
-def open_page(
-    window: Callable[[str], tuple[Page, Watch]],
-) -> Iterator[Callable[..., Page]]:
-    """The page in a window, as if it were new. What the browser complains of fails the test.
+def open_page(window: tuple[Page, Watch]) -> Iterator[Callable[..., Page]]:
+    """The page in the window, as if it were new. What the browser complains of fails the test.
 
     The arguments are a width and a colour scheme.
     """
-    used: list[tuple[Page, Watch]] = []
+    page, watch = window
 
     def make(width: str = "desktop", scheme: Any = "light") -> Page:
-        page, watch = window(width)
+        resize(page, width)
         page.emulate_media(color_scheme=scheme)
-        used.append((page, watch))
         return page
 
     yield make
-    for page, _ in used:
-        page.unroute_all()
-        if page.url != "about:blank":
-            page.evaluate("localStorage.clear()")
-            page.goto("about:blank")
-    assert [complaint for _, watch in used for complaint in watch.told()] == []
+    page.unroute_all()
+    if page.url != "about:blank":
+        page.evaluate("localStorage.clear()")
+        page.goto("about:blank")
+    assert watch.told() == []
 
 
-@pytest.fixture(params=list(WIDTHS))
-def page(request: pytest.FixtureRequest, open_page: Callable[..., Page]) -> Page:
-    """A page at each width."""
-    found: Page = open_page(request.param)
-    return found
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Page:
+    """The page at the width of a desk, to be resized."""
+    opened: Page = open_page()
+    return opened
+
+
+def resize(page: Page, width: str) -> None:
+    """Give the window the width of a desk or of a phone."""
+    w, h = WIDTHS[width]
+    page.set_viewport_size({"width": w, "height": h})
+
+
+def press(page: Page, control: Locator) -> None:
+    """Click what can be clicked at each width."""
+    for width in WIDTHS:
+        resize(page, width)
+        control.click(trial=True)
+    control.click()
 
 
 _AXE = Axe()

@@ -9,7 +9,15 @@ import openai
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import WIDTHS, assert_fits, faults, keep_screenshot, settled
+from tests.browser.conftest import (
+    WIDTHS,
+    assert_fits,
+    faults,
+    keep_screenshot,
+    press,
+    resize,
+    settled,
+)
 from tests.e2e.scripts import call, respond, script, slow
 from tests.served_stack import ServedStack, wait_until
 
@@ -55,8 +63,10 @@ def test_pages_fit_and_have_no_serious_fault_of_accessibility(page: Page, path: 
     assert response is not None
     assert response.status == 200
     settled(page)
-    assert_fits(page)
-    assert faults(page) == []
+    for width in WIDTHS:
+        resize(page, width)
+        assert_fits(page)
+        assert faults(page) == [], width
 
 
 @pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
@@ -69,14 +79,14 @@ def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page],
 
 def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> None:
     page.goto("/admin/")
-    page.get_by_text("1 hour").click()
-    page.get_by_role("button", name="Show").click()
+    press(page, page.get_by_text("1 hour"))
+    press(page, page.get_by_role("button", name="Show"))
     page.wait_for_url("**/admin/?range=1h*")
     chart = page.get_by_role("img", name="Requests", exact=True)
     expect(chart.locator("desc")).to_contain_text("completed: at most", use_inner_text=False)
     expect(chart.locator("path").first).to_be_attached()
     figure = page.locator("#chart-requests")
-    figure.get_by_text("As a table").click()
+    press(page, figure.get_by_text("As a table"))
     bars = figure.get_by_role("row").filter(has_text=re.compile(r"[1-9]\d*$"))
     expect(bars.first).to_be_visible()
     table = page.get_by_role("region", name="Usage by Model")
@@ -103,11 +113,9 @@ def weather(client: openai.OpenAI) -> str:
     return str(told.id)
 
 
-def test_a_conversation_is_read_from_the_list(
-    request: pytest.FixtureRequest, page: Page, weather: str
-) -> None:
+def test_a_conversation_is_read_from_the_list(page: Page, weather: str) -> None:
     page.goto(f"{OPEN}{weather}")
-    page.get_by_role("link", name=weather[:13]).click()
+    press(page, page.get_by_role("link", name=weather[:13]))
     turns = page.get_by_role("region", name="Conversation")
     expect(turns.get_by_text("It rains in Oslo.", exact=True)).to_be_visible()
     told = turns.locator(".bubble-call")
@@ -115,10 +123,12 @@ def test_a_conversation_is_read_from_the_list(
     expect(told).to_contain_text('"sky": "rain"')
     reasoning = turns.get_by_text("A tool knows the weather.", exact=True)
     expect(reasoning).to_be_hidden()
-    turns.get_by_text("Reasoning", exact=True).click()
+    press(page, turns.get_by_text("Reasoning", exact=True))
     expect(reasoning).to_be_visible()
-    keep_screenshot(page, f"admin-response-{request.node.callspec.params['page']}")
-    page.get_by_role("button", name="Copy as curl").click()
+    for width in WIDTHS:
+        resize(page, width)
+        keep_screenshot(page, f"admin-response-{width}")
+    press(page, page.get_by_role("button", name="Copy as curl"))
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("curl http://127.0.0.1")
@@ -130,12 +140,12 @@ def test_a_running_response_is_watched_and_stopped(
 ) -> None:
     running = client.responses.create(model="scripted", input=slow(4000), background=True)
     page.goto(f"{OPEN}{running.id}")
-    page.get_by_role("link", name=running.id[:13]).click()
+    press(page, page.get_by_role("link", name=running.id[:13]))
     answer = page.locator(".answer .bubble-text")
     expect(answer).to_contain_text("x x x x x")
     seen = answer.inner_text()
     expect(answer).to_contain_text(f"{seen} x x")  # It goes on while it is looked at.
-    page.get_by_role("button", name="Stop").click()
+    press(page, page.get_by_role("button", name="Stop"))
     expect(page.get_by_text("The response is being stopped.")).to_be_visible()
     wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 30, "it is stopped")
     page.reload()
@@ -148,8 +158,8 @@ def test_a_running_response_is_watched_and_stopped(
 def test_a_response_is_run_again(page: Page, client: openai.OpenAI) -> None:
     first = respond(client, {"text": "Once more."})
     page.goto(f"{OPEN}{first.id}")
-    page.get_by_role("link", name=first.id[:13]).click()
-    page.get_by_role("button", name="Run again").click()
+    press(page, page.get_by_role("link", name=first.id[:13]))
+    press(page, page.get_by_role("button", name="Run again"))
     again = page.locator(".response-title code")
     expect(again).not_to_have_text(first.id)
     expect(page.get_by_text("Once more.", exact=True).last).to_be_visible()
@@ -160,7 +170,7 @@ def test_responses_are_exported_as_json_lines(
 ) -> None:
     page.goto(f"{OPEN}{weather}")
     with page.expect_download() as download:
-        page.get_by_role("link", name="Export JSONL").click()
+        press(page, page.get_by_role("link", name="Export JSONL"))
     lines = download.value.path().read_text().splitlines()
     assert len(lines) == 1
     assert weather in lines[0]
@@ -194,13 +204,13 @@ def test_the_queue_moves_up_and_stops_what_waits(
     page.goto("/admin/queue/")
     waiting = page.get_by_role("region", name="Next in line")
     row = waiting.get_by_role("row").filter(has_text=last[:18])
-    row.get_by_role("button", name="Move up").click()
+    press(page, row.get_by_role("button", name="Move up"))
     expect(
         page.get_by_text("The generation was moved ahead of all others of its model.")
     ).to_be_visible()
     expect(waiting.get_by_role("rowheader").first).to_contain_text(last[:18])
     row = waiting.get_by_role("row").filter(has_text=first[:18])
-    row.get_by_role("button", name="Stop").click()
+    press(page, row.get_by_role("button", name="Stop"))
     expect(page.get_by_text("The generation is being stopped.")).to_be_visible()
     assert stack.row(first)["status"] == "cancelled"
     assert _waiting(stack) == [last]
@@ -208,7 +218,9 @@ def test_the_queue_moves_up_and_stops_what_waits(
 
 def test_the_page_of_the_api_works_under_the_policy(page: Page) -> None:
     page.goto("/docs")
-    expect(page.get_by_text("/v1/chat/completions", exact=True).first).to_be_visible()
+    for width in WIDTHS:
+        resize(page, width)
+        expect(page.get_by_text("/v1/chat/completions", exact=True).first).to_be_visible()
 
 
 BUSY_HOUR = """

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import assert_fits, faults, keep_screenshot
+from tests.browser.conftest import WIDTHS, assert_fits, faults, keep_screenshot
 from tests.e2e.scripts import call, script, slow
 from tests.served_stack import ServedStack, wait_until
 
@@ -44,9 +44,11 @@ def usage(page: Page, number: int) -> Locator:
     return page.locator(".usage").nth(number)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_conversation_with_tools_is_held_and_told_as_code(
-    request: pytest.FixtureRequest, page: Page, stack: ServedStack
+    open_page: Callable[..., Page], stack: ServedStack, width: str
 ) -> None:
+    page = open_page(width)
     page.goto("/playground")
     form = settings(page)
     form.get_by_label("Model").select_option("scripted")
@@ -64,7 +66,7 @@ def test_a_conversation_with_tools_is_held_and_told_as_code(
     say(page, {"text": "It rains"}, {"sleep_ms": 200}, {"text": " in Oslo."})
     expect(page.get_by_text("It rains in Oslo.", exact=True)).to_be_visible()
     expect(usage(page, 1)).to_contain_text("tokens/s")
-    keep_screenshot(page, f"playground-{request.node.callspec.params['page']}")
+    keep_screenshot(page, f"playground-{width}")
 
     page.get_by_text("The request as curl and Python").click()
     curl, python = page.locator("#as-curl"), page.locator("#as-python")
@@ -82,8 +84,11 @@ def test_a_conversation_with_tools_is_held_and_told_as_code(
     assert stored == [("admin", "playground")]
 
 
-@pytest.mark.parametrize("way", ["button", "key"])
-def test_stop_really_stops(page: Page, stack: ServedStack, way: str) -> None:
+@pytest.mark.parametrize(("width", "way"), [("phone", "button"), ("desktop", "key")])
+def test_stop_really_stops(
+    open_page: Callable[..., Page], stack: ServedStack, width: str, way: str
+) -> None:
+    page = open_page(width)
     page.goto("/playground")
     settings(page).get_by_label("Model").select_option("scripted")
     message(page).fill(slow(4000))
@@ -170,7 +175,8 @@ def test_who_leaves_the_page_stops_the_answer(
     wait_until(lambda: stack.row(running)["status"] == "cancelled", 30, "it is stopped")
 
 
-def test_an_answer_is_bound_by_a_json_schema(page: Page) -> None:
+def test_an_answer_is_bound_by_a_json_schema(open_page: Callable[..., Page]) -> None:
+    page = open_page("phone")
     page.goto("/playground")
     form = settings(page)
     form.get_by_label("Model").select_option("demo")

@@ -88,7 +88,6 @@ def test_a_worker_that_is_stopped_ends_what_runs(site: Site) -> None:
         assert took
         assert client.chat.completions.create(model="demo", messages=HELLO).choices
     site.workers.remove(worker)
-    site.workers += site.local.up("worker")
 
 
 def test_a_web_process_that_is_stopped_ends_what_it_streams(site: Site) -> None:

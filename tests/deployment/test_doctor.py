@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -61,17 +60,3 @@ def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
     assert "correct DATABASE_URL" in told
     assert "correct REDIS_URL" in told
     assert "secret" not in told
-
-
-def test_models_without_files_and_without_workers_are_told(site: Site, tmp_path: Path) -> None:
-    junk = tmp_path / "junk.gguf"
-    junk.write_bytes(b"no model")
-    (tmp_path / "models.yaml").write_text(
-        f"models:\n  absent: {{file: {tmp_path}/absent.gguf}}\n  junk: {{file: {junk}}}\n"
-        "  other: {engine: scripted}\n"
-    )
-    status, findings, _ = examined(site, MODELS_FILE=str(tmp_path / "models.yaml"))
-    assert status == 1
-    assert level(findings, "model absent") == level(findings, "model junk") == "warn"
-    assert {level for level, _ in findings["model absent"]} == {"fail", "warn"}
-    assert findings["model other"][-1][1] == "no live worker serves it"

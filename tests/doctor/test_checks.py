@@ -14,6 +14,7 @@ from pytest_django.fixtures import Settings
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.doctor import fleet, host, services
 from inference_site.doctor.finding import Finding, guarded
+from inference_site.fleet.leases import Lease, LiveWorker, ModelReport
 
 
 def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:
@@ -86,6 +87,25 @@ def test_a_bad_models_file_is_told_with_its_line(models_file: Path) -> None:
     (finding,) = guarded("models", fleet.check_models, "Correct it.")
     assert (finding.level, finding.fix) == ("fail", "Correct it.")
     assert "models.yaml:2" in finding.found
+
+
+@pytest.mark.redis
+def test_models_without_files_and_without_workers_are_told(models_file: Path) -> None:
+    junk = models_file.with_name("junk.gguf")
+    junk.write_bytes(b"no model")
+    models_file.write_text(
+        f"models:\n  absent: {{file: {junk}.absent}}\n  junk: {{file: {junk}}}\n"
+        "  other: {engine: scripted}\n  served: {engine: scripted}\n"
+    )
+    lease = Lease("doctored", lambda: LiveWorker("doctored", (ModelReport("served", 1, 0),)))
+    lease.renew()
+    try:
+        found = levels([*fleet.check_models(), *fleet.check_workers()])
+    finally:
+        lease.stop()
+    assert found["model absent"] == found["model junk"] == ["fail", "warn"]
+    assert found["model other"] == ["ok", "warn"]
+    assert found["model served"] == ["ok"]
 
 
 def test_settings_that_are_forgotten_are_told(settings: Settings) -> None:

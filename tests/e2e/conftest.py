@@ -1,4 +1,4 @@
-"""Two stacks for the tests of this folder: a plain one, and one with hooks and other servers."""
+"""One stack for the tests of this folder, with hooks and in front of other servers too."""
 
 from __future__ import annotations
 
@@ -46,18 +46,6 @@ OTHER_MODELS = """
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
-    """The whole product, running."""
-    adapters = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(("one", "two")):
-        write_adapter(adapters / f"{name}.gguf", seed)
-    models = MORE_MODELS.format(root=ROOT, adapters=adapters)
-    env = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "IDEMPOTENCY_KEYS": "40"}
-    with served_stack(models, **env) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def odd() -> Iterator[UpstreamServer]:
     """A server that does what it is told."""
     server = UpstreamServer()
@@ -73,19 +61,31 @@ def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def other_stack(odd: UpstreamServer, hook_notes: Path) -> Iterator[ServedStack]:
-    """The product with hooks, which act on two models alone, and in front of other servers."""
-    hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
+def models(tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer) -> Iterator[str]:
+    """The entries of the models file; what serves them elsewhere runs meanwhile."""
+    adapters = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("one", "two")):
+        write_adapter(adapters / f"{name}.gguf", seed)
     with llama_server(slots=2, context_length=512) as llama:
-        models = OTHER_MODELS.format(llama=llama, odd=odd.url, file=DEMO_FILE)
-        env = {
-            **hooks,
-            "READER_TIMEOUT_S": "2",
-            "HOOK_NOTES": str(hook_notes),
-            "ODD_KEY": "sk-of-the-operator",
-        }
-        with served_stack(models, **env) as running:
-            yield running
+        yield MORE_MODELS.format(root=ROOT, adapters=adapters) + OTHER_MODELS.format(
+            llama=llama, odd=odd.url, file=DEMO_FILE
+        )
+
+
+@pytest.fixture(scope="session")
+def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
+    """The whole product, running, with hooks that act on two models alone."""
+    hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
+    short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
+    env = {**hooks, **short, "IDEMPOTENCY_KEYS": "40", "ODD_KEY": "sk-of-the-operator"}
+    with served_stack(models, **env, HOOK_NOTES=str(hook_notes)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def other_stack(stack: ServedStack) -> ServedStack:
+    """The same, for tests of hooks and of models of other servers."""
+    return stack
 
 
 @pytest.fixture(autouse=True)

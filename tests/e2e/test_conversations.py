@@ -204,9 +204,11 @@ def test_second_run_does_not_wait_for_ever(client: openai.OpenAI, stream: bool) 
     client.responses.cancel(first.id)
 
 
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.stress)])
 def test_waiters_on_one_conversation_hold_nobody_else_up(
-    stack: ServedStack, client: openai.OpenAI
+    stack: ServedStack, client: openai.OpenAI, count: int
 ) -> None:
+    """They are many more than the threads that run views."""
     made = client.conversations.create()
     first = client.responses.create(
         model="scripted", input=ENDLESS, conversation=made.id, background=True
@@ -216,9 +218,9 @@ def test_waiters_on_one_conversation_hold_nobody_else_up(
     with (
         httpx.Client(base_url=stack.url, headers=key, timeout=60, limits=unbounded) as http,
         make_key(stack).http(stack) as other,
-        ThreadPoolExecutor(100) as threads,
+        ThreadPoolExecutor(count) as threads,
     ):
-        waiting = [threads.submit(http.post, "/v1/responses", json=waiter) for _ in range(100)]
+        waiting = [threads.submit(http.post, "/v1/responses", json=waiter) for _ in range(count)]
         answered = 0
         while not all(request.done() for request in waiting):
             assert other.get("/v1/models").status_code == 200
@@ -230,11 +232,12 @@ def test_waiters_on_one_conversation_hold_nobody_else_up(
     assert answered > 3
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.stress)])
 def test_runs_of_one_conversation_at_once_come_one_after_the_other(
-    stack: ServedStack, client: openai.OpenAI
+    stack: ServedStack, client: openai.OpenAI, rounds: int
 ) -> None:
     with ThreadPoolExecutor(8) as threads:
-        for _ in range(5):
+        for _ in range(rounds):
             made = client.conversations.create()
             together = threading.Barrier(8)
             runs = [threads.submit(_run, client, made.id, n, together) for n in range(8)]
@@ -286,12 +289,13 @@ def test_deleted_response_stays_in_its_conversation(client: openai.OpenAI) -> No
     assert texts(client, made.id) == ["x", "x"]
 
 
+@pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.stress)])
 def test_all_of_a_conversation_is_deleted_at_once(
-    stack: ServedStack, client: openai.OpenAI
+    stack: ServedStack, client: openai.OpenAI, rounds: int
 ) -> None:
     """Whichever comes first, each is answered, and in the end nothing is left."""
     with ThreadPoolExecutor(8) as threads:
-        for n in range(6):
+        for n in range(rounds):
             made = client.conversations.create(items=[user("before")])
             kept = [
                 client.responses.create(model="scripted", input=f"{n}", conversation=made.id).id

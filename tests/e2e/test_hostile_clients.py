@@ -176,20 +176,23 @@ def test_who_has_no_key_has_no_memory(stack: ServedStack, path: str, kind: str) 
         assert web.grown < 50 * MIB
 
 
+@pytest.mark.parametrize("count", [16, pytest.param(64, marks=pytest.mark.stress)])
 def test_large_bodies_of_one_project_do_not_refuse_others(
-    stack: ServedStack, attacker: MadeKey
+    stack: ServedStack, attacker: MadeKey, count: int
 ) -> None:
     content = json.dumps({"model": "scripted", "messages": "a " * (5 * MIB)})
     with bystander(stack), attacker.http(stack) as http, ThreadPoolExecutor(16) as threads:
         answers = list(
-            threads.map(lambda _: http.post(CHAT, content=content, headers=JSON), range(32))
+            threads.map(lambda _: http.post(CHAT, content=content, headers=JSON), range(count))
         )
     assert {answer.status_code for answer in answers} == {400}
 
 
+@pytest.mark.parametrize("patient", [4, pytest.param(20, marks=pytest.mark.stress)])
 def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
-    stack: ServedStack, attacker: MadeKey
+    stack: ServedStack, attacker: MadeKey, patient: int
 ) -> None:
+    """So many of them read all of it in the end."""
     text = "abcdefgh" * 1280
     with attacker.http(stack) as http:
         made = http.post(
@@ -205,12 +208,12 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
         readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(20)]
         time.sleep(2)  # So that much could be written.
         grown = web.grown
-        with ThreadPoolExecutor(20) as threads:
-            streams = list(threads.map(_read_all, readers))
+        with ThreadPoolExecutor(patient) as threads:
+            streams = list(threads.map(_read_all, readers[:patient]))
     # Views that look at the log at the same moment hold its last entry for that time.
     assert grown < 20 * len(whole) / 2
     bodies = [stream.partition(b"\r\n\r\n")[2].replace(PING, b"") for stream in streams]
-    assert [len(body) for body in bodies] == [len(whole)] * 20
+    assert [len(body) for body in bodies] == [len(whole)] * patient
     assert set(bodies) == {whole}
     _check_readers_without_a_log(stack, made["id"], head)
 
@@ -231,19 +234,6 @@ def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str
 def _first_line(stack: ServedStack, head: str) -> bytes:
     with raw(stack, head, small=True) as reader:
         return reader.recv(12)
-
-
-def test_a_client_that_reads_nothing_is_dropped(other_stack: ServedStack) -> None:
-    """There, after two seconds."""
-    long = script({"repeat": 1_500, "steps": [{"text": "abcdefgh" * 1280}]})
-    content = json.dumps({"model": "scripted", "stream": True, "messages": long}).encode()
-    log = other_stack.data_dir / "log" / "web.log"
-    with raw(other_stack, post(other_stack.key, len(content)), small=True) as connection:
-        connection.sendall(content)
-        wait_until(lambda: "a client that reads nothing is dropped" in log.read_text(), 60, "it")
-        received = _read_all(connection)
-    assert received.startswith(b"HTTP/1.1 200")
-    assert b"[DONE]" not in received
 
 
 def _read_all(connection: socket.socket) -> bytes:

@@ -236,6 +236,40 @@ def test_a_stored_response_whose_log_is_lost_is_answered_from_its_items(
     assert events(replayed)[-1]["response"] == stored
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_it_runs_once_though_redis_has_forgotten_the_key(stack: ServedStack, path: str) -> None:
+    key, header = make_key(stack), keyed("forgotten")
+    asked = body(slow(20), "scripted") if path == CHAT else {"model": "scripted", "input": slow(20)}
+
+    def forget() -> None:
+        with stack.redis() as redis:
+            redis.delete(*redis.keys(f"idempotent:{key.id}:*"))
+
+    with key.http(stack) as http, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, path, json=asked, headers=header)
+        wait_until(lambda: _runs(stack, key.id) == 1, 20, "its row")
+        forget()
+        meanwhile = http.post(path, json=asked, headers=header)
+        forget()
+        later = http.post(path, json=asked, headers=header)
+        answers = [first.result().content, meanwhile.content, later.content]
+        assert len(set(answers)) == 1, answers
+        assert _runs(stack, key.id) == 1
+        forget()
+        stack.sql(
+            "UPDATE generations_generation SET created_at = created_at - interval '1 day' "
+            "WHERE api_key_id = %s",
+            key.id,
+        )
+        assert http.post(path, json=asked, headers=header).content != answers[0]
+    assert _runs(stack, key.id) == 2
+
+
+def _runs(stack: ServedStack, api_key_id: int) -> int:
+    statement = "SELECT count(*) FROM generations_generation WHERE api_key_id = %s"
+    return int(stack.sql(statement, api_key_id)[0][0])
+
+
 def lose(stack: ServedStack, response_id: str, what: str) -> None:
     """Lose the log of a response, or its beginning, as a Redis that was flushed."""
     with stack.redis() as client:

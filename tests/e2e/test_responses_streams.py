@@ -223,6 +223,9 @@ def test_stream_of_which_only_the_items_are_known_has_a_delta_for_each_text(
         rebuilt = frames(response)
     assert _without_deltas(rebuilt) == _without_deltas(live)
     assert replay_raw(http, created, 2) == rebuilt[3:]
+    for seen in (len(rebuilt) - 2, len(live) + 40):  # Of the stream as it was before.
+        [last] = events(replay_raw(http, created, seen))
+        assert last == events(rebuilt)[-1] | {"sequence_number": seen + 1}
 
 
 def test_log_that_says_nothing_of_the_end_is_not_waited_for(

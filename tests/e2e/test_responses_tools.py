@@ -236,7 +236,8 @@ def test_parallel_calls_may_be_answered_in_any_order(client: openai.OpenAI) -> N
         client.responses.create(model="scripted", input=given[:1], previous_response_id=first.id)
 
 
-def test_chain_of_fifty_calls_forked_at_the_tenth(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("length", [16, pytest.param(200, marks=pytest.mark.stress)])
+def test_long_chain_of_calls_forked_at_the_tenth(client: openai.OpenAI, length: int) -> None:
     """Each turn answers the call before it and makes one; all of them stay in the history."""
 
     def turn(number: int, before: Any) -> Any:
@@ -250,9 +251,9 @@ def test_chain_of_fifty_calls_forked_at_the_tenth(client: openai.OpenAI) -> None
         )
 
     turns: list[Any] = []
-    for number in range(50):
+    for number in range(length):
         turns.append(turn(number, turns[-1] if turns else None))
-    fork = turn(99, turns[9])
+    fork = turn(999, turns[9])
 
     def made(of: Any) -> list[int]:
         items: Any = client.responses.input_items.list(of.id, order="asc", limit=100)
@@ -261,6 +262,6 @@ def test_chain_of_fifty_calls_forked_at_the_tenth(client: openai.OpenAI) -> None
         assert [c.call_id for c in calls] == [r.call_id for r in results]
         return [json.loads(item.arguments)["n"] for item in calls]
 
-    assert made(turns[-1]) == list(range(49))
+    assert made(turns[-1]) == list(range(length - 1))
     assert made(fork) == list(range(10))
     assert turns[-1].usage.input_tokens > turns[-2].usage.input_tokens

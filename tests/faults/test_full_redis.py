@@ -85,6 +85,32 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
     assert "Traceback" not in stack.text()
 
 
+def test_a_redis_that_takes_no_writes_costs_no_process(stack: ServedStack) -> None:
+    """As when its disk is full: the workers read their wake-ups again when that has passed."""
+    wait_until(lambda: _started(stack), 30, "all started")
+    before = _started(stack)
+    body = {"model": "scripted", "messages": [{"role": "user", "content": '[{"text": "ok"}]'}]}
+    with stack.redis() as redis, stack.http() as http:
+        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 30, "an answer")
+        refused = _refused_wake_ups(redis)
+        redis.config_set("min-replicas-to-write", 1)
+        try:
+            answer = http.post(CHAT, json=body)
+            # Its worker has asked for wake-ups once more, and was refused.
+            wait_until(lambda: _refused_wake_ups(redis) > refused, 20, "a refusal")
+        finally:
+            redis.config_set("min-replicas-to-write", 0)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unavailable")
+        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 30, "an answer")
+    assert _started(stack) == before
+
+
+def _refused_wake_ups(redis: Any) -> int:
+    """How often Redis has refused to take a message from a list."""
+    found = redis.info("commandstats").get("cmdstat_brpop", {})
+    return int(found.get("rejected_calls", 0))
+
+
 def _started(stack: ServedStack) -> list[int]:
     """The processes that may not die; none while one of them starts."""
     try:

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.matrix.checker import violations
 from tests.faults.matrix.clients import KINDS
 from tests.faults.matrix.run import run
+from tests.faults.matrix.usage import add_up
 from tests.served_stack import ServedStack
 
 FAULTS = ("worker killed", "Redis emptied", "PostgreSQL killed", "web process killed")
@@ -20,3 +21,4 @@ def test_every_promise_holds_through_a_few_faults(stack: ServedStack) -> None:
     answered = {request.client for request in ledger.requests if request.outcome != "error"}
     assert answered == KINDS.keys()
     assert violations(stack, ledger) == []
+    assert add_up(stack, ledger)[1] == []

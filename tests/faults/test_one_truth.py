@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.faults.freezing import frozen
 from tests.faults.test_responses_survive import (
     Reader,
     begin,
@@ -74,15 +75,6 @@ def second_worker(stack: ServedStack) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_run_that_was_given_to_another_worker_is_not_touched_by_the_first(

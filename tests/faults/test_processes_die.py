@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -14,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from tests.faults.freezing import frozen, postgres_pids
 from tests.served_stack import ServedStack, wait_until
 
 
@@ -92,11 +95,31 @@ def test_an_engine_that_stands_still_takes_its_worker_along(stack: ServedStack) 
     assert stack.pid_of("worker") != worker
 
 
+def test_client_that_stands_still_is_dropped(stack: ServedStack) -> None:
+    """There, after three seconds."""
+    long = messages({"repeat": 1_500, "steps": [{"text": "abcdefgh" * 1280}]})
+    body = json.dumps({"model": "scripted", "stream": True, "messages": long}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    log = stack.data_dir / "log" / "web.log"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", stack.port))
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: "a client that reads nothing is dropped" in log.read_text(), 60, "it")
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(2**20):
+                received += piece
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" not in received
+
+
 def test_frozen_redis_delays_a_stream_and_loses_nothing(stack: ServedStack) -> None:
     reader = Reader(stack, slow(60))
-    redis = stack.pid_of("redis")
-    os.kill(redis, signal.SIGSTOP)
-    try:
+    with frozen(stack.pid_of("redis")):
         started = time.monotonic()
         response = httpx.post(
             f"{stack.url}/v1/chat/completions",
@@ -109,8 +132,6 @@ def test_frozen_redis_delays_a_stream_and_loses_nothing(stack: ServedStack) -> N
         assert response.json()["error"]["type"] == "server_error"
         assert time.monotonic() - started < 8
         time.sleep(max(0.0, 3 - (time.monotonic() - started)))
-    finally:
-        os.kill(redis, signal.SIGCONT)
     reader.wait(40)
     assert reader.error is not None or reader.text == "x " * 60
     wait_until(lambda: works(stack), 30, "the next request")
@@ -127,10 +148,7 @@ def test_killed_redis_ends_or_continues_streams(stack: ServedStack) -> None:
 
 def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
     assert works(stack)
-    postgres = [stack.postgres_pid(), *_children(stack.postgres_pid())]
-    for pid in postgres:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen(*postgres_pids(stack)):
         started = time.monotonic()
         with pytest.raises(openai.InternalServerError) as caught:
             stack.client().chat.completions.create(
@@ -141,9 +159,6 @@ def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
         assert time.monotonic() - started < 8
         ready = httpx.get(f"{stack.url}/health/ready", timeout=20)
         assert ready.status_code == 503
-    finally:
-        for pid in postgres:
-            os.kill(pid, signal.SIGCONT)
     wait_until(lambda: works(stack), 30, "the next request")
 
 
@@ -182,9 +197,7 @@ def test_killed_beat_comes_back(stack: ServedStack) -> None:
 
 
 def test_frozen_worker_is_no_worker(stack: ServedStack) -> None:
-    worker = stack.pid_of("worker")
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with frozen(stack.pid_of("worker")):
         time.sleep(6.5)
         with pytest.raises(openai.InternalServerError) as caught:
             stack.client().chat.completions.create(
@@ -196,21 +209,13 @@ def test_frozen_worker_is_no_worker(stack: ServedStack) -> None:
         ready = httpx.get(f"{stack.url}/health/ready", timeout=20)
         assert ready.status_code == 503
         assert "scripted" in ready.json()["checks"]["workers"]
-    finally:
-        os.kill(worker, signal.SIGCONT)
     wait_until(lambda: works(stack), 30, "the next request")
-
-
-def _children(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 def test_a_hundred_requests_during_an_outage_are_told_side_by_side(
     stack: ServedStack,
 ) -> None:
-    redis = stack.pid_of("redis")
-    os.kill(redis, signal.SIGSTOP)
-    try:
+    with frozen(stack.pid_of("redis")):
         outcomes: list[tuple[int, float]] = []
 
         def ask() -> None:
@@ -228,8 +233,6 @@ def test_a_hundred_requests_during_an_outage_are_told_side_by_side(
             thread.start()
         for thread in threads:
             thread.join()
-    finally:
-        os.kill(redis, signal.SIGCONT)
     assert {status for status, _ in outcomes} == {503}
     # One alone is given 3 s; were they tried one after the other, the last would take a minute.
     assert max(seconds for _, seconds in outcomes) < 10
@@ -237,10 +240,7 @@ def test_a_hundred_requests_during_an_outage_are_told_side_by_side(
 
 
 def test_health_answers_while_the_database_hangs(stack: ServedStack) -> None:
-    postgres = [stack.postgres_pid(), *_children(stack.postgres_pid())]
-    for pid in postgres:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen(*postgres_pids(stack)):
         threads = [threading.Thread(target=works, args=(stack,)) for _ in range(20)]
         for thread in threads:
             thread.start()
@@ -251,9 +251,6 @@ def test_health_answers_while_the_database_hangs(stack: ServedStack) -> None:
         assert ready["checks"]["postgres"] != "ok"
         for thread in threads:
             thread.join()
-    finally:
-        for pid in postgres:
-            os.kill(pid, signal.SIGCONT)
     wait_until(lambda: works(stack), 30, "the next request")
 
 

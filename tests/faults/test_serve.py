@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.served_stack import ROOT, ServedStack
 
@@ -25,24 +24,27 @@ def descendants(stack: ServedStack) -> list[psutil.Process]:
     return [*own, postmaster, *postmaster.children(recursive=True)]
 
 
-def started(stack: ServedStack) -> None:
-    """Start it, unless it runs."""
-    assert stack.process is not None
-    if stack.process.poll() is not None:
-        stack.start()
-
-
 def hello(stack: ServedStack) -> Any:
     return stack.client().chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "Hello"}]
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stops_by_itself_leaves_nothing_and_starts_again(
-    stack: ServedStack, number: signal.Signals
-) -> None:
-    started(stack)
+def test_children_end_with_a_supervisor_that_is_killed(stack: ServedStack) -> None:
+    assert stack.process is not None
+    own = psutil.Process(stack.process.pid).children(recursive=True)
+    stack.process.kill()
+    stack.process.wait()
+    deadline = time.monotonic() + 15
+    while any(p.is_running() and p.status() != "zombie" for p in own):
+        assert time.monotonic() < deadline, [p.cmdline() for p in own if p.is_running()]
+        time.sleep(0.1)
+    stack.start()
+    assert hello(stack).choices[0].finish_reason == "stop"
+
+
+def stops_and_leaves_nothing(stack: ServedStack, number: signal.Signals) -> Any:
+    """Stop it while something is streamed; return an answer that it gave before."""
     first = hello(stack)
     streaming = stack.client().chat.completions.create(
         model="scripted",
@@ -52,15 +54,18 @@ def test_stops_by_itself_leaves_nothing_and_starts_again(
     next(iter(streaming))
     processes = descendants(stack)
     assert len(processes) >= 5
-    key_file = stack.data_dir / "api_key"
-    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    key, said = stack.key, len(stack.text())
+    said = len(stack.text())
     stack.stop(number)  # Fails when it takes far longer than any part of it may.
     assert [p for p in processes if p.is_running() and p.status() != "zombie"] == []
     assert "restarting" not in stack.text()[said:]
-    if number == signal.SIGINT:
-        return  # The next test starts it again.
+    return first
 
+
+def test_stops_by_itself_leaves_nothing_and_starts_again(stack: ServedStack) -> None:
+    key_file = stack.data_dir / "api_key"
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    key = stack.key
+    first = stops_and_leaves_nothing(stack, signal.SIGTERM)
     stack.start()
     assert stack.key == key
     assert key not in stack.text()
@@ -89,18 +94,9 @@ def test_port_in_use_is_one_clear_line() -> None:
     assert f"Cannot listen on 127.0.0.1:{port}: Address already in use." in errors[0]
 
 
-def test_children_end_with_a_supervisor_that_is_killed(stack: ServedStack) -> None:
-    started(stack)
-    assert stack.process is not None
-    own = psutil.Process(stack.process.pid).children(recursive=True)
-    stack.process.kill()
-    stack.process.wait()
-    deadline = time.monotonic() + 15
-    while any(p.is_running() and p.status() != "zombie" for p in own):
-        assert time.monotonic() < deadline, [p.cmdline() for p in own if p.is_running()]
-        time.sleep(0.1)
-    stack.start()
-    assert hello(stack).choices[0].finish_reason == "stop"
+def test_an_interrupt_stops_it_too(other_stack: ServedStack) -> None:
+    """The last test of its stack, which is not started again."""
+    stops_and_leaves_nothing(other_stack, signal.SIGINT)
 
 
 def served_stack_directory() -> Any:

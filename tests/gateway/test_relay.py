@@ -198,6 +198,17 @@ def test_a_failure_after_frames_is_an_event_even_when_nothing_is_sent_yet(
     assert (client.status, client.writes) == (200, [b"data: 0\n\n", b"data: error\n\n"])
 
 
+def test_a_failure_without_words_is_an_event_and_the_stream_has_its_end(run: Run) -> None:
+    async def scenario(exchange: Exchange, _: asyncio.Task[None]) -> None:
+        follower = await exchange.followed()
+        follower.offer(Batch(0, [b"data: 0\n\n"]))
+        follower.offer(Batch(1, [], Ending((), 500, b"", error_code="server_error")))
+
+    _, event, done = run(scenario).client.writes
+    assert b'"type":"server_error"' in event.replace(b" ", b"")
+    assert done == b"data: [DONE]\n\n"
+
+
 @pytest.mark.parametrize("ending", [END, FAILURE], ids=["completed", "failed"])
 def test_a_json_answer_is_sent_whole_with_its_status(run: Run, ending: Ending) -> None:
     async def scenario(exchange: Exchange, _: asyncio.Task[None]) -> None:

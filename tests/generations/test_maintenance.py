@@ -50,7 +50,7 @@ from inference_site.storage.redis_clients import (
     site_client,
 )
 from inference_site.streams.batches import Batch
-from inference_site.streams.event_log import AsyncEventLog
+from inference_site.streams.event_log import AsyncEventLog, request_cancel
 from inference_site.streams.log_scripts import Appended, LogState, Write, log_key
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
@@ -136,6 +136,18 @@ def test_what_may_have_killed_its_worker_is_tried_once_more(
     give_up_abandoned()
     assert state(row)[0] == status
     assert (row.alone_since is not None) == (status == Status.QUEUED)
+
+
+def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
+    api_key: Key, worker: str, model: str
+) -> None:
+    row = running(api_key, worker)
+    Generation.objects.filter(id=row.id).update(background=True, attempt=1, model=model)
+    request_cancel(row.public_id)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row)[0] == Status.CANCELLED
+    assert count_wake_ups(model) == 0
 
 
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -81,24 +82,26 @@ def test_items_are_stored_once_however_long_the_chain(chain: Chain) -> None:
 
 
 def test_history_a_thousand_turns_deep_is_one_query(chain: Chain, project: Project) -> None:
-    previous: StoredResponse | None = None
-    for number in range(1000):
-        previous = StoredResponse.objects.create(
-            public_id=f"resp_{number}",
+    turns = StoredResponse.objects.bulk_create(
+        StoredResponse(public_id=f"resp_{n}", project=project, model="m", status="completed")
+        for n in range(1000)
+    )
+    for last, turn in pairwise(turns):
+        turn.previous = last
+    StoredResponse.objects.bulk_update(turns, ["previous"])
+    Item.objects.bulk_create(
+        Item(
+            public_id=f"msg_{n}",
             project=project,
-            model="m",
-            status="completed",
-            previous=previous,
+            response=turn,
+            data={"content": [{"text": str(n)}]},
         )
-        data = {"content": [{"text": str(number)}]}
-        Item.objects.create(
-            public_id=f"msg_{number}", project=project, response=previous, data=data
-        )
-    assert previous is not None
+        for n, turn in enumerate(turns)
+    )
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        found = history_of(previous)
+        found = history_of(turns[-1])
     assert texts(found) == [str(number) for number in range(1000)]
     assert len(queries) == 1
 

@@ -1,4 +1,4 @@
-"""Django's own checks, with the settings of a deployment."""
+"""Django's own checks with the settings of a deployment; `make lint` has what passes them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ def check(**env: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-@pytest.mark.slow
-def test_the_settings_of_a_deployment_pass_every_check() -> None:
-    done = check()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("System check identified no issues")
 
 
 @pytest.mark.slow

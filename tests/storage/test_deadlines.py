@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,3 +54,20 @@ def test_only_what_has_a_deadline_gets_another(deadlines: Deadlines) -> None:
     push_known(deadlines, {"known": -1, "unknown": -1})
     push_known(deadlines, {})
     assert deadlines.passed() == ["known"]
+
+
+def test_no_time_passes_while_the_clock_is_set_ahead(
+    deadlines: Deadlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pushed on again and again seems to be left when the clock jumps."""
+    elapsed_s = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: elapsed_s[0])
+    monkeypatch.setattr("inference_site.storage.deadlines.time", clock)
+    deadlines.push("read", -1)
+    assert deadlines.passed() == ["read"]
+    elapsed_s[0] -= 3600  # As if the clock of Redis had gone an hour ahead of it.
+    assert deadlines.passed() == []
+    elapsed_s[0] += 2
+    assert deadlines.passed() == []
+    elapsed_s[0] += 2
+    assert deadlines.passed() == ["read"]

@@ -31,7 +31,7 @@ from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, hinted
-from inference_site.streams.event_log import AsyncEventLog, follow
+from inference_site.streams.event_log import AsyncEventLog
 
 logger = logging.getLogger(__name__)
 
@@ -275,12 +275,3 @@ def _cancel_queued(ids: set[str]) -> None:
 
 hub = Hub()
 """The hub of this process."""
-
-
-def read_from_log(follower: Follower) -> None:
-    """Have a reader begin with what the log has; what a live stream adds is sent here. For views.
-
-    Raise RedisError.
-    """
-    follow(follower.generation_id, hub.channel)
-    follower.is_behind = True

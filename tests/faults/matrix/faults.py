@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
-import psutil
-
-from tests.served_stack import ServedStack
+from tests.faults.freezing import frozen, postgres_pids
+from tests.faults.matrix import surroundings
+from tests.served_stack import ROOT, ServedStack
 
 _FROZEN_S = 5.0
+_LONG_S = 15.0
+"""Longer than it takes to give up a dead worker, and to start another."""
 Fault = Callable[[ServedStack], None]
 
 
@@ -25,23 +29,15 @@ def _sends(process: str, number: signal.Signals) -> Fault:
 
 def _freezes(process: str) -> Fault:
     def act(stack: ServedStack) -> None:
-        _freeze([stack.pid_of(process)])
+        with frozen(stack.pid_of(process)):
+            time.sleep(_FROZEN_S)
 
     return act
 
 
-def _freeze(pids: Iterable[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(_FROZEN_S)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
 def _freezes_postgres(stack: ServedStack) -> None:
-    postmaster = stack.postgres_pid()
-    _freeze([postmaster, *(child.pid for child in psutil.Process(postmaster).children())])
+    with frozen(*postgres_pids(stack)):
+        time.sleep(_FROZEN_S)
 
 
 def _kills_postgres(stack: ServedStack) -> None:
@@ -60,6 +56,45 @@ def _empties_redis(stack: ServedStack) -> None:
         redis.flushall()
 
 
+def _kills_worker_without_beat(stack: ServedStack) -> None:
+    with frozen(stack.pid_of("beat")):
+        os.kill(stack.pid_of("worker"), signal.SIGKILL)
+        time.sleep(_LONG_S)
+
+
+def _kills_worker_under_two_beats(stack: ServedStack) -> None:
+    with _second_beat(stack):
+        os.kill(stack.pid_of("worker"), signal.SIGKILL)
+        time.sleep(_LONG_S)
+
+
+@contextlib.contextmanager
+def _second_beat(stack: ServedStack) -> Iterator[None]:
+    environment = {**stack.env, **stack.services, "SECRET_KEY": "unused", "METRICS_PORT": ""}
+    command = [sys.executable, "manage.py", "beat"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as beat:
+        try:
+            yield
+        finally:
+            beat.terminate()
+
+
+def _fills(name: str) -> Fault:
+    def act(stack: ServedStack) -> None:
+        with surroundings.full(stack.data_dir / name):
+            time.sleep(_FROZEN_S)
+
+    return act
+
+
+def _steps_clock(stack: ServedStack) -> None:
+    surroundings.set_clock(stack.data_dir, ahead_s=3600)
+    time.sleep(_FROZEN_S)
+    surroundings.set_clock(stack.data_dir, ahead_s=0)
+
+
 FAULTS: dict[str, Fault] = {
     "worker killed": _sends("worker", signal.SIGKILL),
     "worker stopped": _sends("worker", signal.SIGTERM),
@@ -69,6 +104,8 @@ FAULTS: dict[str, Fault] = {
     "web process frozen": _freezes("web"),
     "beat killed": _sends("beat", signal.SIGKILL),
     "beat frozen": _freezes("beat"),
+    "worker killed while beat is frozen": _kills_worker_without_beat,
+    "worker killed under two beats": _kills_worker_under_two_beats,
     "Redis killed": _sends("redis", signal.SIGKILL),
     "Redis frozen": _freezes("redis"),
     "Redis emptied": _empties_redis,
@@ -76,3 +113,10 @@ FAULTS: dict[str, Fault] = {
     "PostgreSQL frozen": _freezes_postgres,
     "database connections cut": _cuts_connections,
 }
+ON_SMALL_DISKS: dict[str, Fault] = {
+    "disk of Redis full": _fills("redis"),
+    "disk of PostgreSQL full": _fills("postgres"),
+    "disk of the text logs full": _fills("log"),
+}
+WITH_A_CLOCK: dict[str, Fault] = {"clock an hour ahead, then back": _steps_clock}
+ALL = FAULTS | ON_SMALL_DISKS | WITH_A_CLOCK

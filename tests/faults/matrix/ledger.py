@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,7 +42,7 @@ class Request:
 
 @dataclass(slots=True)
 class Injection:
-    """One fault. ``back_after_s`` is when the last of the short probes failed, 0 if none did."""
+    """One fault. ``back_after_s``: until a probe was answered after the last that failed."""
 
     fault: str
     at: float
@@ -60,6 +59,12 @@ class Ledger:
     probes: list[tuple[float, float, bool]] = field(default_factory=list)
     """Of each short probe: when it began, when it ended, and whether it was answered."""
 
+    def add(self, other: Ledger) -> None:
+        """Add what happened to another stack."""
+        self.requests += other.requests
+        self.injections += other.injections
+        self.probes += other.probes
+
     def begin(self, request: Request) -> Request:
         """Add a request."""
         self.requests.append(request)
@@ -69,6 +74,12 @@ class Ledger:
         """Return the requests that have not ended."""
         return [request for request in self.requests if request.outcome == "open"]
 
-    def failures_after(self, since: float) -> Iterator[float]:
-        """Yield when each failed probe ended that began after this time."""
-        return (ended for began, ended, is_ok in self.probes if began >= since and not is_ok)
+    def back_after(self, at: float) -> float:
+        """Return the seconds from this time until a probe was answered after the last that failed;
+        0 when none failed."""
+        later = [(ended, is_ok) for _, ended, is_ok in self.probes if ended >= at]
+        failed = [index for index, (_, is_ok) in enumerate(later) if not is_ok]
+        if not failed:
+            return 0.0
+        answered = failed[-1] + 1
+        return later[min(answered, len(later) - 1)][0] - at

@@ -8,6 +8,7 @@ from statistics import median
 
 from tests.faults.matrix.checker import Violation
 from tests.faults.matrix.ledger import Injection, Ledger
+from tests.faults.matrix.usage import Totals
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reliability.md"
 PROMISES = {
@@ -15,7 +16,8 @@ PROMISES = {
     "one truth": "A stored response and its generation agree on how it ended.",
     "told means stored": "What a client was told is stored, with the same usage.",
     "the text is exact": "An answer that is told as complete has every word once.",
-    "usage adds up": "The usage that a client is told is the usage that is accounted.",
+    "usage adds up": "The usage that a client is told is the usage that is accounted, and roll-ups "
+    "and budgets add up to it.",
     "an error means no answer": "A request that was answered with an error has no second, "
     "successful run.",
     "a key means one run": "Requests with one `Idempotency-Key` are completed at most once.",
@@ -39,16 +41,29 @@ The clients share the {cores} cores with the stack.
 _FAULTS = """
 ## Faults
 
-A request is in flight when its fault comes. Seconds to come back: from the fault until the last
-of the short requests failed that a prober sends every half second with a time limit of 3 s; 0 when
-none failed. "Cut" is a connection that ended before its answer did; a client has to ask again then.
+A request is in flight when its fault comes. Seconds to come back: a prober sends a short request
+every half second with a time limit of 3 s, and they are counted from the fault until one is
+answered after the last that failed; 0 when none failed. What is frozen or full is so for 5 s, and
+beat, or two of it, for 15 s. "Cut" is a connection that ended before its answer did; a client has
+to ask again then.
 
 | fault | times | in flight | answered | told an error | cut | back after: median / worst, s |
 |---|---|---|---|---|---|---|
 """
 
 
-def page(ledger: Ledger, broken: list[Violation], **facts: object) -> str:
+_USAGE = """
+## Usage
+
+The {generations:,} generations of the run used {tokens:,} tokens, by their rows; clients were told
+{told:,} of these at the end of an answer, the others were of answers that were cut, left or failed.
+The promise on usage covers each answer against its row, and the sums of all rows against the
+roll-ups by minute, hour and day, and against budgets of tokens and of money, of the project and of
+its key, of which nothing may be reserved any more.
+"""
+
+
+def page(ledger: Ledger, broken: list[Violation], totals: Totals, **facts: object) -> str:
     """Return the page. ``facts`` are the date, the number of clients and the cores."""
     began = min(request.began_at for request in ledger.requests)
     ended = max(request.ended_at for request in ledger.requests)
@@ -58,7 +73,8 @@ def page(ledger: Ledger, broken: list[Violation], **facts: object) -> str:
         minutes=(ended - began) / 60,
         **facts,
     )
-    return head + _promises(broken) + _FAULTS + _faults(ledger) + _errors(ledger)
+    used = _USAGE.format(generations=totals.generations, tokens=totals.tokens, told=totals.told)
+    return head + _promises(broken) + _FAULTS + _faults(ledger) + used + _errors(ledger)
 
 
 def _promises(broken: list[Violation]) -> str:

@@ -215,5 +215,5 @@ def test_json_object_is_an_object_unless_the_limit_cuts_it(engine: Engine, seed:
 
 def test_bytes_that_are_no_character_do_not_fail_a_constrained_answer(engine: Engine) -> None:
     constraint = Constraint("json_object", "", "response_format")
-    for seed in range(30):
+    for seed in SEEDS:
         ask(engine, seed, bias=(), constraint=constraint)

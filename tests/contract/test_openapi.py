@@ -6,16 +6,23 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+import requests
 import schemathesis
 from django.urls import URLPattern, URLResolver, get_resolver
 from drf_spectacular.validation import validate_schema
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.deserialization import DeserializationContext
+from schemathesis.generation.hypothesis.builder import (
+    HypothesisTestConfig,
+    HypothesisTestMode,
+    create_test,
+)
+from schemathesis.generation.meta import TestPhase
 
 from inference_site.accounts.models import Scope
 from inference_site.api.openapi import document as document_of_this_site
@@ -35,21 +42,13 @@ CHECKED: Any = CHECKS.get_by_names(
         "allow_header_conformance",
     ]
 )
-MANY_BODIES = [
+KNOWN_BODIES = [
     *("/v1/chat/render", "/v1/completions", "/v1/tokenize"),
     *("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"),
+    "/v1/conversations/{conversation_id}/items",
 ]
-"""Their bodies are those of chat completions again, or cost many generations each."""
-CONFIG = {
-    "phases": {"examples": {"enabled": False}},
-    "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
-    "operations": [
-        {"include-path": path, "phases": {"coverage": {"enabled": False}}} for path in MANY_BODIES
-    ],
-}
-DESCRIBED = schemathesis.openapi.from_dict(
-    json.loads(document_of_this_site()), config=schemathesis.Config.from_dict(CONFIG)
-)
+"""Their bodies are those of others again, or cost many generations each."""
+CONFIG = {"generation": {"max-examples": 10, "deterministic": True, "database": "none"}}
 CHAT = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -70,7 +69,7 @@ def document(stack: ServedStack) -> dict[str, Any]:
 
 def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
-    assert document == DESCRIBED.raw_schema
+    assert document == json.loads(document_of_this_site())
     validate_schema(document)  # type: ignore[no-untyped-call]  # Untyped there.
 
 
@@ -138,37 +137,69 @@ def key(stack: ServedStack) -> str:
     return make_key(stack, *(set(Scope.values) - {Scope.MODELS})).secret
 
 
-@DESCRIBED.parametrize()
+@pytest.mark.timeout(900)  # Each operation is a subtest of it.
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.stress)])
 def test_every_answer_is_as_described(
-    case: schemathesis.Case[Any], stack: ServedStack, stored: dict[str, str], key: str
+    stack: ServedStack,
+    document: dict[str, Any],
+    stored: dict[str, str],
+    key: str,
+    subtests: pytest.Subtests,
+    is_short: bool,
 ) -> None:
-    if _is_told_enough(case):
-        return
-    _aim(case, stored)
-    case.call_and_validate(
-        base_url=stack.url,
-        headers={"Authorization": f"Bearer {key}"},
-        checks=CHECKED,
-        timeout=30,
+    told = Counter[tuple[str, ...]]()
+
+    def ask(case: schemathesis.Case[Any]) -> None:
+        if is_short and _is_told(case, told):
+            return
+        _aim(case, stored)
+        case.call_and_validate(
+            base_url=stack.url,
+            headers={"Authorization": f"Bearer {key}"},
+            checks=CHECKED,
+            timeout=30,
+            session=session,
+        )
+
+    described = schemathesis.openapi.from_dict(
+        document, config=schemathesis.Config.from_dict(CONFIG)
     )
+    with requests.Session() as session:
+        session.trust_env = False  # It would look for a proxy before each request.
+        for path, method, _ in _operations(document):
+            has_all = not (is_short and path in KNOWN_BODIES)
+            with subtests.test(path, method=method):
+                _requests_for(described, described[path][method], ask, has_all)()
 
 
-_TOLD: Counter[tuple[str, str]] = Counter()
-_OFTEN = 2
+def _requests_for(
+    described: Any, operation: Any, ask: Callable[[Any], None], has_all: bool
+) -> Callable[[], None]:
+    """Make requests of an operation up; return what asks them all.
+
+    ``has_all`` adds one for each value that a place of it may have or may not have. They are made
+    up when the test runs: the decorator of schemathesis makes them up in each process that collects
+    tests, for ten seconds of a processor.
+    """
+    modes = [HypothesisTestMode.FUZZING, *[HypothesisTestMode.COVERAGE] * has_all]
+    project, settings = described.config, described.config.get_hypothesis_settings()
+    config = HypothesisTestConfig(project=project, modes=modes, settings=settings)
+    made: Callable[[], None] = create_test(operation=operation, test_func=ask, config=config)
+    return made
 
 
-def _is_told_enough(case: schemathesis.Case[Any]) -> bool:
-    """Whether the same place of the same operation had values as wrong as this one already.
+def _is_told(case: schemathesis.Case[Any], told: Counter[tuple[str, ...]]) -> bool:
+    """Whether the same place of the same operation had a value as right or as wrong as this one.
 
-    Of the values of wrong types, which are five for most places, and of each such place in each
-    kind of message and part, two are sent.
+    Most places have five values of wrong types, and come in each kind of message and part.
     """
     meta = case.meta
-    if meta is None or meta.generation.mode is not schemathesis.GenerationMode.NEGATIVE:
+    if meta is None or meta.phase.name is not TestPhase.COVERAGE:
         return False
-    wrong = (case.operation.label, str(getattr(meta.phase.data, "description", "")))
-    _TOLD[wrong] += 1
-    return _TOLD[wrong] > _OFTEN
+    description = str(getattr(meta.phase.data, "description", ""))
+    kind = (case.operation.label, meta.generation.mode.value, description)
+    told[kind] += 1
+    return told[kind] > 1
 
 
 def _aim(case: schemathesis.Case[Any], stored: dict[str, str]) -> None:

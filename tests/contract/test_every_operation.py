@@ -1,0 +1,206 @@
+"""What holds for every operation of the OpenAPI document, also for those that are added to it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from inference_site.accounts.models import Scope
+from inference_site.api.openapi import document
+from tests.e2e.keys import MadeKey, make_key
+from tests.served_stack import ServedStack
+
+PARAMETER = re.compile(r"\{(\w+)\}")
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+HELLO = {"role": "user", "content": "Hello"}
+Ids = Mapping[str, str]
+Operations = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def paths() -> dict[str, Any]:
+    """What the document says of each path."""
+    found: dict[str, Any] = json.loads(document())["paths"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def operations(paths: dict[str, Any]) -> Operations:
+    """The path and the method of everything that needs a key."""
+    return [
+        (path, method.upper())
+        for path, item in paths.items()
+        for method in item
+        if "security" in item[method]
+    ]
+
+
+@pytest.fixture(scope="module")
+def anybody(stack: ServedStack) -> Iterator[httpx.Client]:
+    """A client that sends no key of its own."""
+    with httpx.Client(base_url=stack.url, timeout=30) as opened:
+        yield opened
+
+
+def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sent: Any) -> Any:
+    """Ask with these ids in the path, and with a body that reaches the id where there is one."""
+    address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
+    body = {"metadata": {}, "items": [HELLO]} if method in ("POST", "PUT", "PATCH") else None
+    return who.request(method, address, json=body, **sent)
+
+
+def keys_that_are_refused(stack: ServedStack) -> dict[str, str]:
+    """A secret for each state in which a key opens nothing."""
+    past = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
+    rotated = make_key(stack, *Scope.values)
+    stack.sql(
+        "UPDATE accounts_keysecret SET expires_at = %s WHERE api_key_id = %s", past, rotated.id
+    )
+    inactive = make_key(stack, *Scope.values)
+    stack.sql("UPDATE accounts_project SET is_active = false WHERE id = %s", inactive.project_id)
+    return {
+        "unknown": f"sk-{'x' * 48}",
+        "short": "x",
+        "rotated": rotated.secret,
+        "revoked": make_key(stack, *Scope.values, revoked_at=past).secret,
+        "expired": make_key(stack, *Scope.values, expires_at=past).secret,
+        "of an inactive project": inactive.secret,
+    }
+
+
+def test_no_operation_is_open_to_a_key_that_is_not_valid(
+    stack: ServedStack, anybody: httpx.Client, operations: Operations
+) -> None:
+    """Each state is sent to each operation, in the one header or the other."""
+    refused = keys_that_are_refused(stack)
+    for number, (path, method) in enumerate(operations):
+        assert ask(anybody, path, method).status_code == 401, (path, method)
+        for turn, (state, secret) in enumerate(refused.items(), start=number):
+            bearer, plain = {"Authorization": f"Bearer {secret}"}, {"x-api-key": secret}
+            answer = ask(anybody, path, method, headers=bearer if turn % 2 else plain)
+            assert answer.status_code == 401, (path, method, state)
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert secret not in answer.text or len(secret) < 5
+
+
+def test_no_operation_is_open_to_a_key_without_its_scope(
+    stack: ServedStack, anybody: httpx.Client, operations: Operations
+) -> None:
+    for scopes, is_open in ((["none"], False), (Scope.values, True)):
+        headers = {"Authorization": f"Bearer {make_key(stack, *scopes).secret}"}
+        for path, method in operations:
+            answer = ask(anybody, path, method, headers=headers)
+            assert (answer.status_code not in (401, 403)) is is_open, (path, method)
+
+
+TRICKS: list[dict[str, str]] = [
+    {
+        "X-HTTP-Method-Override": "GET",
+        "X-HTTP-Method": "GET",
+        "X-Method-Override": "OPTIONS",
+        "X-Original-URL": "/health",
+        "X-Rewrite-URL": "/health",
+        "X-Forwarded-Prefix": "/health",
+        "X-Forwarded-For": "127.0.0.1",
+        "X-Real-IP": "127.0.0.1",
+        "X-Forwarded-User": "admin",
+        "Remote-User": "admin",
+        "X-Forwarded-Host": "localhost",
+        "Host": "localhost",
+        "Cookie": "sessionid=x; csrftoken=x",
+        "OpenAI-Organization": "default",
+        "OpenAI-Project": "default",
+    },
+    {"Host": "elsewhere.example", "Authorization": "Bearer"},
+    {"Authorization": "Bearer null"},
+    {"Authorization": "Basic YWRtaW46YWRtaW4="},
+    {"Authorization": "Token x", "X-CSRFToken": "x"},
+]
+"""Headers that are sent together: if one of them opened an operation, all of them would."""
+
+
+def test_no_header_opens_an_operation(anybody: httpx.Client, operations: Operations) -> None:
+    for headers in TRICKS:
+        for path, method in operations:
+            answer = ask(anybody, path, method, headers=headers)
+            assert answer.status_code == 401, (path, method, headers)
+
+
+@pytest.fixture(scope="module")
+def owner(stack: ServedStack) -> MadeKey:
+    """A key of a project that has stored something."""
+    return make_key(stack, *Scope.values)
+
+
+@pytest.fixture(scope="module")
+def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
+    """Ids of what the owner's project has, by the names of path parameters."""
+    with owner.http(stack) as http:
+        chat = {"model": "scripted", "messages": [HELLO], "store": True}
+        made = http.post(RESPONSES, json={"model": "scripted", "input": "Hello"}).json()
+        conversation = http.post("/v1/conversations", json={"items": [HELLO]}).json()["id"]
+        items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
+        return {
+            "completion_id": http.post(CHAT, json=chat).json()["id"],
+            "response_id": made["id"],
+            "conversation_id": conversation,
+            "item_id": items[0]["id"],
+        }
+
+
+def test_an_id_of_another_project_is_like_one_that_does_not_exist(
+    stack: ServedStack, owner: MadeKey, ids: Ids, operations: Operations, subtests: pytest.Subtests
+) -> None:
+    with make_key(stack, *Scope.values).http(stack) as stranger, owner.http(stack) as http:
+        for path, method in operations:
+            named = set(PARAMETER.findall(path)) - {"model_id"}  # Models: test_model_access.py.
+            if named:
+                with subtests.test(path, method=method):
+                    _is_like_an_unknown_one(
+                        stranger, path, method, {name: ids[name] for name in named}
+                    )
+                    if method == "GET":
+                        assert ask(http, path, method, ids).status_code == 200
+
+
+def _is_like_an_unknown_one(stranger: httpx.Client, path: str, method: str, ids: Ids) -> None:
+    absent = {name: id_[:-4] + "0000" for name, id_ in ids.items()}
+    foreign = ask(stranger, path, method, ids)
+    unknown = ask(stranger, path, method, absent)
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    told = foreign.text
+    for name in ids:
+        assert ids[name] in told or absent[name] not in unknown.text
+    for name in ids:
+        told = told.replace(ids[name], absent[name])
+    assert json.loads(told) == unknown.json()
+
+
+CURSORS = ("after", "before", "conversation", "previous_response_id")
+
+
+def test_a_list_tells_nothing_of_an_id_of_another_project(
+    stack: ServedStack, ids: Ids, paths: dict[str, Any], subtests: pytest.Subtests
+) -> None:
+    cursors = [
+        (path, parameter["name"])
+        for path, item in paths.items()
+        for parameter in item.get("get", {}).get("parameters", ())
+        if parameter["name"] in CURSORS and "{" not in path
+    ]
+    assert cursors
+    with make_key(stack, *Scope.values).http(stack) as stranger:
+        for path, name in cursors:
+            for id_ in ids.values():
+                with subtests.test(path, name=name, id=id_):
+                    foreign = stranger.get(path, params={name: id_})
+                    unknown = stranger.get(path, params={name: id_[:-4] + "0000"})
+                    assert foreign.status_code == unknown.status_code < 500
+                    told = unknown.text.replace(id_[:-4] + "0000", "")
+                    assert foreign.text.replace(id_, "") == told
