@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("generations", "0001_initial")]
+    dependencies = [("generations", "0002_one_run_a_key")]
 
     operations = [
         migrations.AddField(
