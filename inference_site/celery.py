@@ -15,9 +15,10 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 class _Broker(kombu.Connection):
     """Tries every second to connect; kombu would wait up to 30 s after Redis is back."""
 
-    def _ensure_connection(self, *args: Any, **options: Any) -> Any:
+    def ensure_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, and try until it succeeds; the worker's consumer calls this."""
         every_second = {"interval_start": 1, "interval_step": 0, "interval_max": 1}
-        return super()._ensure_connection(*args, **{**every_second, **options})
+        return super().ensure_connection(*args, **{**every_second, **options})
 
 
 class _Amqp(AMQP):
