@@ -105,7 +105,7 @@ ODD = [
     "../../../etc/passwd",
     "{{ 7 * 7 }}%s{0}",
     "'; DROP TABLE generations_generation; --",
-    "é" * 3_000,
+    "é" * 1_000,
 ]
 """Strings that a program may take for something else."""
 _CHAT_FIELDS = ["model", "messages", "user", "stop", "prompt_cache_key", "grammar", "lora"]
@@ -126,9 +126,9 @@ def _requests(odd: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "GET", "/v1/responses", {"params": {query: odd.encode("utf-8", "replace").decode()}}
 
 
-@pytest.mark.parametrize("odd", ODD, ids=ascii)
-def test_an_odd_string_is_no_fault_of_the_server(http: httpx.Client, odd: str) -> None:
-    for method, path, sent in _requests(odd):
+@pytest.mark.parametrize("text", ODD, ids=lambda text: ascii(text[:20]))
+def test_an_odd_string_is_no_fault_of_the_server(http: httpx.Client, text: str) -> None:
+    for method, path, sent in _requests(text):
         # As ASCII, so that half of a pair can be written.
         content = {"content": json.dumps(sent["json"]), "headers": JSON} if "json" in sent else sent
         answer = http.request(method, path, **content)
