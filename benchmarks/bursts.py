@@ -29,7 +29,47 @@ _SLOW = json.dumps([{"repeat": 10_000, "steps": [{"text": "Once "}, {"sleep_ms":
 _MODELS = {
     "narrow": {"engine": "scripted", "slots": 64, "context_length": 1_000_000},
     "wide": {"engine": "scripted", "slots": 1000, "context_length": 1_000_000},
+    "few": {"engine": "scripted", "slots": 4, "context_length": 1_000_000},
 }
+_BRIEF = {"model": "few", "input": '[{"sleep_ms": 1000}, {"text": "ok"}]', "background": True}
+_BEFORE = """
+SELECT count(*) FILTER (WHERE crowd.claimed_at IS NULL OR crowd.claimed_at > one.created_at),
+    count(*) FILTER (WHERE crowd.claimed_at BETWEEN one.created_at AND one.claimed_at),
+    round(extract(epoch FROM one.claimed_at - one.created_at), 2)
+FROM generations_generation crowd
+JOIN generations_generation one ON one.project_id <> crowd.project_id
+WHERE one.model = 'few' AND crowd.model = 'few' AND one.claimed_at IS NOT NULL
+    AND one.id = (SELECT max(id) FROM generations_generation)
+GROUP BY one.id
+"""
+_FILL = """
+INSERT INTO generations_generation
+SELECT filled.* FROM generations_generation one, generate_series(1, %(rows)s) number,
+    LATERAL jsonb_populate_record(one, jsonb_build_object(
+        'id', nextval(pg_get_serial_sequence('generations_generation', 'id')),
+        'public_id', 'filling-' || number, 'status', 'queued', 'worker', '', 'claimed_at', null,
+        'attempt', 0, 'service_class', %(class)s)) filled
+WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
+"""
+_WAITING = "SELECT count(*) FROM generations_generation WHERE model = 'few' AND status = 'queued'"
+_CLAIM = """
+UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
+    worker = %(worker)s, attempt = attempt + 1
+WHERE id = (
+    SELECT waiting.id FROM generations_generation waiting
+    LEFT JOIN (
+        SELECT project_id, count(*) AS runs FROM generations_generation
+        WHERE status = 'running' AND model = %(model)s GROUP BY project_id
+    ) share ON share.project_id = waiting.project_id
+    WHERE waiting.status = 'queued' AND waiting.model = %(model)s
+        AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
+            OR waiting.preferred_until <= clock_timestamp())
+    ORDER BY waiting.service_class, coalesce(share.runs, 0),
+        coalesce(array_position('{}'::bigint[], waiting.project_id::bigint), 0), waiting.created_at
+    LIMIT 1 FOR UPDATE OF waiting SKIP LOCKED
+)
+"""
+"""The statement of ``Generation.objects.claim``."""
 _PATIENCE_S = 240.0
 _CODE = re.compile(rb'"code": ?"(\w+)"')
 
@@ -229,12 +269,62 @@ async def own_flood(endpoint: Endpoint, other: str) -> dict[str, object]:
     }
 
 
+async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
+    """500 requests of one project wait for 4 slots; then one of another comes."""
+    for _ in range(10):
+        asked = request(endpoint, endpoint.key, "responses", _BRIEF)
+        await send(endpoint, asked, 50, _PATIENCE_S)
+    await send(endpoint, request(endpoint, other, "responses", _BRIEF), 1, _PATIENCE_S)
+    with psycopg.connect(endpoint.database_url, autocommit=True) as database:
+        while (found := database.execute(_BEFORE).fetchone()) is None:
+            await asyncio.sleep(0.1)
+    return {"waited": found[0], "of them started before": found[1], "wait s": float(found[2])}
+
+
+async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
+    """4,990 wait, 5,000 may: 200 come at once. What a claim takes then, and when all expire."""
+    del other
+    held = chat("few", _SLOW, stream=True)
+    running = await send(
+        endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4, _PATIENCE_S
+    )
+    with psycopg.connect(endpoint.database_url, autocommit=True) as database:
+        database.execute(_FILL, {"rows": 4990, "class": 0})
+        came = request(endpoint, endpoint.key, "responses", _BRIEF)
+        burst = await send(endpoint, came, 200, _PATIENCE_S)
+        waiting = database.execute(_WAITING).fetchone()
+        claims = sorted(claim_ms(database) for _ in range(200))
+        database.execute("UPDATE generations_generation SET created_at = now() - interval '1 hour'")
+        began = time.perf_counter()
+        while going_on(database) > 4 + 10 and time.perf_counter() - began < _PATIENCE_S:
+            await asyncio.sleep(0.5)
+        expired_s = time.perf_counter() - began
+    running.leave()
+    assert waiting is not None
+    found: dict[str, object] = {"answers": burst.figures(), "waiting": waiting[0]}
+    claim = {"p50": round(percentile(claims, 50), 2), "p99": round(percentile(claims, 99), 2)}
+    return found | {"claim ms": claim, "4,990 expired within s": round(expired_s, 1)}
+
+
+def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
+    """Return how long a claim takes that is taken back."""
+    database.execute("BEGIN")
+    began = time.perf_counter()
+    database.execute(_CLAIM, {"model": "few", "worker": "w"})
+    took_s = time.perf_counter() - began
+    database.execute("ROLLBACK")
+    return took_s * 1000
+
+
 BURSTS: dict[str, Callable[[Endpoint, str], Awaitable[dict[str, object]]]] = {
     "connects": connects,
     "own_flood": own_flood,
     "more_than_fit": more_than_fit,
     "leaving": leaving,
+    "fairness": fairness,
+    "deep_queue": deep_queue,
 }
+_SETTINGS = {"deep_queue": {"QUEUE_LIMIT": "5000"}}
 
 
 async def measure(endpoint: Endpoint, name: str) -> dict[str, object]:
@@ -254,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     allow_files(5500)
     figures = {}
     for name in options.only:
-        with platform_with(_MODELS) as endpoint:
+        with platform_with(_MODELS, _SETTINGS.get(name)) as endpoint:
             figures[name] = asyncio.run(measure(endpoint, name))
         print(name, json.dumps(figures[name], indent=1), flush=True)
     if options.write:

@@ -110,16 +110,22 @@ def platform_with(
 @contextmanager
 def litellm(served: ServedFile) -> Iterator[Endpoint]:
     """Run the LiteLLM proxy, one worker, in front of llama.cpp's own server."""
+    with llama_cpp(served) as upstream, litellm_before(upstream) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def litellm_before(upstream: Endpoint) -> Iterator[Endpoint]:
+    """Run the LiteLLM proxy, one worker, in front of a server."""
     program = install_litellm()
-    with llama_cpp(served) as upstream:
-        port, config = free_port(), CACHE / "litellm.yaml"
-        config.write_text(yaml.safe_dump(litellm_config(upstream)))
-        command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--num_workers", "1"]
-        with running("litellm", command, LITELLM_ENVIRONMENT) as process:
-            live = f"http://127.0.0.1:{port}/health/liveliness"
-            wait_for_ok("litellm", live, process, READY_TIMEOUT_S)
-            yield Endpoint(f"http://127.0.0.1:{port}/v1", LITELLM_KEY, served.name, process)
+    port, config = free_port(), CACHE / "litellm.yaml"
+    config.write_text(yaml.safe_dump(litellm_config(upstream)))
+    command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--num_workers", "1"]
+    with running("litellm", command, LITELLM_ENVIRONMENT) as process:
+        live = f"http://127.0.0.1:{port}/health/liveliness"
+        wait_for_ok("litellm", live, process, READY_TIMEOUT_S)
+        yield Endpoint(f"http://127.0.0.1:{port}/v1", LITELLM_KEY, upstream.model, process)
 
 
 def litellm_config(upstream: Endpoint) -> dict[str, object]:

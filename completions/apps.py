@@ -6,4 +6,11 @@ class CompletionsConfig(AppConfig):
 
     name = "completions"
     default_auto_field = "django.db.models.BigAutoField"
-    kinds = ("chat.completion", "text_completion", "embedding", "tokens")
+    kinds = (
+        "chat.completion",
+        "text_completion",
+        "embedding",
+        "tokens",
+        "ollama",
+        "ollama.embedding",
+    )

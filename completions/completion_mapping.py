@@ -35,19 +35,25 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
         operation="complete",
         prompts=prompts,
         suffix=body.suffix,
-        max_output_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        max_output_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         stop=to_stop(body.stop),
         choices=to_choices(
             body.best_of or body.n, model.spec, "n" if body.best_of is None else "best_of"
         ),
         top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
         constraint=to_constraint(body),
+        echo=body.reads_prompt,
+        running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
 
 
 def echoes(body: CompletionRequest, request: GenerationRequest) -> list[str]:
-    """Return the text that each choice begins with: its prompt, or nothing."""
-    texts = [prompt if body.echo and isinstance(prompt, str) else "" for prompt in request.prompts]
+    """Return the text that each choice begins with: its prompt, or nothing.
+
+    Where the engine tells the prompt, it is a part of the answer.
+    """
+    repeats = bool(body.echo) and not request.echo
+    texts = [p if repeats and isinstance(p, str) else "" for p in request.prompts]
     return [text for text in texts for _ in range(request.choices)]
 
 
@@ -71,11 +77,10 @@ def _refuse_contradictions(
         "best_of": {
             "it must not be less than 'n'": (body.best_of or 8) < (body.n or 1),
             "it cannot be streamed": bool(body.stream) and body.picks,
+            "it cannot be used together with 'echo' and 'logprobs'": body.picks
+            and body.reads_prompt,
         },
-        "echo": {
-            "it has no log probabilities here": bool(body.echo) and body.logprobs is not None,
-            "it needs prompts that are text": bool(body.echo) and not are_texts,
-        },
+        "max_tokens": {"0 needs 'echo'": body.max_tokens == 0 and not body.echo},
         "suffix": {
             "it needs prompts that are text": body.suffix is not None and not are_texts,
             "it cannot be used together with 'echo'": body.suffix is not None and bool(body.echo),

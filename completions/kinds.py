@@ -4,6 +4,15 @@ from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembler, CompletionAssembly
 from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembler, EmbeddingAssembly
 from completions.assemblers.token import TOKENS, TokenAssembler, TokenAssembly
+from completions.ollama.assembler import (
+    OLLAMA,
+    OLLAMA_EMBEDDING,
+    OllamaAssembler,
+    OllamaAssembly,
+    OllamaEmbeddingAssembler,
+    OllamaEmbeddingAssembly,
+)
+from completions.ollama.assembler import failure as ollama_failure
 from completions.storage import store_result
 from inference_site.generations.kinds import Kind
 from inference_site.generations.whole_answer import failure
@@ -12,5 +21,7 @@ KINDS = {
     CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result),
     COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
     EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
+    OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure),
+    OLLAMA_EMBEDDING: Kind(OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure),
     TOKENS: Kind(TokenAssembly, TokenAssembler, failure),
 }

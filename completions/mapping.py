@@ -19,27 +19,35 @@ from completions.wire.tools import (
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require_fields, require_media
+from inference_site.request_fields.capabilities import (
+    require_fields,
+    require_grammars,
+    require_media,
+)
 from inference_site.request_fields.constraint import of_json_object, text_constraint, to_constraint
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
     require_stream_for_options,
     to_choices,
+    to_grammar,
     to_sampled_request,
     to_stop,
     to_template_vars,
 )
 from inference_site.request_fields.wire.constraint import JsonObjectFormat, JsonSchemaFormat
+from inference_site.request_fields.wire.tools import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
 
 
 def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:
     """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
     require_stream_for_options(body.stream_options, body.stream)
+    _refuse_sound(body)
     plan = to_tool_plan(body)
     constraint = to_constraint(body, _formatted(body))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
+    require_grammars(model, plan.tools)
     messages = to_messages(body.messages)
     require_media(model, messages)
     return replace(
@@ -58,7 +66,20 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         response_prefix=_response_prefix(body, plan),
         add_generation_prompt=body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
+        return_progress=bool(body.stream and body.return_progress),
+        running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
+
+
+def _refuse_sound(body: ChatCompletionRequest) -> None:
+    """Refuse an answer that is spoken: one that is only written would not be what was asked for."""
+    param = "modalities" if "audio" in (body.modalities or ()) else "audio"
+    if param == "modalities" or body.audio is not None:
+        raise InvalidRequestError(
+            f"Unsupported parameter: '{param}': answers are text, no model here speaks.",
+            param=param,
+            code="unsupported_parameter",
+        )
 
 
 def _formatted(body: ChatCompletionRequest) -> Constraint | None:
@@ -140,7 +161,9 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
 def to_tool(tool: RequestTool) -> Tool:
     """Return the tool as the model sees it."""
     if isinstance(tool, CustomTool):
-        return custom_tool(tool.custom.name, tool.custom.description)
+        given = tool.custom.format
+        grammar = given.grammar if isinstance(given, NestedGrammarInput) else None
+        return custom_tool(tool.custom.name, tool.custom.description, to_grammar(grammar))
     return _function(tool.function)
 
 

@@ -13,7 +13,7 @@ class StoredCompletion(models.Model):
     ``completion`` is the object that the client got, without its metadata, which may change.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     model = models.CharField(max_length=200)
     metadata = models.JSONField(default=dict)

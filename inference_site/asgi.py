@@ -14,10 +14,12 @@ _django: Any = get_asgi_application()
 from inference_site.api.head import look_at  # noqa: E402  # Needs Django set up.
 from inference_site.gateway.access import accounted  # noqa: E402  # As above.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
+from inference_site.gateway.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.http_answers import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
+_RELAYED = ("/v1/", "/api/", "/health", "/version", "/metrics", "/console/")
 _relay, _pages = Relay(look_at), bounded_forms(_django)
 
 
@@ -29,9 +31,9 @@ async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         raise ValueError(f"Unsupported protocol: {scope['type']}")
     path: str = scope["path"]
-    is_api = path == "/v1" or path.startswith(("/v1/", "/health", "/metrics", "/console/"))
+    is_api = path == "/v1" or path.startswith(_RELAYED)
     await (_relay if is_api else _pages)(scope, receive, send)
 
 
-application = accounted(_route)
+application = accounted(with_cors(_route))
 """What the server runs."""

@@ -1,13 +1,16 @@
 """Reading settings from the environment, strictly: a typo is an error, not a False.
 
 Every variable ``X`` may instead be given as ``X_FILE``, the path of a file that holds the value,
-which is how secrets reach a container (django-environ's ``FileAwareEnv``).
+which is how secrets reach a container (django-environ's ``FileAwareEnv``). What is in neither is
+read from the site that ``manage.py serve`` runs in the data directory, while it runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +23,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _env = environ.FileAwareEnv()
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_given: dict[str, str] = {}
+_served: dict[str, str] = {}
 
 
 def text(name: str, default: str = "") -> str:
@@ -28,10 +33,13 @@ def text(name: str, default: str = "") -> str:
     Raise ImproperlyConfigured when its file cannot be read.
     """
     try:
-        value: str = _env.str(name, default="")
+        value = str(_env.str(name, default="")).strip()
     except OSError as exc:
         raise ImproperlyConfigured(f"{name}_FILE: {exc.strerror}: {exc.filename}.") from exc
-    return value.strip() or default
+    if value:
+        _given[name] = value
+        return value
+    return default if name in os.environ else _served.get(name, default)
 
 
 def boolean(name: str, default: bool) -> bool:
@@ -100,10 +108,36 @@ def database(url: str) -> dict[str, Any]:
     return config
 
 
-def embedded_services(data_dir: Path) -> dict[str, str]:
-    """Return the addresses that a running ``manage.py serve`` wrote into its data directory."""
+def given() -> dict[str, str]:
+    """Return the variables that were asked for and are set, with their values."""
+    return dict(_given)
+
+
+def read_served(data_dir: Path) -> None:
+    """Take what is not set from the ``serve`` that runs in this directory, if one does.
+
+    So a command that an operator types beside it has its addresses, models file and secrets. A
+    variable that is set and empty is not taken.
+    """
+    if _is_locked(data_dir / "lock"):
+        _served.update(_read(data_dir / "services.json"))
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a ``serve`` holds the lock; one that starts at this moment tries again."""
     try:
-        services: dict[str, str] = json.loads((data_dir / "services.json").read_text())
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        served: dict[str, str] = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return services
+    return served

@@ -20,6 +20,7 @@ django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the t
 VERSION = "0.1.0"  # As in pyproject.toml.
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(environment.text("DATA_DIR", str(BASE_DIR / "var"))).resolve()
+environment.read_served(DATA_DIR)
 
 # --- Who may talk to this site -------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
+            "builtins": ["inference_site.admin_pages.labels"],
         },
     },
 ]
@@ -145,14 +147,10 @@ WHITENOISE_USE_FINDERS = True  # Served from the packages they come in; nothing 
 
 # --- PostgreSQL and Redis ------------------------------------------------------------------------
 
-_services = environment.embedded_services(DATA_DIR)
-
 DATABASES = {
     "default": {
         **environment.database(
-            environment.text(
-                "DATABASE_URL", _services.get("DATABASE_URL", "postgresql://postgres@/postgres")
-            )
+            environment.text("DATABASE_URL", "postgresql://postgres@/postgres"),
         ),
         "CONN_MAX_AGE": 0,  # The pool keeps the connections.
         "CONN_HEALTH_CHECKS": True,
@@ -174,7 +172,7 @@ DATABASES["default"]["OPTIONS"] = {
     },
 }
 
-REDIS_URL = environment.text("REDIS_URL", _services.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
+REDIS_URL = environment.text("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
 BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
 CHANNEL_LAYER_URLS = environment.items("CHANNEL_LAYER_URLS", REDIS_URL)
@@ -222,6 +220,10 @@ KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
 MAX_BODY_BYTES = environment.number("MAX_BODY_BYTES", 20 * 1024 * 1024, minimum=1)
 # What the bodies of all requests that are being received or checked may take, in one web process.
 MAX_BODIES_BYTES = environment.number("MAX_BODIES_BYTES", 8 * MAX_BODY_BYTES, minimum=1)
+# Whether whole chat completions repeat their calls in choices[].tool_calls, as oxillama does.
+TOOL_CALLS_IN_CHOICES = environment.boolean("TOOL_CALLS_IN_CHOICES", False)
+# Whose pages may use the API from a browser; "*" is everybody's.
+CORS_ALLOWED_ORIGINS = environment.items("CORS_ALLOWED_ORIGINS")
 BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
 # How long a client that reads nothing of its answer keeps its connection.
 READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)

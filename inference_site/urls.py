@@ -5,7 +5,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from inference_site.api.documentation import OpenApiView, documentation
-from inference_site.status.health import HealthView, ReadyView
+from inference_site.status.health import HealthView, ReadyView, VersionView
 from inference_site.status.metrics import metrics
 
 admin.autodiscover()
@@ -16,10 +16,12 @@ urlpatterns = [
     path("v1/", include("inference_site.usage.urls")),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
+    path("api/", include("completions.ollama.urls")),
     path("metrics", metrics),
     path("", include("inference_site.console.urls")),
     path("health", HealthView.as_view()),
     path("health/ready", ReadyView.as_view()),
+    path("version", VersionView.as_view()),
     path("docs", documentation, name="docs"),
     path("admin/", admin.site.urls),
     # Browsers ask for it where a page names none.

@@ -41,7 +41,7 @@ class Conversation(models.Model):
     ``locked_by`` is the response that runs on it, which counts for as long as its generation does.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     metadata = ContentField(default=dict)
     next_position = models.PositiveIntegerField(default=0)
@@ -84,7 +84,7 @@ class StoredResponse(models.Model):
     fields of ``sent_output.Cut`` for each item. It is null if nothing was sent.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     model = models.CharField(max_length=200)
     status = models.CharField(max_length=16, choices=ResponseStatus.choices)
@@ -148,7 +148,7 @@ class Item(models.Model):
     conversation also has its place there.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     response = models.ForeignKey(
         StoredResponse,

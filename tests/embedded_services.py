@@ -30,7 +30,7 @@ from inference_site.supervisor.services import plan_redis, wait_for_redis
 
 hypothesis.settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-_WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser"}
+_WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser", "first_hour"}
 _NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
 
 

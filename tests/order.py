@@ -19,6 +19,7 @@ TOGETHER = {
     "browser": "plain stack",
     "contract": "plain stack",
     "deployment": "deployment",
+    "first_hour": "first_hour",
 }
 """The folders whose tests share a running site, in the order of their length."""
 FIRST = (*TOGETHER, "worker")

@@ -36,6 +36,7 @@ from completions.wire.tools import (
 from inference_site.domain.deltas import (
     Delta,
     Finish,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -95,7 +96,7 @@ class _ChoiceFold:
         self.stop = finish.stop
         return self.finish
 
-    def wire(self, with_logprobs: bool) -> dict[str, Any]:
+    def wire(self, with_logprobs: bool, repeats_calls: bool = False) -> dict[str, Any]:
         """Return the choice of an answer; reasoning and calls are there only when there are any."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
         is_legacy_call = self._is_legacy and bool(self.calls)
@@ -111,9 +112,10 @@ class _ChoiceFold:
             logprobs=_wire_logprobs(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
+            tool_calls=tool_calls or None if repeats_calls else None,
         ).model_dump()
         drop_none(choice["message"], "reasoning_content", "tool_calls", "function_call")
-        drop_none(choice, "stop_str")
+        drop_none(choice, "stop_str", "tool_calls")
         return choice
 
 
@@ -131,6 +133,8 @@ class ChatAssembly(Assembly):
     is_legacy: bool = False
     service_tier: Literal["default", "flex"] = "default"
     timings: bool = False
+    continuous_usage: bool = False
+    repeats_calls: bool = False
 
 
 class ChatAssembler(Assembler):
@@ -141,7 +145,7 @@ class ChatAssembler(Assembler):
         self._stream, self._is_legacy = assembly.stream, assembly.is_legacy
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
-        self._begun = False
+        self._begun = self._begun_reading = False
         start = self._chunk_start()
         self._heads = [
             b'data: %b,"choices":[{"index":%d,"delta":' % (start, index)
@@ -172,6 +176,8 @@ class ChatAssembler(Assembler):
                 return self._chunks(index, b"{}", reason)
             case Usage():
                 self._usage = delta
+            case PromptProgress():
+                return self._progress_chunk(delta)
         return ()
 
     def complete(self) -> Ending:
@@ -190,7 +196,8 @@ class ChatAssembler(Assembler):
         """End with the error, and with what was answered until then."""
         has_output = any(c.text or c.reasoning or c.calls for c in self._choices)
         partial = self.completion() if has_output else None
-        return replace(failure(error, partial), is_early=not self._begun)
+        is_early = not self._begun and not self._begun_reading
+        return replace(failure(error, partial), is_early=is_early)
 
     def _chunks(
         self,
@@ -217,8 +224,11 @@ class ChatAssembler(Assembler):
             delta,
             logprobs,
             finish_reason,
-            self._tail,
+            self._running_tail() if self._assembly.continuous_usage else self._tail,
         )
+
+    def _running_tail(self) -> bytes:
+        return b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump()) + b"}\n\n"
 
     def _chunk_start(self) -> bytes:
         fields = {
@@ -239,6 +249,20 @@ class ChatAssembler(Assembler):
             chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
         return chunk + b"}\n\n"
 
+    def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
+        """Return a chunk without choices, in llama-server's words."""
+        if not self._stream:
+            return ()
+        self._begun_reading = True
+        told = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": progress.elapsed_ms,
+        }
+        head = b"data: " + self._chunk_start() + b',"choices":[],"prompt_progress":'
+        return (head + orjson.dumps(told) + self._tail,)
+
     def _body(self) -> bytes:
         return b"" if self._stream else orjson.dumps(self.completion())
 
@@ -255,7 +279,8 @@ class ChatAssembler(Assembler):
             timings=wire_timings(self._usage) if self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")
-        completion["choices"] = [choice.wire(self._assembly.logprobs) for choice in self._choices]
+        how = (self._assembly.logprobs, self._assembly.repeats_calls)
+        completion["choices"] = [choice.wire(*how) for choice in self._choices]
         return completion
 
 

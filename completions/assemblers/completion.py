@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ class _ChoiceFold:
         self.index, self.echo = index, echo
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
-        self.offset = len(echo)
+        self._place = _Place(len(echo))
         self.finish: Literal["stop", "length"] | None = None
         self.stop: str | int | None = None
         self.is_begun = False
@@ -51,7 +52,7 @@ class _ChoiceFold:
 
     def whole(self, index: int, with_logprobs: bool) -> CompletionChoice:
         """Return the choice of an answer, under this index."""
-        self.offset = len(self.echo)
+        self._place = _Place(len(self.echo))
         return CompletionChoice(
             text=self.echo + self.text,
             index=index,
@@ -68,16 +69,37 @@ class _ChoiceFold:
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
     def _shown(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        offsets = []
-        for entry in logprobs:
-            offsets.append(self.offset)
-            self.offset += len(entry.token)
         return CompletionLogprobs(
             tokens=[entry.token for entry in logprobs],
-            token_logprobs=[entry.logprob for entry in logprobs],
-            top_logprobs=[{o.token: o.logprob for o in entry.top} for entry in logprobs],
-            text_offset=offsets,
+            token_logprobs=[_known(entry.logprob) for entry in logprobs],
+            top_logprobs=[_top(entry) for entry in logprobs],
+            text_offset=[self._place.before(entry.text_bytes) for entry in logprobs],
         )
+
+
+class _Place:
+    """How many characters of a text have come, with pieces that may end inside a character."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def before(self, piece: bytes) -> int:
+        """Take the next piece; return the place where it begins."""
+        offset = self._offset
+        self._offset += len(self._decoder.decode(piece))
+        return offset
+
+
+def _known(logprob: float) -> float | None:
+    return None if math.isnan(logprob) else logprob
+
+
+def _top(entry: TokenLogprob) -> dict[str, float] | None:
+    """Return the likeliest tokens, and the one that was taken."""
+    if math.isnan(entry.logprob):
+        return None
+    return {other.token: other.logprob for other in entry.top} | {entry.token: entry.logprob}
 
 
 @dataclass(frozen=True)
@@ -98,6 +120,7 @@ class CompletionAssembly(Assembly):
     n: int | None = None
     best_of: int = 1
     timings: bool = False
+    continuous_usage: bool = False
 
 
 class CompletionAssembler(Assembler):
@@ -170,13 +193,14 @@ class CompletionAssembler(Assembler):
         return best
 
     def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
+        has_usage = is_last or self._assembly.continuous_usage
         completion = Completion(
             id=self._assembly.completion_id,
             created=self._assembly.created,
             model=self._assembly.model,
             choices=choices,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            usage=wire_usage(self._usage) if is_last else None,
+            usage=wire_usage(self._usage) if has_usage else None,
             timings=wire_timings(self._usage) if is_last and self._assembly.timings else None,
         ).model_dump()
         drop_none(completion, "timings")

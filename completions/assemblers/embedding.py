@@ -21,11 +21,15 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True)
 class EmbeddingAssembly(Assembly):
-    """How embeddings are encoded; ``dimensions`` shortens them and makes their length 1 again."""
+    """How embeddings are encoded; ``dimensions`` shortens them and makes their length 1 again.
+
+    Without ``may_shorten`` they can only be as many as the model has.
+    """
 
     model: str
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
+    may_shorten: bool = True
 
 
 class EmbeddingAssembler(WholeAnswerAssembler):
@@ -37,7 +41,7 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         self._usage = Usage()
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
-        """Take the next delta. Raise InvalidRequest for more dimensions than there are."""
+        """Take the next delta. Raise InvalidRequest for dimensions that there are not."""
         match delta:
             case EmbeddingDelta(vector, index):
                 self._vectors[index] = self._shortened(array("f", vector))
@@ -49,7 +53,7 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         wanted = self._assembly.dimensions
         if wanted is None or wanted == len(vector):
             return vector
-        if wanted > len(vector):
+        if wanted > len(vector) or not self._assembly.may_shorten:
             raise InvalidRequest(
                 f"Invalid 'dimensions': the model has {len(vector)}.", "dimensions"
             )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from completions.assemblers.chat import drop_none
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import Delta, PromptDelta, TextDelta, TokensDelta
@@ -32,12 +33,13 @@ class TokenAssembler(WholeAnswerAssembler):
         self._assembly = assembly
         self._text = ""
         self._tokens: tuple[int, ...] = ()
+        self._texts: tuple[str, ...] = ()
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta."""
         match delta:
-            case TokensDelta(ids):
-                self._tokens = ids
+            case TokensDelta(ids, texts=texts):
+                self._tokens, self._texts = ids, texts
             case TextDelta(text):
                 self._text = text
             case PromptDelta(text, tokens):
@@ -46,7 +48,10 @@ class TokenAssembler(WholeAnswerAssembler):
 
     def answer(self) -> dict[str, Any]:
         """Return the answer."""
-        return self._wire().model_dump()
+        answer = self._wire().model_dump()
+        if self._assembly.answer == "tokens":
+            drop_none(answer, "token_strs")
+        return answer
 
     def _wire(self) -> WireObject:
         if self._assembly.answer == "text":
@@ -58,5 +63,5 @@ class TokenAssembler(WholeAnswerAssembler):
             "tokens": list(self._tokens),
         }
         if self._assembly.answer == "tokens":
-            return Tokens(**counted)
+            return Tokens(**counted, token_strs=list(self._texts) or None)
         return ChatPrompt(prompt=self._text, **counted)

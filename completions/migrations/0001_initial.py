@@ -19,7 +19,7 @@ class Migration(migrations.Migration):
             name='StoredCompletion',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(max_length=64, unique=True)),
+                ('public_id', models.CharField(max_length=64, unique=True, verbose_name='ID')),
                 ('model', models.CharField(max_length=200)),
                 ('metadata', models.JSONField(default=dict)),
                 ('messages', models.JSONField()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from django.conf import settings
 from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,6 +25,7 @@ from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import ignored_fields
 from inference_site.streams.request_documents import Document, ToStore
 from inference_site.submission.model_access import served_model
 from inference_site.submission.submit import Submission, respond
@@ -48,9 +50,11 @@ class ChatCompletionsView(ApiView):
             model.spec.id,
             stream=bool(body.stream),
             include_usage=_includes_usage(body),
+            continuous_usage=asked.running_usage,
             choices=asked.choices,
             logprobs=asked.top_logprobs is not None,
             is_legacy=body.functions is not None,
+            repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
             service_tier="flex" if is_flex else "default",
             timings=bool(body.timings),
         )
@@ -60,7 +64,7 @@ class ChatCompletionsView(ApiView):
             caller,
             Document(asked, assembly, _to_store(caller, body)),
             stream=assembly.stream,
-            ignored_params=body.ignored_params,
+            ignored_params=ignored_fields(model, body, asked),
             service_class=ServiceClass.BACKGROUND if is_flex else ServiceClass.FOREGROUND,
             end_user=body.safety_identifier or body.user or "",
         )
@@ -88,6 +92,7 @@ class CompletionsView(ApiView):
             model.spec.id,
             stream=bool(body.stream),
             include_usage=_includes_usage(body),
+            continuous_usage=asked.running_usage,
             echoes=echoes(body, asked),
             logprobs=body.logprobs is not None,
             n=body.n or 1 if body.picks else None,
@@ -100,7 +105,7 @@ class CompletionsView(ApiView):
             caller,
             Document(asked, assembly),
             stream=assembly.stream,
-            ignored_params=body.ignored_params,
+            ignored_params=ignored_fields(model, body, asked),
             end_user=body.user or "",
         )
         return respond(request, submission)

@@ -38,7 +38,7 @@ class ModelsView(ApiView):
         """List the models."""
         caller = caller_of(request)
         listed = catalogue().listed(caller.project_name)
-        models = _wire_models([spec for spec in listed if may_use(caller, spec)])
+        models = wire_models([spec for spec in listed if may_use(caller, spec)])
         return Response(ModelList(data=models).model_dump())
 
 
@@ -52,7 +52,7 @@ class ModelView(ApiView):
         spec = catalogue().find(model_id, caller.project_name)
         if spec is None or not may_use(caller, spec):
             raise _unknown(model_id)
-        return Response(_wire_models([spec])[0].model_dump())
+        return Response(wire_models([spec])[0].model_dump())
 
 
 class ModelLoadView(ApiView):
@@ -117,7 +117,8 @@ def _unknown(model: str) -> NotFoundError:
     )
 
 
-def _wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
+def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
+    """Return the models as they are now."""
     live = live_view.workers()
     statuses = fleet.statuses_among(live, [spec.id for spec in specs])
     return [_wire_model(spec, statuses[spec.id], live) for spec in specs]

@@ -40,9 +40,12 @@ class EmbeddingsView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model)
         require_fields(model, "embeddings", body)
-        asked = GenerationRequest(model.spec.id, operation="embed", prompts=_inputs(body))
+        asked = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
         assembly = EmbeddingAssembly(
-            model.spec.id, body.encoding_format or "float", body.dimensions
+            model.spec.id,
+            body.encoding_format or "float",
+            body.dimensions,
+            may_shorten="dimensions" in model.capabilities,
         )
         submission = Submission(
             EMBEDDING,
@@ -55,7 +58,8 @@ class EmbeddingsView(ApiView):
         return respond(request, submission)
 
 
-def _inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+def to_inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
+    """Return what is to be embedded. Raise InvalidRequestError for an empty text."""
     inputs = to_prompts(body.input)
     if "" in inputs:
         raise InvalidRequestError("Invalid 'input': a text must not be empty.", param="input")
@@ -73,7 +77,13 @@ class TokenizeView(ApiView):
         body = parse(TokenizeRequest, request.data)
         model = served_model(caller_of(request), body.model)
         require_fields(model, "tokens", body)
-        asked = GenerationRequest(model.spec.id, operation="tokenize", prompts=(body.prompt,))
+        asked = GenerationRequest(
+            model.spec.id,
+            operation="tokenize",
+            prompts=(body.prompt,),
+            add_special_tokens=body.add_special_tokens is not False,
+            token_texts=bool(body.return_token_strs),
+        )
         return _submit(request, body, model.spec, asked, "tokens")
 
 

@@ -36,6 +36,12 @@ class StreamOptions(WireRequest):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk says what was used until then (vLLM)."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class MetadataUpdate(WireRequest):
@@ -88,6 +94,9 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     truncate_sequence: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: dict[str, Any] | None = None
     store: bool | None = None
     metadata: Metadata | None = None
     service_tier: ServiceTier | None = None
@@ -161,13 +170,14 @@ class ResponseMessage(WireObject):
 
 
 class Choice(WireObject):
-    """``choices[]`` of an answer."""
+    """``choices[]`` of an answer; a site may repeat the message's ``tool_calls`` there."""
 
     index: int
     message: ResponseMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None
     stop_str: str | int | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class Timings(WireObject):
@@ -241,8 +251,20 @@ class ChunkChoice(WireObject):
     stop_str: str | int | None = None
 
 
+class PromptProgress(WireObject):
+    """``prompt_progress``: tokens of the prompt, and milliseconds; cached ⊂ processed ⊂ total."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class ChatCompletionChunk(WireObject):
-    """One event of a stream. ``usage`` is there only when asked for: null, then the counts."""
+    """One event of a stream. ``usage`` is there only when asked for: null, then the counts.
+
+    A chunk with ``prompt_progress`` has no choices.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -253,3 +275,4 @@ class ChatCompletionChunk(WireObject):
     system_fingerprint: str
     usage: CompletionUsage | None = None
     timings: Timings | None = None
+    prompt_progress: PromptProgress | None = None

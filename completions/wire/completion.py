@@ -67,7 +67,7 @@ class CompletionRequest(ConstraintFields, SamplingFields):
 
     model: str
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None
     echo: bool | None = None
@@ -83,13 +83,25 @@ class CompletionRequest(ConstraintFields, SamplingFields):
         """Whether only some of the choices are to be returned."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the engine must tell the prompt: its probabilities, or its text."""
+        is_text = _prompt_kind(self.prompt) in ("text", "texts")
+        return bool(self.echo) and (
+            self.logprobs is not None or self.max_tokens == 0 or not is_text
+        )
+
 
 class CompletionLogprobs(WireObject):
-    """``choices[].logprobs``: parallel lists, one entry a token; offsets are characters."""
+    """``choices[].logprobs``: parallel lists, one entry a token; offsets are characters.
+
+    The sampled token is in ``top_logprobs``, beside the likeliest. The first token of a prompt has
+    no probability.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

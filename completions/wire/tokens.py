@@ -13,16 +13,22 @@ class TokenizeRequest(WireRequest):
 
     model: str
     prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class Tokens(WireObject):
-    """The answer: the ids, with those every prompt begins with. ``max_model_len`` is tokens."""
+    """The answer: the ids, with those every prompt begins with. ``max_model_len`` is tokens.
+
+    ``token_strs`` are their texts, if they were asked for.
+    """
 
     object: Literal["tokens"] = "tokens"
     model: str
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(WireRequest):

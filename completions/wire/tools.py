@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
+from inference_site.request_fields.wire.shapes import nested_tool
+from inference_site.request_fields.wire.tools import FunctionName, NestedCustomFormat
 
 
 class FunctionDefinition(WireRequest):
@@ -34,7 +35,7 @@ class CustomDefinition(WireRequest):
 
     name: FunctionName
     description: str | None = None
-    format: CustomFormat | None = None
+    format: NestedCustomFormat | None = None
 
 
 class CustomTool(WireRequest):
@@ -44,7 +45,9 @@ class CustomTool(WireRequest):
     custom: CustomDefinition
 
 
-RequestTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+RequestTool = Annotated[
+    FunctionTool | CustomTool, Field(discriminator="type"), BeforeValidator(nested_tool)
+]
 
 
 class NamedFunction(WireRequest):
@@ -77,7 +80,9 @@ class NamedCustomTool(WireRequest):
         return self.custom.name
 
 
-NamedTool = Annotated[NamedFunctionTool | NamedCustomTool, Field(discriminator="type")]
+NamedTool = Annotated[
+    NamedFunctionTool | NamedCustomTool, Field(discriminator="type"), BeforeValidator(nested_tool)
+]
 
 
 class AllowedTools(WireRequest):
@@ -105,6 +110,7 @@ ToolChoice = Annotated[
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedToolsChoice, Tag("allowed")],
     Discriminator(_choice_kind),
+    BeforeValidator(nested_tool),
 ]
 
 

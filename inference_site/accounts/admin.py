@@ -8,15 +8,23 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest
+from django.template.response import TemplateResponse
 from django.utils import timezone
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+from inference_site.accounts.models import (
+    ApiKey,
+    Budget,
+    BudgetSpend,
+    Project,
+    Scope,
+    default_scopes,
+)
 from inference_site.admin_pages.site_admin import SiteAdmin
 
 _OVERLAP = dt.timedelta(days=1)
@@ -53,17 +61,50 @@ class ProjectAdmin(UndeletedAdmin):
     search_fields = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
-        ("Limits for all keys of the project together", {"fields": _LIMITS}),
+        ("Project-wide limits", {"fields": _LIMITS}),
     )
     inlines = (BudgetInline,)
 
 
+_PERMISSIONS = {
+    Scope.INFERENCE: "generate, and read, change and delete stored objects of the project",
+    Scope.USAGE: "read the usage of the project",
+    Scope.DEBUG: "render chat templates to prompts",
+    Scope.MODELS: "load and unload models, for the whole site",
+    Scope.ADMIN: "read the usage of all projects",
+}
+
+
 class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """The form of a key, with a check box for each scope."""
+    """The form of a key, with a check box for each scope; a key without any could do nothing."""
 
     scopes = forms.MultipleChoiceField(
-        choices=Scope.choices, required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget
+        label="Permissions",
+        choices=[(scope.value, f"{scope.value}: {does}") for scope, does in _PERMISSIONS.items()],
+        initial=default_scopes,
+        error_messages={"required": "Choose at least one permission."},
+        widget=UnfoldAdminCheckboxSelectMultipleWidget,
     )
+
+
+class KeyStateFilter(admin.SimpleListFilter):
+    """Whether a key is accepted."""
+
+    title, parameter_name = "status", "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("active", "Active"), ("expired", "Expired"), ("revoked", "Revoked")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        has_expired = Q(expires_at__lte=timezone.now())
+        match self.value():
+            case "active":
+                return queryset.filter(~has_expired | Q(expires_at=None), revoked_at=None)
+            case "expired":
+                return queryset.filter(has_expired, revoked_at=None)
+            case "revoked":
+                return queryset.exclude(revoked_at=None)
+        return queryset
 
 
 @admin.register(ApiKey)
@@ -72,7 +113,7 @@ class ApiKeyAdmin(UndeletedAdmin):
 
     form = ApiKeyForm
     list_display = ("name", "shown_prefix", "project", "last_used_at", "expires_at", "revoked_at")
-    list_filter = (("revoked_at", admin.EmptyFieldListFilter), "project")
+    list_filter = (KeyStateFilter, "project")
     list_select_related = ("project",)
     search_fields = ("name", "prefix")
     fieldsets = (
@@ -115,12 +156,20 @@ class ApiKeyAdmin(UndeletedAdmin):
             messages.warning(request, text)
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        """Revoke the selected keys."""
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> TemplateResponse | None:
+        """Revoke the selected keys, after a page that names them and asks."""
+        if "confirmed" not in request.POST:
+            context = {
+                **self.admin_site.each_context(request),
+                "title": "Revoke API keys",
+                "keys": queryset.select_related("project"),
+            }
+            return TemplateResponse(request, "accounts/admin/revoke.html", context)
         for record in queryset:
             revoke_key(record)
             self.log_change(request, record, "Revoked.")
         messages.success(request, "Revoked. The keys stop working everywhere within 5 seconds.")
+        return None
 
 
 @admin.register(Budget)
@@ -142,7 +191,7 @@ class BudgetAdmin(SiteAdmin):
         found: QuerySet[Budget] = super().get_queryset(request)
         return found.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
 
-    @admin.display(description="spent now")
+    @admin.display(description="spent this period")
     def spent(self, budget: Any) -> str:
         start = period_start(budget.every, timezone.now())
         spent = sum((s.spent for s in budget.spends_now if s.start == start), Decimal(0))

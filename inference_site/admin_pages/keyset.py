@@ -164,7 +164,7 @@ class KeysetAdmin(SiteAdmin):
     ordering = ("-pk",)
     sortable_by = ()
     search_fields: ClassVar[list[str] | tuple[str, ...]] = ("public_id__exact",)
-    search_help_text = "Search by a complete id"
+    search_help_text = "Search by exact ID"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # Facets count.
 

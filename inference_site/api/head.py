@@ -12,7 +12,6 @@ from rest_framework.utils.mediatypes import media_type_matches
 
 from inference_site.accounts.keys import known_caller
 from inference_site.api.authentication import KeyAuthentication, given_secret
-from inference_site.api.parsers import JsonParser
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
 from inference_site.gateway.head import Head, length_of_body
 from inference_site.storage.connections import lent_connection
@@ -38,10 +37,13 @@ def look_at(scope: dict[str, Any]) -> Head:
     if length_of_body(scope) == 0:
         return Head(project_id)
     content_type = headers.get(b"content-type", "")
-    if not media_type_matches(JsonParser.media_type, content_type):
+    accepted = (parser.media_type for parser in view.parser_classes)
+    if not any(media_type_matches(accepts, content_type) for accepts in accepted):
         raise UnsupportedMediaError
     is_known = has_key and is_fresh
-    return Head(project_id, True, None if is_known else partial(_authenticate, scope, view))
+    check = None if is_known else partial(_authenticate, scope, view)
+    documented = getattr(getattr(view, method), "documented", None)
+    return Head(project_id, True, check, documented is not None and documented.queued)
 
 
 def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:

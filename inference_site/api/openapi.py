@@ -1,6 +1,6 @@
 """The OpenAPI document, built from the views' declarations (``schema.py``).
 
-The document is built at the first request and cached. The JSON schemas of all declared types are
+``documentation.py`` keeps what is built here. The JSON schemas of all declared types are
 generated together, so that models with the same name in several apps get different component names.
 """
 
@@ -143,6 +143,20 @@ class ViewSchema(AutoSchema):
                 str,
                 "header",
                 description="Fields of the request that were ignored, separated by commas.",
+                response=[200],
+            )
+            yield OpenApiParameter(
+                "x-queue-position",
+                int,
+                "header",
+                description="How many starts it takes until it has begun; 0: a slot is free.",
+                response=[200],
+            )
+            yield OpenApiParameter(
+                "x-queue-estimated-wait",
+                int,
+                "header",
+                description="In about how many seconds it begins, where that is known.",
                 response=[200],
             )
 

@@ -37,6 +37,12 @@ class JsonParser(BaseParser):
         return body
 
 
+class AnyJsonParser(JsonParser):
+    """JSON under any content type, as ``curl -d`` sends it."""
+
+    media_type = "*/*"
+
+
 def decoded_json(encoded: bytes) -> Any:
     """Return the decoded body. Raise InvalidRequestError when it is no JSON, or of too many values.
 

@@ -32,7 +32,7 @@ class AlwaysJson(BaseContentNegotiation):
 
     def select_parser(self, request: Request, parsers: Iterable[Any]) -> Any:
         content_type = (request.content_type or "").partition(";")[0].strip().lower()
-        return next((p for p in parsers if p.media_type == content_type), None)
+        return next((p for p in parsers if p.media_type in (content_type, "*/*")), None)
 
     def select_renderer(
         self, request: Request, renderers: Iterable[Any], format_suffix: str | None = None

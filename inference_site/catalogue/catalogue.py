@@ -1,12 +1,15 @@
 """The model catalogue: which models exist, and by which names.
 
 Read from the YAML file named by ``MODELS_FILE``; without one, the demo model that ships with the
-product is the catalogue, and the files that lie in ``MODELS_DIR``.
+product is the catalogue, and the files that lie in ``MODELS_DIR`` or appear there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +17,15 @@ from pathlib import Path
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.catalogue.discovery import discover
+from inference_site.catalogue.discovery import Folder, discover
 from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.models_file import read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Seconds between two looks into the folder of models."""
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 DEFAULT = "default"
 """The name that stands for the site's default model."""
@@ -27,19 +34,35 @@ DEFAULT = "default"
 class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
-    Raise ImproperlyConfigured for two models of one name.
+    ``appeared`` are the ids of those that have come since it was made. Raise ImproperlyConfigured
+    for two models of one name.
     """
 
-    def __init__(self, specs: Iterable[ModelSpec]) -> None:
+    def __init__(self, specs: Iterable[ModelSpec], folder: Folder | None = None) -> None:
         self.models = {spec.id: spec for spec in specs}
-        self._by_name: dict[str, ModelSpec] = {}
-        for spec in self.models.values():
-            for name in (spec.id, *spec.aliases):
-                other = self._by_name.setdefault(_folded(name), spec)
-                if other is not spec:
-                    raise ImproperlyConfigured(
-                        f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
-                    )
+        self._by_name = _names(self.models.values())
+        self._folder = folder
+        self.appeared: frozenset[str] = frozenset()
+
+    def look(self) -> list[ModelSpec]:
+        """Add the models whose files have appeared in the folder of models; return them.
+
+        Models whose files have gone stay until the process is started anew. One thread calls this.
+        """
+        new = []
+        for spec in self._folder.appeared() if self._folder else ():
+            if spec.id not in self.models:
+                try:
+                    names = _names([*self.models.values(), spec])
+                except ImproperlyConfigured as exc:
+                    logger.warning("%s is left out: %s", spec.file, exc)
+                    continue
+                # Other threads read the old mappings until they have the new ones.
+                self.models, self._by_name = {**self.models, spec.id: spec}, names
+                self.appeared |= {spec.id}
+                logger.info("the model %s has appeared: %s", spec.id, spec.file)
+                new.append(spec)
+        return new
 
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
         """Return the model of this name, or None; with a project, only one that it may use.
@@ -62,6 +85,34 @@ class Catalogue:
             yield _folded(settings.DEFAULT_MODEL)
 
 
+def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
+    """Return the models by their names. Raise ImproperlyConfigured for a name that two have."""
+    by_name: dict[str, ModelSpec] = {}
+    for spec in specs:
+        for name in (spec.id, *spec.aliases):
+            other = by_name.setdefault(_folded(name), spec)
+            if other is not spec:
+                raise ImproperlyConfigured(
+                    f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
+                )
+    return by_name
+
+
+def watch_folder(on_new: Callable[[ModelSpec], None] = lambda _: None) -> None:
+    """Look for new models on a thread of its own, as long as the process lives."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(LOOK_S)
+            try:
+                for spec in catalogue().look():
+                    on_new(spec)
+            except Exception:  # A disk of the network that does not answer, say.
+                logger.exception("models: cannot look for new files")
+
+    threading.Thread(target=watch, name="models", daemon=True).start()
+
+
 def _folded(name: str) -> str:
     return name.strip().casefold()
 
@@ -72,7 +123,8 @@ def catalogue() -> Catalogue:
     path: Path | None = settings.MODELS_FILE
     if path is not None:
         return Catalogue(read_models_file(path))
-    return Catalogue([*demo_specs(), *discover(Path(settings.MODELS_DIR))])
+    folder = Path(settings.MODELS_DIR)
+    return Catalogue([*demo_specs(), *discover(folder)], Folder(folder))
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:

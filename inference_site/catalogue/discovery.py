@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from inference_site.catalogue.entry import default_threads
-from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of, default_threads
+from inference_site.catalogue.gguf_header import model_context
+from inference_site.catalogue.model_files import file_fault, is_later_part, parts_of
 from inference_site.catalogue.models_file import site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-_SLOTS = 4
-_LONGEST_CONTEXT = 8192
-"""Tokens a slot gets without an entry: a model's own limit may need more memory than there is."""
-_LATER_PART = re.compile(r"-0*([2-9]|\d{2,})-of-\d+$")
+_Seen = tuple[tuple[int, int], ...]
 
 
 def discover(folder: Path) -> list[ModelSpec]:
@@ -25,46 +22,80 @@ def discover(folder: Path) -> list[ModelSpec]:
 
     Projectors, adapters, later parts of split files and what cannot be read are left out.
     """
-    if not folder.is_dir():
-        return []
-    specs: dict[str, ModelSpec] = {}
-    for path in sorted(folder.rglob("*.gguf")):
-        if _LATER_PART.search(path.stem):
-            continue
+    return list(_specs(_files(folder)))
+
+
+def id_of(file: Path) -> str:
+    """Return the id of the model in a file."""
+    return file.stem.lower()
+
+
+class Folder:
+    """A folder in which files appear while the site runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[Path, _Seen] = {path: _seen(path) for path in _files(path)}
+        self._growing: dict[Path, _Seen] = {}
+
+    def appeared(self) -> list[ModelSpec]:
+        """Return the models of files that are new since the last call, and whole.
+
+        A file that is still being written is looked at again once it has stayed the same from one
+        call to the next.
+        """
+        found = {path: _seen(path) for path in _files(self._path)}
+        new = {path: seen for path, seen in found.items() if self._known.get(path) != seen}
+        still = [path for path, seen in new.items() if self._growing.get(path) == seen]
+        self._growing = new
+        self._known |= {path: new[path] for path in still}
+        return list(_specs([path for path in still if _is_whole(path)]))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.gguf") if not is_later_part(path))
+
+
+def _seen(path: Path) -> _Seen:
+    """Return what changes when a file, or a part of it, is written."""
+    return tuple(_time_and_size(part) for part in parts_of(path))
+
+
+def _time_and_size(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:  # It is gone, or not there yet.
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _is_whole(path: Path) -> bool:
+    fault = next((fault for part in parts_of(path) if (fault := file_fault(part))), "")
+    if fault:
+        logger.warning("%s is left out: %s", path, fault)
+    return not fault
+
+
+def _specs(files: list[Path]) -> Iterator[ModelSpec]:
+    ids = set()
+    for path in files:
         try:
-            context_length = _model_context(path)
+            context_length = model_context(path)
         except (OSError, ValueError) as exc:
             logger.warning("%s is left out: %s", path, exc)
             continue
-        if context_length is not None:
-            specs.setdefault(path.stem.lower(), _spec(path, context_length))
-    return list(specs.values())
-
-
-def _model_context(path: Path) -> int | None:
-    """Return the context length of a model, 0 if it does not say; None for what is no model.
-
-    Files say what they are before their vocabulary, which is long and is not read.
-    """
-    found: dict[str, Any] = {}
-    for key, value in metadata(path):
-        found[key] = value
-        length = found.get(f"{found.get('general.architecture')}.context_length")
-        if length is not None and key.startswith("tokenizer."):
-            break
-    is_projector = found.get("general.architecture") == "clip"
-    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
-        return None
-    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+        if context_length is not None and id_of(path) not in ids:
+            ids.add(id_of(path))
+            yield _spec(path, context_length)
 
 
 def _spec(path: Path, context_length: int) -> ModelSpec:
     return ModelSpec(
-        id=path.stem.lower(),
+        id=id_of(path),
         engine="llama_cpp",
         file=path,
-        slots=_SLOTS,
-        context_length=min(context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT),
+        slots=LLAMA_CPP_SLOTS,
+        context_length=context_of(context_length),
         threads=default_threads(),
         sampling=site_sampling(),
     )

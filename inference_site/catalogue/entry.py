@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.catalogue.gguf_header import model_context
 from inference_site.catalogue.operator_settings import FileName, OperatorSettings
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.model_spec import ModelSpec, Price
 
 _DEFAULT = ModelSpec(id="", engine="llama_cpp")
+LLAMA_CPP_SLOTS = 4
+"""The slots of a model in a GGUF file, with an entry and without."""
+_LONGEST_CONTEXT = 8192
+"""Tokens that a slot gets unless an entry says more: a model's own limit may need more memory than
+there is."""
+
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
 
 
 def default_threads() -> int:
-    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all."""
-    return max(1, (os.cpu_count() or 2) // 2)
+    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all.
+
+    In a container they are those of its quota.
+    """
+    return max(1, int(_cores()) // 2)
+
+
+def _cores() -> float:
+    """Return how many cores this process may use, by its affinity and its control group."""
+    cores = float(len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count() or 2)
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # There is no group, or its quota is "max".
+        return cores
+
+
+def context_of(context_length: int) -> int:
+    """Return the context of a slot for a model of this context; 0 when it is not known."""
+    return min(context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT)
 
 
 class PriceEntry(OperatorSettings):
@@ -46,8 +74,8 @@ class Entry(OperatorSettings):
 
     engine: Annotated[str, AfterValidator(_known_engine)] = _DEFAULT.engine
     file: FileName | None = None
-    slots: PositiveInt = _DEFAULT.slots
-    context_length: PositiveInt = _DEFAULT.context_length
+    slots: PositiveInt | None = None
+    context_length: PositiveInt | None = None
     threads: PositiveInt = Field(default_factory=default_threads)
     gpu_layers: int = Field(_DEFAULT.gpu_layers, ge=-1)
     aliases: Names = ()
@@ -56,6 +84,7 @@ class Entry(OperatorSettings):
     price: PriceEntry = PriceEntry()
     lora_adapters: dict[str, FileName] = {}
     sampling: SamplerDefaults = SamplerDefaults()
+    forced_sampling: SamplerDefaults = SamplerDefaults()
 
     @field_validator("projects", mode="before")
     @classmethod
@@ -63,3 +92,21 @@ class Entry(OperatorSettings):
         if value == []:
             raise ValueError("it is empty; leave it out for all projects")
         return value
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the slots and the context of each: what is left out is as without an entry.
+
+        A host that has not the model's file takes the longest context that it may have.
+        """
+        slots, context_length = _DEFAULT.slots, _DEFAULT.context_length
+        if self.engine == _DEFAULT.engine and self.file is not None:
+            slots = LLAMA_CPP_SLOTS
+            context_length = self.context_length or context_of(_trained_context(self.file))
+        return self.slots or slots, self.context_length or context_length
+
+
+def _trained_context(file: str) -> int:
+    try:
+        return model_context(Path(file)) or 0
+    except (OSError, ValueError):
+        return 0

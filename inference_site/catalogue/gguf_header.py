@@ -7,6 +7,7 @@ Source: the GGUF specification, versions 2 and 3.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _LONGEST_TEXT, _LONGEST_ARRAY = 2**26, 2**40
 """Bytes: what is longer is no length."""
+_ALIGNMENT, _MOST_DIMENSIONS = 32, 4
 
 
 def metadata(path: Path) -> Iterator[tuple[str, Any]]:
@@ -37,15 +39,74 @@ def metadata(path: Path) -> Iterator[tuple[str, Any]]:
     Only what is taken is read. Raise ValueError for what is no GGUF file, OSError as ``open`` does.
     """
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError("it is not a GGUF file")
-        version, _tensors, count = _unpack(file, "IQQ")
-        if version not in _VERSIONS:
-            raise ValueError(f"its version of GGUF, {version}, is not known")
-        for _ in range(count):
-            key = _text(file)
-            (kind,) = _unpack(file, "I")
-            yield key, _value(file, kind)
+        _tensors, count = _begin(file)
+        yield from _pairs(file, count)
+
+
+def model_context(path: Path) -> int | None:
+    """Return the context length of a model, 0 if it does not say; None for what is no model.
+
+    Files say what they are before their vocabulary, which is long and is not read. Raise as
+    ``metadata`` does.
+    """
+    found: dict[str, Any] = {}
+    for key, value in metadata(path):
+        found[key] = value
+        length = found.get(f"{found.get('general.architecture')}.context_length")
+        if length is not None and key.startswith("tokenizer."):
+            break
+    is_projector = found.get("general.architecture") == "clip"
+    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
+        return None
+    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+
+
+def check_whole(path: Path) -> None:
+    """Read all of the header. Raise ValueError if not all of the tensors that it names are there.
+
+    It takes 0.2 s for a large vocabulary. Raise as ``metadata`` does, too.
+    """
+    with path.open("rb") as file:
+        tensors, count = _begin(file)
+        found = dict(_pairs(file, count))
+        length = max((_tensor_end(file) for _ in range(tensors)), default=0)
+        step = int(found.get("general.alignment") or _ALIGNMENT)
+        whole = -(-file.tell() // step) * step + length
+        size = file.seek(0, 2)
+    if size < whole:
+        raise ValueError(f"it is cut short: it has {size:,} of {whole:,} bytes")
+
+
+def _begin(file: BinaryIO) -> tuple[int, int]:
+    """Return how many tensors and how many keys there are."""
+    if file.read(4) != b"GGUF":
+        raise ValueError("it is not a GGUF file")
+    version, tensors, count = _unpack(file, "IQQ")
+    if version not in _VERSIONS:
+        raise ValueError(f"its version of GGUF, {version}, is not known")
+    return tensors, count
+
+
+def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[str, Any]]:
+    for _ in range(count):
+        key = _text(file)
+        (kind,) = _unpack(file, "I")
+        yield key, _value(file, kind)
+
+
+def _tensor_end(file: BinaryIO) -> int:
+    """Return where a tensor ends, in bytes after the header."""
+    from gguf.constants import GGML_QUANT_SIZES  # Brings numpy, which few processes use.
+
+    _text(file)
+    (dimensions,) = _unpack(file, "I")
+    if dimensions > _MOST_DIMENSIONS:
+        raise ValueError("it is damaged")
+    elements: int = math.prod(_unpack(file, f"{dimensions}Q"))
+    kind, offset = _unpack(file, "IQ")
+    sizes = {int(type_): size for type_, size in GGML_QUANT_SIZES.items()}
+    in_block, block_bytes = sizes.get(int(kind), (1, 0))  # A newer type has an unknown size.
+    return int(offset) + elements // in_block * block_bytes
 
 
 def _value(file: BinaryIO, kind: int) -> Any:

@@ -44,12 +44,23 @@ def read_models_file(path: Path) -> list[ModelSpec]:
         _note_lines(yaml.compose(text, _LOADER), lines)
         document = yaml.load(text, _LOADER)  # noqa: S506  # Both loaders are safe.
         return list(_specs(document, partial(_located, path.parent)))
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line + 1 if exc.problem_mark else 1
+        raise ImproperlyConfigured(f"{path}:{line}: is not YAML: {exc.problem}.") from exc
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ImproperlyConfigured(f"{path}: cannot be read: {exc}") from exc
     except BadKey as exc:
         prefixes = (exc.path[:length] for length in range(len(exc.path), 0, -1))
         line = next((lines[key] for key in prefixes if key in lines), 1)
         raise ImproperlyConfigured(f"{path}:{line}: {'.'.join(exc.path)}: {exc}.") from exc
+
+
+def entry_lines(path: Path) -> dict[str, int]:
+    """Return the line of each model's file, or else of its entry, in a good models file."""
+    lines: dict[Key, int] = {}
+    _note_lines(yaml.compose(path.read_text(encoding="utf-8"), _LOADER), lines)
+    ids = [key[1] for key in lines if len(key) == 2]
+    return {id_: lines.get(("models", id_, "file"), lines["models", id_]) for id_ in ids}
 
 
 def _located(folder: Path, file: str) -> str:
@@ -96,12 +107,13 @@ def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
     """Return the spec of an entry. Raise BadKey."""
     common = {name: given.pop(name) for name in list(given) if name in Entry.model_fields}
     entry = Entry.read(common, locate)
+    slots, context_length = entry.sizes()
     return ModelSpec(
         id=id_,
         engine=entry.engine,
         file=Path(entry.file) if entry.file else None,
-        slots=entry.slots,
-        context_length=entry.context_length,
+        slots=slots,
+        context_length=context_length,
         threads=entry.threads,
         gpu_layers=entry.gpu_layers,
         aliases=entry.aliases,
@@ -110,6 +122,7 @@ def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
         price=entry.price.to_price(),
         lora_adapters={name: Path(file) for name, file in entry.lora_adapters.items()},
         sampling=entry.sampling.to_defaults().over(site_sampling()),
+        forced_sampling=entry.forced_sampling.to_defaults(),
         options=_options(entry.engine, given, locate),
     )
 

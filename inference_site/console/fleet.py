@@ -107,7 +107,8 @@ def request_action(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     action, target = request.POST.get("action", ""), request.POST.get("target", "")
     try:
-        _ACTIONS[action](target)
+        run, text = _ACTIONS[action]
+        run(target)
     except KeyError:
         messages.error(request, "There is no such action.")
     except fleet.FleetError as exc:
@@ -116,13 +117,13 @@ def request_action(request: HttpRequest) -> HttpResponse:
         messages.error(request, "Redis is not reachable.")
     else:
         log_action(request, target, f"{action.capitalize()} requested.")
-        messages.success(request, f"{action.capitalize()} of {target} requested.")
+        messages.success(request, text.format(target))
     return HttpResponseRedirect(reverse("admin:fleet"))
 
 
-_ACTIONS: dict[str, Callable[[str], object]] = {
-    "load": lambda model: fleet.load(None, model),
-    "unload": lambda model: fleet.unload(None, model),
-    "drain": fleet.drain,
-    "resume": fleet.resume,
+_ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
+    "load": (lambda model: fleet.load(None, model), "Loading {}…"),
+    "unload": (lambda model: fleet.unload(None, model), "Unloading {}…"),
+    "drain": (fleet.drain, "Draining {}…"),
+    "resume": (fleet.resume, "Resuming {}…"),
 }

@@ -46,7 +46,7 @@ SAMPLERS = (
     ("presence_penalty", "Presence penalty", "0.1", "-2", "2"),
     ("frequency_penalty", "Frequency penalty", "0.1", "-2", "2"),
     ("seed", "Seed", "1", "", ""),
-    ("max_output_tokens", "Most output tokens", "1", "1", ""),
+    ("max_output_tokens", "Max output tokens", "1", "1", ""),
 )
 
 

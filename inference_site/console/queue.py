@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +21,7 @@ from django.utils import timezone
 from inference_site.console.audit import log_action
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.operator_actions import move_up, stop
+from inference_site.generations.places import place_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100
@@ -35,10 +38,11 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
     if model:
         rows = rows.filter(model=model)
     running = rows.filter(status=Status.RUNNING).order_by("model", "claimed_at")
+    waiting = list(_in_claim_order(rows)[:_MAX_ROWS])
     return {
         "model": model,
         "groups": _groups(),
-        "waiting": _in_claim_order(rows)[:_MAX_ROWS],
+        "waiting": _placed(waiting),
         "running": running[:_MAX_ROWS],
         "may_change": request.user.has_perm(CHANGE),
         "urgent": ServiceClass.URGENT,
@@ -60,6 +64,17 @@ def _in_claim_order(rows: QuerySet[Generation]) -> QuerySet[Generation]:
     )
     waiting = rows.filter(status=Status.QUEUED).annotate(runs=share)
     return waiting.order_by("model", "service_class", "runs", "created_at")
+
+
+def _placed(waiting: Sequence[Generation]) -> Sequence[Generation]:
+    """Give generations in claim order their places; all before them of their projects are there."""
+    before: Counter[tuple[str, int, int]] = Counter()
+    for row in waiting:
+        key = row.model, row.project_id, row.service_class
+        with suppress(redis.exceptions.RedisError):  # The page has uses without them.
+            row.place = place_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
+        before[key] += 1
+    return waiting
 
 
 def _groups() -> list[dict[str, Any]]:
@@ -85,7 +100,10 @@ def _groups() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """An action on a generation and its texts; ``run`` returns False when it is too late."""
+    """An action on a generation and its texts; ``run`` returns False when it is too late.
+
+    ``success`` may name the ``id`` and the ``model`` of the generation.
+    """
 
     run: Callable[[Generation], bool]
     log_entry: str
@@ -97,14 +115,14 @@ _ACTIONS = {
     "stop": _Action(
         stop,
         "Stopped.",
-        "The generation is being stopped.",
+        "Stopping {id}…",
         "The generation had already ended.",
     ),
     "up": _Action(
         move_up,
         "Moved up.",
-        "The generation was moved ahead of all others of its model.",
-        "The generation no longer waits, or was already moved up.",
+        "Moved to the front of the queue for {model}.",
+        "It is at the front already, or no longer waits.",
     ),
 }
 
@@ -125,7 +143,8 @@ def run_action(request: HttpRequest, pk: int) -> HttpResponse:
         return _redirect_to_queue(request)
     if is_done:
         log_action(request, generation, action.log_entry)
-        messages.success(request, action.success)
+        text = action.success.format(id=generation.public_id, model=generation.model)
+        messages.success(request, text)
     else:
         messages.info(request, action.too_late)
     return _redirect_to_queue(request)

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator
 
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
+from inference_site.catalogue.model_files import fault_of, parts_of
 from inference_site.doctor.finding import Finding, Level, judged
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.maintenance import last_maintained
 
 _MAINTENANCE_S = 10.0
+_FIX_FILE = (
+    "Correct `file` in the models file, fetch it by `manage.py pull`, or let this user read it."
+)
 
 
 def check_models() -> Iterator[Finding]:
-    """Look at the file of each model of the catalogue."""
-    read = cache(read_gguf)  # Models may share a file, and a large one takes seconds.
+    """Look at the files of each model of the catalogue."""
     for spec in catalogue().models.values():
-        yield _of_model(spec, read)
-
-
-def _of_model(spec: ModelSpec, read: Callable[[Path], GgufInfo]) -> Finding:
-    what = f"model {spec.id}"
-    if spec.file is None:
-        return Finding(Level.OK, what, f"needs no file ({spec.engine})")
-    fix = (
-        "Correct `file` in the models file, fetch it by `manage.py pull`, or let this user read it."
-    )
-    if not spec.file.is_file() or not os.access(spec.file, os.R_OK):
-        return Finding(Level.FAIL, what, f"{spec.file} cannot be read", fix)
-    size = f"{spec.file.stat().st_size / 2**20:,.0f} MiB"
-    if spec.engine == "llama_cpp":
-        try:
-            size = f"{read(spec.file).architecture}, {size}"
-        except (OSError, ValueError, KeyError, IndexError) as exc:
-            return Finding(Level.FAIL, what, f"{spec.file} is no GGUF file: {exc}", fix)
-    return Finding(Level.OK, what, f"{spec.file} ({size})")
+        what, fault = f"model {spec.id}", fault_of(spec)
+        if fault:
+            yield Finding(Level.FAIL, what, fault, _FIX_FILE)
+        elif spec.file is None:
+            yield Finding(Level.OK, what, f"needs no file ({spec.engine})")
+        else:
+            size = sum(part.stat().st_size for part in parts_of(spec.file))
+            yield Finding(Level.OK, what, f"{spec.file} ({size / 2**20:,.0f} MiB)")
 
 
 def check_workers() -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -60,13 +59,6 @@ def check_disk() -> Iterator[Finding]:
             warn=usage.free < max(5 * _GIB, usage.total // 20),
             fail=usage.free < _GIB,
         )
-    data = Path(settings.DATA_DIR)
-    yield judged(
-        "DATA_DIR",
-        "can be written" if os.access(data, os.W_OK) else f"{data} cannot be written",
-        "Make the directory and give it to this user; beat keeps its schedule there.",
-        warn=not os.access(data, os.W_OK),
-    )
 
 
 def _version(package: str) -> str:

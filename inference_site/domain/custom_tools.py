@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from inference_site.domain.request import Tool
+from inference_site.domain.request import Constraint, Tool
 
 _SCHEMA = {
     "type": "object",
@@ -19,9 +19,12 @@ _SCHEMA = {
 }
 
 
-def custom_tool(name: str, description: str | None) -> Tool:
-    """Return the function that stands for a custom tool."""
-    return Tool(name, description, _SCHEMA, is_custom=True)
+def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:
+    """Return the function that stands for a custom tool; the model is shown its grammar."""
+    if grammar is not None:
+        told = f"Its input is a text of this {grammar.kind} grammar:\n{grammar.source}"
+        description = f"{description}\n\n{told}" if description else told
+    return Tool(name, description, _SCHEMA, is_custom=True, grammar=grammar)
 
 
 def custom_arguments(text: str) -> str:

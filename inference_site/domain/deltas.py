@@ -12,6 +12,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A token and the natural logarithm of its probability.
 
+    ``logprob`` is NaN for the first token of a prompt, which nothing comes before.
     ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
     ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
     """
@@ -68,10 +69,11 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
-    """The token ids of one prompt, with those the model begins every prompt with."""
+    """The token ids of one prompt; ``texts`` are theirs, if they were asked for."""
 
     ids: tuple[int, ...]
     index: int = 0
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,16 @@ class PromptDelta:
 
     text: str
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt has been read, in tokens; cached ⊂ processed ⊂ total."""
+
+    total: int
+    cached: int
+    processed: int
+    elapsed_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,7 @@ Delta = (
     | EmbeddingDelta
     | TokensDelta
     | PromptDelta
+    | PromptProgress
     | Finish
     | Usage
 )

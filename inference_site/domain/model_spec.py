@@ -37,7 +37,8 @@ class ModelSpec:
     names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
     use it, none for all.
     ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
-    leave out. ``options`` belong to the engine alone; each engine documents its own.
+    leave out, ``forced_sampling`` what holds whatever they say. ``options`` belong to the engine
+    alone; each engine documents its own.
     """
 
     id: str
@@ -53,6 +54,7 @@ class ModelSpec:
     price: Price = field(default_factory=Price)
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
+    forced_sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
 
     def is_for(self, project: str) -> bool:

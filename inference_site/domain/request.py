@@ -13,13 +13,15 @@ from inference_site.domain.sampling import Sampling
 class Tool:
     """A function the model may call; ``parameters`` is the JSON schema of its arguments.
 
-    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``).
+    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``), which is
+    of the ``grammar`` if there is one.
     """
 
     name: str
     description: str | None
     parameters: dict[str, Any]
     is_custom: bool = False
+    grammar: Constraint | None = None
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
@@ -66,6 +68,12 @@ class GenerationRequest:
     ``cache_prompt=False`` computes the whole prompt anew.
     ``lora`` pairs names of the model's adapters with their scales.
     ``truncate`` drops the oldest turns, but no instructions, when the context is too short.
+    ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
+    are asked for; with it ``max_output_tokens`` may be 0.
+    ``return_progress`` has an engine that can feed ``PromptProgress`` while it reads a prompt.
+    ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
+    ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
+    ``token_texts`` has tokens come with their texts; both are of ``tokenize``.
     """
 
     model: str
@@ -91,11 +99,29 @@ class GenerationRequest:
     cache_prompt: bool = True
     lora: tuple[tuple[str, float], ...] = ()
     truncate: bool = False
+    echo: bool = False
+    return_progress: bool = False
+    running_usage: bool = False
+    add_special_tokens: bool = True
+    token_texts: bool = False
 
     @property
     def answers(self) -> int:
         """How many choices there are in all; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
+
+    @property
+    def forced_grammar(self) -> Constraint | None:
+        """What the text of the one call that must come is bound to, if it is a text with a grammar.
+
+        Where the model chooses what to call, it is only shown the grammar.
+        """
+        return self.tools[0].grammar if self.must_call and len(self.tools) == 1 else None
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log probabilities of the prompts' tokens are asked for."""
+        return self.echo and self.top_logprobs is not None
 
     @property
     def subject(self) -> str:

@@ -26,8 +26,9 @@ def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
 def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     """Return the response for an exception that a DRF view raised."""
     error = api_error(exc)
-    log_error(context["request"]._request, exc, error)
+    request = context["request"]._request
+    log_error(request, exc, error)
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)
-    return Response(error.envelope, status=error.status, headers=headers)
+    return Response(error.shown_at(request.path), status=error.status, headers=headers)

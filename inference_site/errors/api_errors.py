@@ -73,6 +73,10 @@ class ApiError(Exception):
         """The envelope, encoded."""
         return orjson.dumps(self.envelope)
 
+    def shown_at(self, path: str) -> dict[str, Any]:
+        """Return the response body for a request to this path: Ollama's API has its own."""
+        return {"error": self.message} if path.startswith("/api/") else self.envelope
+
 
 class InvalidRequestError(ApiError):
     """The request is invalid."""

@@ -26,6 +26,7 @@ from inference_site.storage.redis_clients import site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""
+_UNLOADED = "unloaded-on-purpose"
 _UNLOAD_REQUEST_S = 3
 """A requested unload counts as pending for this time, until leases show it."""
 
@@ -129,6 +130,8 @@ def unload(worker: str | None, model: str) -> list[str]:
         raise NotLoaded(f"No worker has the model '{spec.id}'.")
     clear_pending_load(spec.id)
     site_client().set(_unload_key(spec.id), 1, ex=_UNLOAD_REQUEST_S)
+    if worker is None:
+        site_client().sadd(_UNLOADED, spec.id)
     for id_ in having:
         send(id_, Command("unload", spec.id))
     return having
@@ -163,6 +166,13 @@ def has_pending_command(model: str) -> bool:
 def clear_pending_load(model: str) -> None:
     """Note that a worker has announced the requested load."""
     site_client().delete(_load_key(model))
+    site_client().srem(_UNLOADED, model)
+
+
+def unloaded_on_purpose() -> frozenset[str]:
+    """Return the models that all workers were told to unload, and none to load since."""
+    names: Any = site_client().smembers(_UNLOADED)
+    return frozenset(name.decode() for name in names)
 
 
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
@@ -237,5 +247,6 @@ __all__ = [
     "status_of",
     "statuses_among",
     "unload",
+    "unloaded_on_purpose",
     "workers",
 ]

@@ -60,7 +60,8 @@ class ModelReport:
     ``progress`` of a load is from 0 to 1, None when it is unknown. ``since`` is the Unix time at
     which the model entered its state, or at which a failed load began. ``library`` is the name and
     version of the inference library. ``capabilities`` are what requests may ask for; they are
-    announced because a web host may not have the model's files.
+    announced because a web host may not have the model's files. ``run_s`` is how long its last runs
+    took, in the mean; 0 before the first.
     """
 
     id: str
@@ -73,6 +74,7 @@ class ModelReport:
     engine: str = ""
     library: str = ""
     capabilities: tuple[str, ...] = ()
+    run_s: float = 0.0
 
     @property
     def free(self) -> int:

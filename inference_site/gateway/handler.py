@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 from django.core import signals
 from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, HttpResponse
@@ -66,7 +67,7 @@ class ApiHandler:
         request_id = _request_id(given)
         if access := scope.get(access_key):
             access.facts["request_id"] = request_id
-        return _with_common_headers(error_response(error), request_id, started)
+        return _with_common_headers(error_response(error, scope["path"]), request_id, started)
 
     def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
         """Return an empty answer, or the refusal of who may not send a body. Never raises."""
@@ -87,11 +88,12 @@ class ApiHandler:
         try:
             return _view_response(request)
         except Http404:
-            return error_response(NotFoundError(f"Invalid URL ({request.method} {request.path})"))
+            unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
+            return error_response(unknown, request.path)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
-            return error_response(error)
+            return error_response(error, request.path)
 
 
 def _view_response(request: HttpRequest) -> HttpResponseBase:
@@ -121,10 +123,11 @@ def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iter
         facts |= {"project": caller.project_id, "api_key": caller.api_key_id}
 
 
-def error_response(error: ApiError) -> HttpResponse:
-    """Return the envelope as a response."""
+def error_response(error: ApiError, path: str = "") -> HttpResponse:
+    """Return the answer to a request to this path."""
+    body = orjson.dumps(error.shown_at(path))
     return HttpResponse(
-        error.body, status=error.status, content_type="application/json", headers=error.headers
+        body, status=error.status, content_type="application/json", headers=error.headers
     )
 
 

@@ -25,7 +25,7 @@ class HandOff:
     that follows, so that a generation that fails before it can still be answered with a status.
     ``known`` is a whole stream that was made anew, as one batch. ``cancels``: the generation is
     made for the client that follows, and is cancelled when that client leaves, unless the follower
-    has a grace.
+    has a grace. With ``lines`` a stream is lines of JSON instead of SSE.
     """
 
     follower: Follower
@@ -33,6 +33,7 @@ class HandOff:
     opening: Sequence[bytes] = ()
     known: Sequence[Batch] = ()
     cancels: bool = True
+    lines: bool = False
 
     @property
     def generation_id(self) -> str:

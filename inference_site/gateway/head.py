@@ -16,12 +16,14 @@ class Head:
     """Whose request it is, as far as is known without a look into the database.
 
     A body is taken only if ``takes_body``, and after ``check``, which is for a thread, has not
-    raised. The view is called in any case, and checks again who calls.
+    raised. The view is called in any case, and checks again who calls. ``is_queued``: a worker is
+    to answer, so it may be refused before that when too many wait.
     """
 
     project_id: int | None = None
     takes_body: bool = False
     check: Callable[[], object] | None = None
+    is_queued: bool = False
 
 
 LookAt = Callable[[dict[str, Any]], Head]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
@@ -66,6 +67,9 @@ class SseSink(JsonSink):
     failure is answered as JSON, with the status of the failure, if it ``may_be_status``.
     """
 
+    _form: Headers = _SSE_HEADERS
+    _silence = _PING
+
     def __init__(
         self,
         send: Send,
@@ -91,19 +95,32 @@ class SseSink(JsonSink):
         frames = [frame for batch in batches for frame in batch.frames]
         if not self._has_begun:
             self._has_begun = True
-            await self._begin(200, _SSE_HEADERS)
+            await self._begin(200, self._form)
             frames = [*self._opening, *frames]
         if ending is not None and ending.error_code and not ending.body:
-            frames += [b"data: " + InternalError().body + b"\n\n", _DONE]
+            frames += self._unknown_failure()
         # One write an event: some clients forget an event that arrives in two reads.
-        for frame in frames or [_PING]:
+        for frame in frames or [self._silence]:
             await self._write(frame, more=True)
         if ending is not None:
             await self._write(b"", more=False)
 
+    def _unknown_failure(self) -> list[bytes]:
+        return [b"data: " + InternalError().body + b"\n\n", _DONE]
+
     def _failed_early(self, ending: Ending, batches: Sequence[Batch]) -> bool:
         is_first = len(batches) == 1 and batches[0].first == len(self._opening)
         return ending.is_early and not self._has_begun and is_first and self._may_be_status
+
+
+class LinesSink(SseSink):
+    """Lines of JSON, as Ollama streams them. They have no comments: silence is only the headers."""
+
+    _form = [(b"content-type", b"application/x-ndjson"), *_SSE_HEADERS[1:]]
+    _silence = b""
+
+    def _unknown_failure(self) -> list[bytes]:
+        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
 
 
 async def send_response(response: HttpResponseBase, send: Send) -> None:

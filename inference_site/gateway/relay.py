@@ -22,11 +22,13 @@ from django.http.response import HttpResponseBase
 from inference_site.errors.api_errors import ApiError, UnavailableError
 from inference_site.gateway.bodies import body_room, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
+from inference_site.gateway.full_queues import refuse_if_full
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.head import LookAt, length_of_body
 from inference_site.gateway.http_answers import (
     JsonSink,
+    LinesSink,
     Receive,
     Send,
     SseSink,
@@ -122,23 +124,46 @@ class Relay:
         size = length_of_body(scope)
         async with body_room.held(head.project_id, size):
             share = Share(head.project_id, is_large=size > _LARGE)
-            return await self._call(scope, await read_body(receive), share, started_at)
+            body = await read_body(receive)
+            if head.is_queued:
+                refuse_if_full(scope, body)
+            return await self._call(scope, body, share, started_at, is_queued=head.is_queued)
 
     async def _call(
-        self, scope: dict[str, Any], body: bytes, share: Share, started_at: float
+        self,
+        scope: dict[str, Any],
+        body: bytes,
+        share: Share,
+        started_at: float,
+        *,
+        is_queued: bool = False,
     ) -> Answer:
-        return await answer_of(lambda: self._call_view(scope, body, share), started_at)
+        call = partial(self._call_view, scope, body, share, is_queued=is_queued)
+        return await answer_of(call, started_at)
 
-    async def _call_view(self, scope: dict[str, Any], body: bytes, share: Share) -> Attempt[Answer]:
+    async def _call_view(
+        self, scope: dict[str, Any], body: bytes, share: Share, *, is_queued: bool
+    ) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
         response = await self._run(
             scope,
-            lambda: self._handler.respond({**scope, SCOPE_KEY: outcome}, body),
+            partial(self._respond, scope, body, outcome, is_queued=is_queued),
             share,
             on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
         )
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
         return Attempt((response, outcome), outcome.wait, started_id)
+
+    def _respond(
+        self, scope: dict[str, Any], body: bytes, outcome: Outcome, *, is_queued: bool
+    ) -> HttpResponseBase:
+        """Have the view answer, unless its queue got full while it waited for this thread."""
+        try:
+            if is_queued:
+                refuse_if_full(scope, body)
+        except ApiError as exc:
+            return self._handler.refuse(scope, exc, time.monotonic())
+        return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)
 
     async def _run(
         self,
@@ -159,7 +184,8 @@ async def _send_answer(answer: Answer, started_at: float, receive: Receive, send
     elif (handoff := outcome.handoff) is None:
         await send_response(response, send)
     elif handoff.stream:
-        sink = SseSink(*http, handoff.opening, may_be_status=handoff.cancels)
+        form = LinesSink if handoff.lines else SseSink
+        sink = form(*http, handoff.opening, may_be_status=handoff.cancels)
         await _send_generation(handoff, sink, receive)
     else:
         await _send_generation(handoff, JsonSink(*http), receive)

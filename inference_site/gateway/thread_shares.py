@@ -125,7 +125,10 @@ class ThreadShares:
         now = time.monotonic()
         if self._gave_at:
             self._pace_s += _LATEST * (now - self._gave_at - self._pace_s)
-        self._gave_at = now if self._waiting else 0.0
+        if self._waiting:
+            self._gave_at = now
+        else:  # How it goes under the next load is not known.
+            self._pace_s = self._gave_at = 0.0
 
     def _may_take(self, share: Share) -> bool:
         return self._free > 0 and self._taken[share] < (1 if share.is_large else self._most)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
+from inference_site.admin_pages.labels import duration, milliseconds, status_label, time_label
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.generations.models import Generation
+from inference_site.generations.models import Generation, Status
 
+_STORED_AS = {
+    "resp_": "responses_api_storedresponse",
+    "chatcmpl-": "completions_storedcompletion",
+}
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
 
 
@@ -28,21 +34,6 @@ class ModelFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(model=self.value())
-
-
-def status_label(status: str) -> SafeString:
-    """Return a status as lists show it."""
-    return format_html('<span class="status status-{}">{}</span>', status, status.replace("_", " "))
-
-
-def time_label(moment: dt.datetime) -> SafeString:
-    """Return a moment as lists show it."""
-    return format_html('<span class="nowrap">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
-
-
-def milliseconds(value: float | None) -> str:
-    """Return a time as lists show it."""
-    return "—" if value is None else f"{value:,.0f} ms"
 
 
 @admin.register(Generation)
@@ -64,12 +55,12 @@ class GenerationAdmin(KeysetAdmin):
     list_filter = ("status", ModelFilter, SinceFilter, "project", KeyFilter)
     list_select_related = ("project", "api_key")
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
-    search_help_text = "A whole generation id or request id"
+    search_help_text = "Search by exact generation ID or request ID"
     fieldsets = (
-        (None, {"fields": ("public_id", "shown_status", "finish_reason", "error_code")}),
-        ("Who asked", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
+        (None, {"fields": ("public_id", "stored", "shown_status", "finish_reason", "error_code")}),
+        ("Caller", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
         (
-            "How",
+            "Run",
             {
                 "fields": (
                     "service_class",
@@ -82,7 +73,7 @@ class GenerationAdmin(KeysetAdmin):
             },
         ),
         (
-            "When",
+            "Times",
             {"fields": ("time", "queue_wait", "time_to_first_token", "speed", "finished_at")},
         ),
         (
@@ -109,7 +100,7 @@ class GenerationAdmin(KeysetAdmin):
         column = "public_id" if term.startswith(_OWN_IDS) else "request_id"
         return queryset.filter(**{column: term}), False
 
-    @admin.display(description="id")
+    @admin.display(description="ID")
     def short_id(self, generation: Generation) -> str:
         return f"{generation.public_id.replace('_', '-').rpartition('-')[2][:8]}…"
 
@@ -132,7 +123,19 @@ class GenerationAdmin(KeysetAdmin):
 
     @admin.display(description="queue wait")
     def queue_wait(self, generation: Generation) -> str:
+        if generation.status == Status.QUEUED:
+            waited = timezone.now() - generation.created_at
+            return f"{duration(waited.total_seconds())}, still waiting"
         return milliseconds(generation.queue_ms)
+
+    @admin.display(description="content")
+    def stored(self, generation: Generation) -> SafeString | str:
+        """Link to the stored response or chat completion; it may not be stored, or be deleted."""
+        for prefix, page in _STORED_AS.items():
+            if generation.public_id.startswith(prefix):
+                address = reverse(f"admin:{page}_changelist", query={"q": generation.public_id})
+                return format_html('<a href="{}">Look it up</a>', address)
+        return "—"
 
     @admin.display(description="first token")
     def time_to_first_token(self, generation: Generation) -> str:

@@ -34,11 +34,11 @@ from redis.exceptions import RedisError
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ModelGone, ModelLoading, QueueTimeout, WorkerLost
 from inference_site.fleet.leases import is_alive, live_view, prune
+from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.kinds import mendings
-from inference_site.generations.load_deadlines import forget_waits, overdue
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
     MAX_ATTEMPTS_DYING,
@@ -73,6 +73,8 @@ _ORPHAN_S = 5.0
 _DONE_KEY, _DONE_KEPT_S = "maintenance-done", 60
 _LEFT_S = 60
 """How long after ``EVENT_LOG_PATIENCE_S`` a request may be in Redis until its row is looked at."""
+_MOST_EXPIRED = 200
+"""How many expire in one pass: when thousands do at once, dead workers must not wait for that."""
 _RECEIVED_S = 2.0
 """How long a wake-up may take before a generation that waits gets a new one."""
 
@@ -195,9 +197,8 @@ def expire_waiting() -> None:
     waiting = Generation.objects.filter(
         status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
     )
-    _each(
-        (row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in waiting
-    )
+    late = waiting.order_by("created_at")[:_MOST_EXPIRED]
+    _each((row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in late)
 
 
 def _expire(generation: Generation, code: str, error: Exception) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +60,14 @@ WHERE id = (
                OR waiting.preferred_until <= clock_timestamp())
           AND (waiting.alone_since IS NULL OR %(is_idle)s
                OR waiting.alone_since <= clock_timestamp() - interval '60 s')
-    ORDER BY waiting.service_class, coalesce(share.runs, 0), waiting.created_at
+    ORDER BY waiting.service_class, coalesce(share.runs, 0),
+             coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
+             waiting.created_at
     LIMIT 1
     FOR UPDATE OF waiting SKIP LOCKED
 )
-RETURNING public_id, kind, attempt, background, request_id, alone_since IS NOT NULL,
-          extract(epoch FROM claimed_at - created_at)::float
+RETURNING public_id, kind, attempt, background, request_id,
+          extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL
 """
 
 
@@ -81,6 +83,7 @@ class Claim:
     request_id: str = ""
     model: str = ""
     waited_s: float = field(default=0.0, compare=False)
+    project_id: int = field(default=0, compare=False)
     alone: bool = False
     """Its last worker died: it may be what that has died of, so nothing may run beside it."""
 
@@ -93,24 +96,26 @@ class Claim:
 class GenerationQuerySet(models.QuerySet["Generation"]):
     """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
 
-    def claim(self, model: str, worker: str, is_idle: bool = True) -> Claim | None:
+    def claim(
+        self, model: str, worker: str, served: Sequence[int] = (), *, is_idle: bool = True
+    ) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
-        Best: service class, then the project with the fewest running, then age. One that prefers
-        another worker is left to that until its time, and one that must run alone is left to a
-        worker that is idle, for a minute. Two workers never take the same row, and none waits for
-        the other.
+        Best: service class, then the project with the fewest running, then the one that is not
+        among the projects ``served`` last, or first of them, then age. One that prefers another
+        worker is left to that until its time, and one that must run alone is left to a worker that
+        is idle, for a minute. Two workers never take the same row, and none waits for the other.
         """
+        given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
+        given["is_idle"] = is_idle
         with lent_connection(), connection.cursor() as cursor:
-            cursor.execute(_CLAIM, {"model": model, "worker": worker, "is_idle": is_idle})
+            cursor.execute(_CLAIM, given)
             row = cursor.fetchone()
         if row is None:
             return None
-        public_id, kind, attempt, background, request_id, alone, waited_s = row
-        waited_s = max(0.0, waited_s)
-        return Claim(
-            public_id, kind, attempt, worker, background, request_id, model, waited_s, alone
-        )
+        public_id, kind, attempt, background, request_id, waited_s, project_id, alone = row
+        known = (public_id, kind, attempt, worker, background, request_id, model)
+        return Claim(*known, max(0.0, waited_s), project_id, alone)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""
@@ -172,7 +177,7 @@ class Generation(models.Model):
     reasoning ⊂ output. It is written at every step of its life and never deleted by the API.
     """
 
-    public_id = models.CharField(max_length=64, unique=True)
+    public_id = models.CharField("ID", max_length=64, unique=True)
     kind = models.CharField(max_length=32)
     # No database constraint: a check of two parents for every request would cost more than it
     # protects, since projects and keys are never deleted (they are deactivated and revoked).

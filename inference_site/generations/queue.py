@@ -11,11 +11,18 @@ import redis.exceptions
 from django.conf import settings
 from django.db import transaction
 
-from inference_site.domain.errors import QueueFull
 from inference_site.fleet.leases import live_view
+from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.affinity import Preference, preference
-from inference_site.generations.load_deadlines import wait_for_load
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation
+from inference_site.generations.places import (
+    Place,
+    crowds,
+    has_free_slot,
+    is_near_bound,
+    place_of,
+    require_room,
+)
 from inference_site.generations.wake_ups import (
     ENOUGH_WAKE_UPS,
     count_wake_ups,
@@ -52,8 +59,8 @@ def enqueue(
     opening: Opening = NOTHING,
     continues: str = "",
     with_row: WithRow | None = None,
-) -> None:
-    """Accept a generation: keep its document, commit its row, send a wake-up.
+) -> Place:
+    """Accept a generation: keep its document, commit its row, send a wake-up; return its place.
 
     ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``opening``
     what that begins with. ``continues`` is the generation whose prefix it has; its worker is
@@ -67,25 +74,35 @@ def enqueue(
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
-        unread = _check_bound(row.model)
+        unread = count_wake_ups(row.model)
+        waits = unread > 0 or not has_free_slot(row.model)
+        is_near_end = waits and is_near_bound(row.model)
+        place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         document = replace(document, traceparent=span.traceparent)
         save_document(row.public_id, document, follower, opening, row.project_id)
-        _commit(row, with_row)
+        _commit(row, with_row, is_near_end=is_near_end)
+        crowds.add(row.model, row.project_id, row.service_class)
         if unread < ENOUGH_WAKE_UPS:
             _wake(row.model, preferred)
+        return place
     finally:
         span.end()
 
 
-def _commit(row: Generation, with_row: WithRow | None) -> None:
-    """Write the row and what goes with it; forget the document when that fails."""
+def _commit(row: Generation, with_row: WithRow | None, *, is_near_end: bool) -> None:
+    """Write the row and what goes with it; forget the document when that fails.
+
+    If the queue is near its end it is counted, and nobody else writes to it until the commit.
+    """
     try:
         # Before the row is committed: when Redis fails, nothing is accepted.
         if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
-        with nullcontext() if with_row is None else transaction.atomic():
+        with transaction.atomic() if with_row or is_near_end else nullcontext():
+            if is_near_end:
+                require_room(row.model)
             row.save(force_insert=True)
             if with_row is not None:
                 with_row.write()
@@ -100,16 +117,3 @@ def _wake(model: str, preferred: Preference) -> None:
     send_wake_up(model, preferred.worker)
     if preferred.worker:
         delayed_wake_ups.send(model, preferred.open_after_s)
-
-
-def _check_bound(model: str) -> int:
-    """Return how many wake-ups are unread. Raise QueueFull when too many generations wait.
-
-    The rows are counted only when the wake-ups say that many may wait.
-    """
-    unread, limit = count_wake_ups(model), settings.QUEUE_LIMIT
-    if unread < min(ENOUGH_WAKE_UPS, limit):
-        return unread
-    if Generation.objects.filter(model=model, status=Status.QUEUED).count() >= limit:
-        raise QueueFull
-    return unread

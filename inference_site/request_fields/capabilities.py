@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.api.payload import WireRequest
+from inference_site.catalogue.engines.registry import honoured_fields
+from inference_site.catalogue.sampler_fields import SamplerFields
 from inference_site.domain.messages import AudioPart, ImagePart, Message
+from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.wire.constraint import ConstraintFields
 from inference_site.submission.model_access import ResolvedModel
@@ -66,6 +69,7 @@ _NEEDS = (
     _Need("lora", "lora"),
     _Need("logprobs", "logprobs", lambda value: value is not None and value is not False),
     _Need("picks", "logprobs", bool, param="best_of"),
+    _Need("reads_prompt", "prompt_logprobs", bool, param="echo"),
     _Need("include", "logprobs", lambda value: LOGPROBS in (value or ())),
     _Need("best_of", "choices", _is_several),
     _Need("n", "choices", _is_several),
@@ -85,9 +89,16 @@ _NEEDS = (
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
     _Need("suffix", "suffix"),
-    _Need("dimensions", "dimensions"),
 )
 """All fields that not every model honours, in the order in which they are checked."""
+
+_MAPPED = ("reasoning.effort", "text.verbosity", "reasoning_effort", "verbosity")
+"""Fields that a server may have under a name of its own, without a template that is known here."""
+_FOR_THE_ENGINE = (
+    *SamplerFields.model_fields,
+    *("logit_bias", "ignore_eos", "reasoning_budget", "add_generation_prompt", "return_progress"),
+)
+"""Fields that change what comes, which a server may not know."""
 
 
 def require_fields(
@@ -98,11 +109,29 @@ def require_fields(
     ``endpoint`` is a capability, too. ``unused`` are fields that this request does not make use of.
     """
     require_endpoint(model, endpoint)
+    honoured = honoured_fields(model.spec) or ()
     for need in _NEEDS:
         if need.capability in model.capabilities or need.field in unused:
             continue
+        if need.field in _MAPPED and (need.param or need.field) in honoured:
+            continue
         if need.when(_value(body, need.field)):
             raise _unsupported(need.param or need.field, model)
+
+
+def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationRequest) -> list[str]:
+    """Return the names of fields that were sent and are ignored: unknown here, or to the engine.
+
+    The grammar of a custom tool binds a call of it that must come, and no other.
+    """
+    names = body.ignored_params
+    honoured = honoured_fields(model.spec)
+    if honoured is not None:
+        given = (name for name in _FOR_THE_ENGINE if getattr(body, name, None) not in (None, False))
+        names += [name for name in given if name not in honoured]
+    if any(tool.grammar for tool in asked.tools) and not asked.forced_grammar:
+        names.append("tools[].format")
+    return names
 
 
 def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
@@ -113,6 +142,12 @@ def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
             param="model",
             code="unsupported_model",
         )
+
+
+def require_grammars(model: ResolvedModel, tools: Iterable[Tool]) -> None:
+    """Raise InvalidRequestError for a tool with a grammar that the model cannot be bound to."""
+    if "grammar" not in model.capabilities and any(tool.grammar for tool in tools):
+        raise _unsupported("tools", model)
 
 
 def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:

@@ -50,6 +50,7 @@ def check_tools(tools: tuple[Tool, ...], param: str) -> None:
     for tool in tools:
         _check_size(json.dumps(tool.parameters), _MOST_SCHEMA_BYTES, param)
         _check_schema(tool.parameters, param)
+        checked(tool.grammar)
 
 
 def _check_grammar(source: str, param: str) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint_bounds import check_tools
 from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.tools import GrammarDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ def only(
     return tuple(tool for tool in tools if tool.name in names)
 
 
+def to_grammar(given: GrammarDefinition | None) -> Constraint | None:
+    """Return what the input of a custom tool must match."""
+    return None if given is None else Constraint(given.syntax, given.definition, "tools")
+
+
 def require_stream_for_options(stream_options: object, stream: bool | None) -> None:
     """Raise InvalidRequestError for ``stream_options`` without a stream."""
     if stream_options is not None and not stream:
@@ -56,9 +62,10 @@ def require_stream_for_options(stream_options: object, stream: bool | None) -> N
 
 def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationRequest:
     """Return a request with these fields and nothing to answer yet. Raise InvalidRequestError."""
+    asked = body.to_sampling(_logit_bias(body.logit_bias or {})).over(spec.sampling)
     return GenerationRequest(
         model=spec.id,
-        sampling=body.to_sampling(_logit_bias(body.logit_bias or {})).over(spec.sampling),
+        sampling=spec.forced_sampling.over(asked),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,

@@ -22,6 +22,7 @@ from inference_site.fleet.leases import LiveWorker, live_workers
 from inference_site.storage.connections import own_connection
 
 _TIMEOUT_S = 2.0
+_REMOTE_ENGINE = "openai_upstream"
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 
 
@@ -32,10 +33,30 @@ class Health(WireObject):
 
 
 class Readiness(WireObject):
-    """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault."""
+    """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault.
+
+    ``models`` has those that cannot be used though the site is ready: ``failed`` while a model's
+    own server is down, ``unloaded`` if that was asked for.
+    """
 
     status: Literal["ready", "unavailable"]
     checks: dict[str, str]
+    models: dict[str, str] = {}
+
+
+class Version(WireObject):
+    """The answer of ``GET /version``."""
+
+    version: str
+
+
+class VersionView(OpenView):
+    """``GET /version``."""
+
+    @documented(answer=Version)
+    def get(self, request: Request) -> Response:
+        """Tell the release that runs."""
+        return Response(Version(version=settings.VERSION).model_dump())
 
 
 class HealthView(OpenView):
@@ -50,6 +71,7 @@ class HealthView(OpenView):
 class ReadyView(OpenView):
     """``GET /health/ready``: PostgreSQL, Redis, and a live worker for each model.
 
+    A model whose own server is down is not ready, and the site is, while another model can be used.
     The status is 503 when a check fails; ``checks`` has ``ok`` or the fault of each part.
     """
 
@@ -57,12 +79,13 @@ class ReadyView(OpenView):
     def get(self, request: Request) -> Response:
         """Check that PostgreSQL, Redis and a worker for each model answer."""
         checks = _run({"postgres": _check_postgres, "redis": _check_redis})
+        absent: dict[str, str] = {}
         if checks["redis"] == "ok":
-            checks |= _run({"workers": _check_workers})
+            checks |= _run({"workers": lambda: _check_workers(absent)})
         else:
             checks["workers"] = "unknown while Redis is down"
         ready = all(result == "ok" for result in checks.values())
-        answer = Readiness(status="ready" if ready else "unavailable", checks=checks)
+        answer = Readiness(status="ready" if ready else "unavailable", checks=checks, models=absent)
         headers = None if ready else {"Retry-After": "5"}
         return Response(answer.model_dump(), status=200 if ready else 503, headers=headers)
 
@@ -99,17 +122,35 @@ def _check_redis() -> str:
     return "ok"
 
 
-def _check_workers() -> str:
-    workers = live_workers()
-    missing = [fault for model in catalogue().models if (fault := _missing(model, workers))]
+def _check_workers(absent: dict[str, str]) -> str:
+    """Return "ok" or what is missing; put into ``absent`` what may be, with its state."""
+    workers, unloaded = live_workers(), fleet.unloaded_on_purpose()
+    statuses = fleet.statuses_among(workers, list(catalogue().models))
+    can_serve = ModelStatus.LOADED in statuses.values()
+    missing = []
+    for model, status in statuses.items():
+        if status == ModelStatus.LOADED or not is_expected(model, status):
+            continue
+        if _may_be_absent(model, status, unloaded, can_serve):
+            absent[model] = status.value
+        else:
+            missing.append(_described(model, status, workers))
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
 
 
-def _missing(model: str, workers: list[LiveWorker]) -> str:
-    """Return the model with its state, or an empty text if it is served or not expected to be."""
-    status = fleet.status_among(workers, model)
-    if status == ModelStatus.LOADED or not is_expected(model, status):
-        return ""
+def _may_be_absent(
+    model: str, status: ModelStatus, unloaded: frozenset[str], can_serve: bool
+) -> bool:
+    """Whether the site is ready without this model."""
+    if status == ModelStatus.UNLOADED:
+        return model in unloaded
+    # Its server is another's; a file that cannot be loaded is a fault of this site.
+    is_remote = catalogue().models[model].engine == _REMOTE_ENGINE
+    return status == ModelStatus.FAILED and is_remote and can_serve
+
+
+def _described(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:
+    """Return the model with its state."""
     if status == ModelStatus.UNLOADED:
         return model
     having = [served for worker in workers if (served := worker.model(model)) is not None]
@@ -118,7 +159,12 @@ def _missing(model: str, workers: list[LiveWorker]) -> str:
 
 
 def is_expected(model: str, status: ModelStatus) -> bool:
-    """Return whether workers should have this model at all times, and not only on demand."""
+    """Return whether workers should have this model at all times, and not only on demand.
+
+    A model that has just appeared does not take the site out of service while it loads.
+    """
+    if model in catalogue().appeared:
+        return False
     if settings.START_MODELS:
         return model in {spec.id for spec in start_specs(settings.START_MODELS)}
     return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

@@ -19,6 +19,7 @@ from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
+from inference_site.generations.places import Place
 from inference_site.generations.queue import WithRow, enqueue
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
@@ -35,8 +36,8 @@ class Submission:
     from what is stored, so its log need not be kept for that. ``with_row`` is written in the
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
-    refused.
+    it has. With ``lines`` a stream is lines of JSON instead of events. While one with the same
+    ``idempotency_key`` of its caller runs, or has completed, it is refused.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    lines: bool = False
     idempotency_key: str = ""
 
 
@@ -78,20 +80,20 @@ def submit(
                 attend(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
-                _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel)
             except BudgetExhausted:
                 settle_for_request()  # What has ended may have left some room.
-                _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel)
     except BaseException:
         if follower is not None:
             hub.leave(follower)
         raise
-    return held.headers
+    return held.headers | place.headers
 
 
 def _enqueue(
     submission: Submission, request_id: str, admission: Admission, channel: str | None
-) -> None:
+) -> Place:
     row = Generation(
         public_id=submission.generation_id,
         kind=submission.kind,
@@ -114,7 +116,7 @@ def _enqueue(
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
     try:
-        enqueue(row, submission.document, channel, opening, continues, with_row)
+        return enqueue(row, submission.document, channel, opening, continues, with_row)
     except IntegrityError as exc:
         if ONE_RUN_A_KEY in str(exc):
             raise in_progress() from exc
@@ -139,7 +141,13 @@ def respond(
     outcome_of(request._request).started_id = submission.generation_id
     if follower is not None:
         cancels = not submission.background
-        handoff = HandOff(follower, submission.stream, submission.frames, cancels=cancels)
+        handoff = HandOff(
+            follower,
+            submission.stream,
+            submission.frames,
+            cancels=cancels,
+            lines=submission.lines,
+        )
         answer = hand_off(request._request, handoff)
     assert answer is not None
     if submission.ignored_params:

@@ -15,7 +15,8 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project, Scope
 from inference_site.supervisor.stack import write_private
 
-_FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG, Scope.MODELS]
+_FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG]
+"""It goes into apps, so it must not take models from the others: no ``models:write``."""
 
 
 @dataclass(frozen=True, slots=True)

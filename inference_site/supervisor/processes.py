@@ -40,6 +40,9 @@ class Child:
         self._started_at = 0.0
         self._delay_s = _FIRST_DELAY_S
         self._restart_at: float | None = None
+        self._log_start = 0
+        self.exit_status: int | None = None
+        """How the last process ended, after ``restart_if_dead`` has seen it."""
 
     @property
     def pid(self) -> int | None:
@@ -51,6 +54,7 @@ class Child:
         self._restart_at = None
         self._started_at = time.monotonic()
         with self.program.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.program.command,
                 env=self._env,
@@ -71,6 +75,7 @@ class Child:
         status = self._process.poll() if self._process else None
         if status is None:
             return
+        self.exit_status = status
         delay_s = 0.0 if now - self._started_at > _STABLE_S else self._delay_s
         self._say(
             f"{self.program.name} {_describe(status)}; restarting in {delay_s:g} s "
@@ -78,6 +83,12 @@ class Child:
         )
         self._restart_at = now + delay_s
         self._delay_s = min(max(delay_s * 2, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+
+    def logged(self) -> str:
+        """Return what the last process has written into its log."""
+        with self.program.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
 
     def terminate(self) -> None:
         """Send SIGTERM to the process."""

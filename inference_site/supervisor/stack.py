@@ -27,6 +27,14 @@ _STOP_S = 7.0
 _WATCH_S = 0.2
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
+_REFUSED = 1
+"""The exit status of a process that cannot start with its settings or models."""
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.1
+_OWN = (
+    *("DATABASE_URL", "REDIS_URL", "DATA_DIR", "MODELS_DIR", "MODELS_FILE"),
+    *("SECRET_KEY", "HTTPS", "DRAIN_TIMEOUT_S"),
+)
+"""Settings that ``serve`` chooses, or makes absolute, for its processes."""
 
 
 class Stack:
@@ -52,10 +60,12 @@ class Stack:
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
         wait_for_redis(redis_url)
-        services = {"DATABASE_URL": database_url, "REDIS_URL": redis_url}
-        # Other `manage.py` commands read the addresses from this file.
-        write_private(self._data_dir / "services.json", json.dumps(services))
-        self._set_environment(services)
+        self._set_environment({"DATABASE_URL": database_url, "REDIS_URL": redis_url})
+        # What other `manage.py` commands read while this one runs: inference_site/environment.py.
+        served = {name: self.env[name] for name in _OWN if name in self.env}
+        write_private(
+            self._data_dir / "services.json", json.dumps(environment.given() | served, indent=1)
+        )
 
     def _start_redis(self) -> str:
         plan = plan_redis(self._data_dir)
@@ -73,6 +83,7 @@ class Stack:
             self.env.pop(f"{name}_FILE", None)
         self.env |= services
         self.env |= {"DATA_DIR": str(self._data_dir), "PYTHONUNBUFFERED": "1"}
+        self.env["MODELS_DIR"] = str(settings.MODELS_DIR)
         if settings.MODELS_FILE is not None:
             self.env["MODELS_FILE"] = str(settings.MODELS_FILE)
         if not environment.text("SECRET_KEY"):
@@ -110,6 +121,19 @@ class Stack:
         """Return the name and process id of each child."""
         own = [*([self._redis] if self._redis else []), *self._children]
         return [(child.program.name, child.pid) for child in own]
+
+    def require_started(self) -> None:
+        """Raise ServiceError with the reason when a process has refused to start."""
+        for child in self._children:
+            if child.exit_status == _REFUSED:
+                _, _, reason = child.logged().rpartition("CommandError: ")
+                raise ServiceError(
+                    f"{child.program.name} cannot start: {reason.strip() or child.program.log}"
+                )
+
+    def log_of(self, name: str) -> str:
+        """Return what the last process of this name has logged."""
+        return "".join(child.logged() for child in self._children if child.program.name == name)
 
     def watch(self) -> None:
         """Restart dead processes until SIGINT or SIGTERM arrives."""
@@ -172,14 +196,20 @@ class Stack:
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
-    """Lock the directory until the file is closed. Raise ServiceError if it is locked already."""
+    """Lock the directory until the file is closed. Raise ServiceError if it is locked already.
+
+    A command that looks whether it is locked holds the lock for a moment: hence the tries.
+    """
     lock = (data_dir / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        lock.close()
-        raise ServiceError(f"Another `serve` runs in {data_dir}.") from exc
-    return lock
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return lock
+    lock.close()
+    raise ServiceError(f"Another `serve` runs in {data_dir}.")
 
 
 def listening_socket(host: str, port: int) -> socket.socket | None:

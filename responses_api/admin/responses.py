@@ -23,12 +23,14 @@ from django.views.decorators.http import require_POST
 
 from inference_site.admin_pages.bubbles import may_see_content, pretty
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
+from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.admin import ModelFilter, status_label, time_label
+from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
 from responses_api.admin.export import export
+from responses_api.admin.listed import StatusFilter, preview, status_of, with_previews, with_run
 from responses_api.admin.requests import curl, run_again
 from responses_api.admin.tree import tree
 from responses_api.admin.turns import MOST_TURNS, turns
@@ -65,10 +67,10 @@ class StoredResponseAdmin(KeysetAdmin):
         "builds_on",
         "shown_metadata",
     )
-    list_filter = ("status", ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
+    list_filter = (StatusFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
     list_select_related = ("project", "previous", "conversation")
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
-    search_help_text = "An id, key=value of the metadata, or words"
+    search_help_text = "Search by exact ID, by key=value of the metadata, or by words"
     change_form_template = "responses_api/admin/response.html"
     change_list_template = "responses_api/admin/responses.html"
     fields = ("public_id",)
@@ -87,6 +89,16 @@ class StoredResponseAdmin(KeysetAdmin):
             return super().get_changelist_instance(request)
         with search_time():
             return super().get_changelist_instance(request)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add what the generations say, and previews for those who may see content."""
+        rows = with_run(super().get_queryset(request))
+        return with_previews(rows) if may_see_content(request) else rows
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """Show previews to those who may see content."""
+        shown = self.list_display
+        return (*shown[:2], "input", "output", *shown[2:]) if may_see_content(request) else shown
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
@@ -143,7 +155,7 @@ class StoredResponseAdmin(KeysetAdmin):
             # A template would look for a name "items" among the metadata.
             "metadata": list(stored.metadata.items()),
             "generation": generation,
-            "status": status_label(stored.status),
+            "status": status_label(status_of(stored, generation.status if generation else None)),
             "tree": tree(stored),
             "has_ended": stored.status in ENDED,
             "may_see": may_see_content(request),
@@ -157,7 +169,7 @@ class StoredResponseAdmin(KeysetAdmin):
                 "most_turns": MOST_TURNS,
                 "curl": curl(stored, f"{request.scheme}://{request.get_host()}"),
                 "request_json": pretty(stored.request),
-                "error_json": pretty(stored.error) if stored.error else "",
+                "error": stored.error,
             }
         return context
 
@@ -175,7 +187,7 @@ class StoredResponseAdmin(KeysetAdmin):
         else:
             if stopped:
                 self.log_change(request, stored, "Stopped.")
-                messages.success(request, "The response is being stopped.")
+                messages.success(request, f"Stopping {stored.public_id}…")
             else:
                 messages.info(request, "The response had already ended.")
         return self._back(pk)
@@ -234,7 +246,7 @@ class StoredResponseAdmin(KeysetAdmin):
             reverse("admin:responses_api_storedresponse_change", args=(pk,))
         )
 
-    @admin.display(description="id")
+    @admin.display(description="ID")
     def short_id(self, stored: StoredResponse) -> str:
         return f"{stored.public_id[:13]}…"
 
@@ -244,7 +256,15 @@ class StoredResponseAdmin(KeysetAdmin):
 
     @admin.display(description="status")
     def shown_status(self, stored: StoredResponse) -> SafeString:
-        return status_label(stored.status)
+        return status_label(status_of(stored, getattr(stored, "run", None)))
+
+    @admin.display(description="input")
+    def input(self, stored: Any) -> str:
+        return preview(stored.asked)
+
+    @admin.display(description="output")
+    def output(self, stored: Any) -> str:
+        return preview(stored.answered)
 
     @admin.display(description="tokens in / out")
     def tokens(self, stored: StoredResponse) -> str:

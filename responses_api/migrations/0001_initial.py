@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             name='Conversation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(max_length=64, unique=True)),
+                ('public_id', models.CharField(max_length=64, unique=True, verbose_name='ID')),
                 ('metadata', models.JSONField(default=dict)),
                 ('next_position', models.PositiveIntegerField(default=0)),
                 ('locked_by', models.CharField(blank=True, default='', max_length=64)),
@@ -55,7 +55,7 @@ class Migration(migrations.Migration):
             name='StoredResponse',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(max_length=64, unique=True)),
+                ('public_id', models.CharField(max_length=64, unique=True, verbose_name='ID')),
                 ('model', models.CharField(max_length=200)),
                 ('status', models.CharField(choices=[('queued', 'Queued'), ('in_progress', 'In Progress'), ('completed', 'Completed'), ('incomplete', 'Incomplete'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], max_length=16)),
                 ('background', models.BooleanField(default=False)),
@@ -81,7 +81,7 @@ class Migration(migrations.Migration):
             name='Item',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(max_length=64, unique=True)),
+                ('public_id', models.CharField(max_length=64, unique=True, verbose_name='ID')),
                 ('position', models.PositiveIntegerField(default=0)),
                 ('is_output', models.BooleanField(default=False)),
                 ('conversation_position', models.PositiveIntegerField(blank=True, null=True)),

@@ -126,6 +126,7 @@ def shown_tool(tool: Tool) -> dict[str, Any]:
             }
         case CustomTool():
             described = {} if tool.description is None else {"description": tool.description}
-            return {"type": "custom", "name": tool.name, **described, "format": {"type": "text"}}
+            form = {"type": "text"} if tool.format is None else tool.format.model_dump(mode="json")
+            return {"type": "custom", "name": tool.name, **described, "format": form}
         case HostedTool():
             return tool.model_dump(mode="json")

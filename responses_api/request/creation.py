@@ -13,6 +13,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import ignored_fields
 from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
 from inference_site.streams.shared_text import long_texts
@@ -82,13 +83,14 @@ def create(
         metadata=body.metadata or {},
     ).model_dump()
     document = to_document(project_id, body, context, model, response)
-    submission = _submission(caller, body, response, context, document, grace_s)
+    submission = _submission(caller, body, model, response, context, document, grace_s)
     return Creation(response, context, submission)
 
 
 def _submission(
     caller: Caller,
     body: ResponseRequest,
+    model: ResolvedModel,
     response: dict[str, Any],
     context: Context,
     document: Document[ResponseAssembly],
@@ -96,14 +98,15 @@ def _submission(
 ) -> Submission:
     is_background, is_stored = bool(body.background), response["store"]
     is_late = is_background or body.service_tier == "flex"
+    service_class = ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND
     return Submission(
         RESPONSE,
         response["id"],
         caller,
         document,
         stream=bool(body.stream),
-        ignored_params=[*body.ignored_params, *hosted_tools(body)],
-        service_class=ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
+        ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
+        service_class=service_class,
         end_user=body.safety_identifier or body.user or "",
         frames=accepted(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from inference_site.domain import request as domain
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.mapping import ToolPlan, only
+from inference_site.request_fields.mapping import ToolPlan, only, to_grammar
+from inference_site.request_fields.wire.tools import GrammarInput
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,
@@ -64,7 +65,8 @@ def _some(tools: tuple[domain.Tool, ...]) -> tuple[domain.Tool, ...]:
 def _tool(tool: Tool) -> domain.Tool:
     match tool:
         case CustomTool():
-            return custom_tool(tool.name, tool.description)
+            given = tool.format if isinstance(tool.format, GrammarInput) else None
+            return custom_tool(tool.name, tool.description, to_grammar(given))
         case FunctionTool():
             return domain.Tool(tool.name, tool.description, tool.parameters or {})
         case HostedTool():

@@ -128,7 +128,9 @@ def find_response(project_id: int, public_id: str) -> StoredResponse:
     try:
         return rows.get(project_id=project_id, public_id=public_id, deleted_at=None)
     except StoredResponse.DoesNotExist:
-        raise NotFoundError(f"Response with id '{public_id[:100]}' not found.") from None
+        raise NotFoundError(
+            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
+        ) from None
 
 
 def _find_previous(project_id: int, public_id: str) -> StoredResponse:

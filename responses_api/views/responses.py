@@ -16,6 +16,7 @@ from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.cancel import cancel
+from inference_site.generations.places import place_of_waiting
 from inference_site.streams.batches import Batch
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
@@ -80,7 +81,9 @@ class ResponseView(ApiView):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
-        return Response(current_response(stored).model_dump())
+        found = current_response(stored)
+        place = place_of_waiting(response_id) if found.status == "queued" else None
+        return Response(found.model_dump(), headers={} if place is None else place.headers)
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:

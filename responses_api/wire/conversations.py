@@ -8,13 +8,13 @@ from pydantic import Field
 
 from inference_site.api.payload import WireObject, WireRequest
 from inference_site.request_fields.wire.request import Metadata
-from responses_api.wire.items import InputItem
+from responses_api.wire.chat_messages import InputItems
 
 
 class ConversationRequest(WireRequest):
     """The body of ``POST /v1/conversations``, which may be empty."""
 
-    items: Annotated[list[InputItem], Field(max_length=20)] | None = None
+    items: Annotated[InputItems, Field(max_length=20)] | None = None
     metadata: Metadata | None = None
 
 
@@ -27,7 +27,7 @@ class ConversationUpdate(WireRequest):
 class ItemsRequest(WireRequest):
     """The body of ``POST /v1/conversations/{id}/items``."""
 
-    items: Annotated[list[InputItem], Field(min_length=1, max_length=20)]
+    items: Annotated[InputItems, Field(min_length=1, max_length=20)]
 
 
 class Conversation(WireObject):

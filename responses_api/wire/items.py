@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireRequest
+from inference_site.request_fields.wire.shapes import response_part
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
@@ -71,7 +72,9 @@ class InputFile(Lenient):
 
 
 Part = Annotated[
-    InputText | OutputText | Refusal | InputImage | InputFile, Field(discriminator="type")
+    InputText | OutputText | Refusal | InputImage | InputFile,
+    Field(discriminator="type"),
+    BeforeValidator(response_part),
 ]
 
 

@@ -20,8 +20,10 @@ from inference_site.request_fields.wire.request import (
     StopTexts,
 )
 from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.shapes import flat_tool
 from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
-from responses_api.wire.items import InputItem, ObjectId
+from responses_api.wire.chat_messages import InputItems
+from responses_api.wire.items import ObjectId
 
 HOSTED_TOOLS = frozenset(
     {
@@ -38,9 +40,7 @@ def _wrap_text(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[
-    list[InputItem], BeforeValidator(_wrap_text, json_schema_input_type=str | list[InputItem])
-]
+Input = Annotated[InputItems, BeforeValidator(_wrap_text, json_schema_input_type=str | InputItems)]
 
 
 class FunctionTool(WireRequest):
@@ -87,6 +87,7 @@ Tool = Annotated[
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[HostedTool, Tag("hosted")],
     Discriminator(_tool_kind),
+    BeforeValidator(flat_tool),
 ]
 
 
@@ -113,6 +114,7 @@ def _named_kind(value: object) -> str:
 AllowedTool = Annotated[
     Annotated[NamedTool, Tag("named")] | Annotated[HostedChoice, Tag("hosted")],
     Discriminator(_named_kind),
+    BeforeValidator(flat_tool),
 ]
 
 
@@ -136,6 +138,7 @@ ToolChoice = Annotated[
     | Annotated[AllowedTools, Tag("allowed")]
     | Annotated[HostedChoice, Tag("hosted")],
     Discriminator(_choice_kind),
+    BeforeValidator(flat_tool),
 ]
 
 

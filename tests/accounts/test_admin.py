@@ -204,6 +204,13 @@ def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_k
         assert not is_listed(other, shown)
 
 
+def test_a_generation_links_to_what_is_stored_of_it(admin: Client, api_key: Key) -> None:
+    row = create_generation(api_key[0], public_id="resp_1")
+    shown = page(admin.get(f"{GENERATIONS}{row.pk}/change/"))
+    assert 'href="/admin/responses_api/storedresponse/?q=resp_1"' in shown
+    assert "still waiting" in shown
+
+
 def test_generations_are_neither_added_nor_changed_nor_deleted(admin: Client, api_key: Key) -> None:
     row = finished(api_key[0])
     shown = page(admin.get(f"{GENERATIONS}{row.pk}/change/"))
@@ -219,7 +226,7 @@ def test_generations_are_neither_added_nor_changed_nor_deleted(admin: Client, ap
 
 
 def test_a_key_is_shown_once_and_later_only_its_prefix(admin: Client, project: Project) -> None:
-    form = {"project": project.pk, "name": "laptop", "_save": "Save"}
+    form = {"project": project.pk, "name": "laptop", "scopes": ["inference"], "_save": "Save"}
     shown = page(admin.post(f"{KEYS}add/", form, follow=True))
     (secret,) = re.findall(r"sk-[A-Za-z0-9_-]{40,}", shown)
     record = ApiKey.objects.get()
@@ -235,7 +242,10 @@ def test_a_key_is_shown_once_and_later_only_its_prefix(admin: Client, project: P
 
 def test_the_secret_of_a_key_does_not_leave_the_page(admin: Client, project: Project) -> None:
     """Neither the cookie that carries it to the next page nor the session has it in plain."""
-    admin.post(f"{KEYS}add/", {"project": project.pk, "name": "laptop", "_save": "Save"})
+    admin.post(
+        f"{KEYS}add/",
+        {"project": project.pk, "name": "laptop", "scopes": ["inference"], "_save": "Save"},
+    )
     carried = admin.cookies["messages"].value
     payload = carried.split(":")[0].removeprefix(".")
     decoded = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
@@ -270,7 +280,7 @@ def test_secrets_that_do_not_fit_into_the_cookie_are_sealed_in_the_session(
 def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key: Key) -> None:
     record, secret = api_key
     other = Project.objects.create(name="other")
-    form = {"name": "renamed", "project": other.pk, "_save": "Save"}
+    form = {"name": "renamed", "project": other.pk, "scopes": ["usage:read"], "_save": "Save"}
     admin.post(f"{KEYS}{record.pk}/change/", form)
     record.refresh_from_db()
     assert (record.name, record.project.name) == ("renamed", "owner")
@@ -280,7 +290,7 @@ def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key:
 def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key) -> None:
     record, secret = api_key
     assert find_caller(secret) is not None
-    form = {"action": "revoke", "_selected_action": [record.pk]}
+    form = {"action": "revoke", "confirmed": "yes", "_selected_action": [record.pk]}
     shown = page(admin.post(KEYS, form, follow=True))
     assert "Revoked" in shown
     record.refresh_from_db()
@@ -292,7 +302,7 @@ def test_a_user_with_view_permission_only_cannot_revoke(admin: Client, api_key: 
     looker = get_user_model().objects.create_user("looker", is_staff=True)
     looker.user_permissions.add(Permission.objects.get(codename="view_apikey"))
     admin.force_login(looker)
-    form = {"action": "revoke", "_selected_action": [api_key[0].pk]}
+    form = {"action": "revoke", "confirmed": "yes", "_selected_action": [api_key[0].pk]}
     admin.post(KEYS, form, follow=True)
     api_key[0].refresh_from_db()
     assert api_key[0].revoked_at is None
@@ -351,6 +361,34 @@ def test_a_key_has_the_scopes_that_are_ticked(admin: Client, project: Project) -
     assert ApiKey.objects.get(name="reader").scopes == ["usage:read"]
 
 
+def test_the_form_of_a_key_ticks_the_usual_scopes_and_wants_one(
+    admin: Client, project: Project
+) -> None:
+    shown = page(admin.get(f"{KEYS}add/"))
+    ticked = re.findall(r'name="scopes" value="([^"]+)"[^>]* checked(?=[ >])', shown)
+    assert ticked == ["inference", "usage:read"]
+    refused = page(admin.post(f"{KEYS}add/", {"project": project.pk, "name": "dead"}))
+    assert "Choose at least one permission." in refused
+    assert not ApiKey.objects.exists()
+
+
+def test_keys_are_listed_by_their_state(admin: Client, project: Project) -> None:
+    past = timezone.now() - timedelta(days=1)
+    states = {"active": {}, "expired": {"expires_at": past}, "revoked": {"revoked_at": past}}
+    for name, fields in states.items():
+        create_key(project, f"key-{name}", **fields)
+    for state in states:
+        shown = page(admin.get(KEYS, {"state": state}))
+        assert re.findall(r">key-(\w+)</a>", shown) == [state]
+
+
+def test_revoking_asks_first_and_names_the_key(admin: Client, api_key: Key) -> None:
+    record, secret = api_key
+    asked = page(admin.post(KEYS, {"action": "revoke", "_selected_action": [record.pk]}))
+    assert f"<strong>{record.name}</strong>" in asked
+    assert find_caller(secret) is not None
+
+
 def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_a_day(
     admin: Client, api_key: Key
 ) -> None:
@@ -363,7 +401,7 @@ def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_a_day(
 
 
 def test_actions_of_an_admin_are_in_the_audit_log(admin: Client, api_key: Key) -> None:
-    admin.post(KEYS, {"action": "revoke", "_selected_action": [api_key[0].pk]})
+    admin.post(KEYS, {"action": "revoke", "confirmed": "yes", "_selected_action": [api_key[0].pk]})
     shown = page(admin.get("/admin/admin/logentry/"))
     assert "Revoked." in shown
     assert "admin" in shown

@@ -17,6 +17,7 @@ from playwright.sync_api import (
     Browser,
     BrowserContext,
     ConsoleMessage,
+    Dialog,
     Locator,
     Page,
     expect,
@@ -94,14 +95,23 @@ def cookies(stack: ServedStack, browser: Browser, password: str) -> Any:
 
 
 class Watch:
-    """What a browser complains of, and where its requests go; it is told once."""
+    """What a browser complains of, asks, and where its requests go; each is told once.
+
+    Questions are answered with "OK".
+    """
 
     def __init__(self, context: BrowserContext, host: str) -> None:
         self.complaints: list[str] = []
+        self.asked: list[str] = []
         self._host = host
+        context.on("dialog", self._dialog)
         context.on("console", self._console)
         context.on("weberror", lambda error: self.complaints.append(f"error: {error.error}"))
         context.on("request", lambda request: self._request(request.url))
+
+    def _dialog(self, dialog: Dialog) -> None:
+        self.asked.append(dialog.message)
+        dialog.accept()
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

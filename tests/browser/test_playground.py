@@ -192,7 +192,7 @@ def test_an_answer_is_bound_by_a_json_schema(open_page: Callable[..., Page]) -> 
     expect(page.get_by_role("alert")).to_contain_text("JSON schema")
     field.fill(json.dumps(schema))
     expect(page.locator("#complaint")).to_be_empty()
-    form.get_by_label("Most output tokens").fill("60")
+    form.get_by_label("Max output tokens").fill("60")
     message(page).fill("Which colour?")
     page.keyboard.press("Enter")
     expect(usage(page, 0)).to_contain_text("completed", timeout=30_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
+from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.catalogue.models_file import read_models_file
@@ -118,7 +120,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: []", "models: must map model ids"),
         ("models: {}", "models: must map model ids"),
         ("model: {m: {}}", "models: must map model ids"),
-        ("models: {m: [", "cannot be read"),
+        ("models: {m: [", "is not YAML"),
         ("models: {m: demo.gguf}", "models.m: must be a mapping"),
         ("models: {m: }", "models.m: must be a mapping"),
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
@@ -151,8 +153,8 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {projects: web}}", "models.m.projects: must be a list"),
         ("models: {m: {projects: []}}", "models.m.projects: it is empty; leave it out for all"),
         (
-            "models: {m: {tool_format: hermes}}",
-            "models.m.tool_format: llama_cpp takes no such option; ctransformers would.",
+            "models: {m: {lib: basic}}",
+            "models.m.lib: llama_cpp takes no such option; ctransformers would.",
         ),
         (
             "models: {m: {engine: openai_upstream, mmproj: a.gguf}}",
@@ -305,6 +307,57 @@ def test_files_in_the_models_folder_are_models(settings: Settings, tmp_path: Pat
     spec = catalogue().models["tiny-q8"]
     assert (spec.file, spec.context_length) == (folder / "Tiny-Q8.gguf", 2048)
     assert list(catalogue().models) == ["demo", "demo-embedding", "tiny-q8"]
+
+
+def test_an_entry_changes_only_what_it_names(models_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.gguf").write_bytes(with_context(DEMO_FILE.read_bytes(), 100_000))
+    models_file.write_text(
+        "models: {bare: {file: long.gguf}, wide: {file: long.gguf, slots: 9}, "
+        "deep: {file: long.gguf, context_length: 50000}, gone: {file: gone.gguf}}"
+    )
+    [found] = discover(tmp_path)
+    sizes = {spec.id: (spec.slots, spec.context_length) for spec in read_models_file(models_file)}
+    assert sizes["bare"] == sizes["gone"] == (found.slots, found.context_length) == (4, 8192)
+    assert (sizes["wide"], sizes["deep"]) == ((9, 8192), (4, 50_000))
+
+
+def with_context(model: bytes, context_length: int) -> bytes:
+    key = b"llama.context_length"
+    at = model.index(key) + len(key) + 4
+    return model[:at] + struct.pack("<I", context_length) + model[at + 4 :]
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_a_file_that_appears_is_a_model_once_it_is_whole(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path / "models"
+    known, whole = catalogue(), DEMO_FILE.read_bytes()
+    assert known.look() == []
+    settings.MODELS_DIR.mkdir()
+    new = settings.MODELS_DIR / "new.gguf"
+    for content in (whole[:1000], whole[:3_000_000], whole[:3_000_000], whole[:-1], whole):
+        new.write_bytes(content)
+        assert known.look() == []  # It has just changed, or is not whole.
+    assert [spec.id for spec in known.look()] == ["new"]
+    assert known.look() == []
+    assert known.find("NEW") is known.models["new"]
+    assert known.appeared == {"new"}
+    (settings.MODELS_DIR / "demo.gguf").write_bytes(whole)
+    assert [known.look(), known.look()] == [[], []]  # There is one of this name.
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_a_split_model_appears_when_all_of_its_parts_are_there(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path
+    known = catalogue()
+    for number in (1, 2):
+        assert [known.look(), known.look()] == [[], []]
+        (tmp_path / f"big-0000{number}-of-00002.gguf").symlink_to(DEMO_FILE)
+    assert known.look() == []
+    assert [spec.id for spec in known.look()] == ["big-00001-of-00002"]
 
 
 def test_a_gguf_file_tells_of_itself() -> None:

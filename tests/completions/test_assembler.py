@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,19 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
+from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
 from inference_site.domain.deltas import (
     Delta,
+    EmbeddingDelta,
     Finish,
     FinishReason,
     ReasoningDelta,
     TextDelta,
+    ToolCallDelta,
     Usage,
 )
 from inference_site.domain.errors import (
     ContextLengthExceeded,
     DocumentLost,
     GenerationFailed,
+    InvalidRequest,
     QueueTimeout,
 )
 from inference_site.generations.kinds import kind_of
@@ -247,3 +252,23 @@ def test_the_kind_makes_the_assembler_from_the_document() -> None:
     assembly = ChatAssembly("chatcmpl-9", 5, "m", stream=True)
     role, _ = kind_of(CHAT).assembler(assembly).feed(TextDelta("a"))
     assert orjson.loads(role[6:])["id"] == "chatcmpl-9"
+
+
+def test_embeddings_of_a_model_that_cannot_be_shortened_have_its_own_dimensions_only() -> None:
+    vector = EmbeddingDelta(array("f", [0.6, 0.8]).tobytes())
+    EmbeddingAssembler(EmbeddingAssembly("m", dimensions=2, may_shorten=False)).feed(vector)
+    for wanted in (1, 3):
+        assembler = EmbeddingAssembler(EmbeddingAssembly("m", dimensions=wanted, may_shorten=False))
+        with pytest.raises(InvalidRequest, match="the model has 2") as caught:
+            assembler.feed(vector)
+        assert caught.value.param == "dimensions"
+
+
+def test_calls_are_repeated_beside_the_message_where_a_site_says_so() -> None:
+    deltas: list[Delta] = [ToolCallDelta(0, "{}", "call_1", "f"), Finish("tool_calls")]
+    for repeats in (False, True):
+        assembler = ChatAssembler(ChatAssembly("chatcmpl-1", 0, "m", repeats_calls=repeats))
+        for delta in deltas:
+            assembler.feed(delta)
+        [choice] = orjson.loads(assembler.complete().body)["choices"]
+        assert choice.get("tool_calls") == (choice["message"]["tool_calls"] if repeats else None)

@@ -51,13 +51,18 @@ def test_models_and_workers_are_shown(admin: Client, worker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "target"), [("drain", WORKER), ("resume", WORKER), ("unload", "demo")]
+    ("action", "target", "shown"),
+    [
+        ("drain", WORKER, f"Draining {WORKER}…"),
+        ("resume", WORKER, f"Resuming {WORKER}…"),
+        ("unload", "demo", "Unloading demo…"),
+    ],
 )
 def test_an_action_is_sent_to_the_worker_and_written_to_the_audit_log(
-    admin: Client, worker: str, action: str, target: str
+    admin: Client, worker: str, action: str, target: str, shown: str
 ) -> None:
     text = request_action(admin, action, target)
-    assert f"{action.capitalize()} of {target} requested." in text
+    assert shown in text
     assert sent_commands() == [action]
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == (

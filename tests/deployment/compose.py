@@ -61,8 +61,10 @@ def _interpolated(value: Any) -> Any:
 
 def service(name: str) -> Service:
     """A service as Docker would run it: what the file does not say is the image's."""
-    raw = compose_file()["services"][name]
-    image = images()[raw["build"]["target"]] if "build" in raw else None
+    services = compose_file()["services"]
+    raw = services[name]
+    built = {one["image"]: one["build"]["target"] for one in services.values() if "build" in one}
+    image = images()[built[raw["image"]]] if raw["image"] in built else None
     command = raw.get("command", image.command if image else [])
     health = raw.get("healthcheck", {})
     test: list[str] = health.get("test", [])
@@ -70,7 +72,7 @@ def service(name: str) -> Service:
         test = image.health
     return Service(
         name=name,
-        command=[*(image.entrypoint if image else []), *command],
+        command=[*raw.get("entrypoint", image.entrypoint if image else []), *command],
         env={**(image.env if image else {}), **raw.get("environment", {})},
         health=test[1:] if test[:1] == ["CMD"] else test,
         stop_grace_s=float(raw.get("stop_grace_period", "10s").removesuffix("s")),

@@ -26,7 +26,7 @@ class Site:
     beat: Container
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site() -> Iterator[Site]:
     """Migrate, then beat, two workers and two web processes."""
     collector = Collector()

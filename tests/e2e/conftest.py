@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
 from tests.upstream_server import UpstreamServer, llama_server
@@ -30,6 +31,15 @@ OTHER_MODELS = """
     flavor: llama_cpp
     slots: 2
     context_length: 512
+  told:
+    file: {file}
+    slots: 2
+    threads: 1
+    context_length: 1024
+    tool_format: hermes
+    force_enable_thinking: true
+    stop_texts: [", 9"]
+    forced_sampling: {{temperature: 0}}
   old:
     engine: ctransformers
     file: {file}
@@ -42,10 +52,15 @@ OTHER_MODELS = """
     base_url: {odd}
     api_key_env: ODD_KEY
     slots: 4
+  away:
+    engine: openai_upstream
+    base_urls: [{away}, "http://127.0.0.1:9/v1"]
+    slots: 4
+    check_every_s: 0.5
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def odd() -> Iterator[UpstreamServer]:
     """A server that does what it is told."""
     server = UpstreamServer()
@@ -54,35 +69,47 @@ def odd() -> Iterator[UpstreamServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def away_port() -> int:
+    """Where a server of the model ``away`` may be started; none is when the product starts."""
+    return free_port()
+
+
+@pytest.fixture(scope="package")
 def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``ON_DONE`` writes what it has seen."""
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer) -> Iterator[str]:
+@pytest.fixture(scope="package")
+def models(
+    tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer, away_port: int
+) -> Iterator[str]:
     """The entries of the models file; what serves them elsewhere runs meanwhile."""
     adapters = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
     with llama_server(slots=2, context_length=512) as llama:
         yield MORE_MODELS.format(root=ROOT, adapters=adapters) + OTHER_MODELS.format(
-            llama=llama, odd=odd.url, file=DEMO_FILE
+            llama=llama,
+            odd=odd.url,
+            away=f"http://127.0.0.1:{away_port}/v1",
+            file=DEMO_FILE,
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     """The whole product, running, with hooks that act on two models alone."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
     short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
     env = {**hooks, **short, "IDEMPOTENCY_KEYS": "40", "ODD_KEY": "sk-of-the-operator"}
+    env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
     with served_stack(models, **env, HOOK_NOTES=str(hook_notes)) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def other_stack(stack: ServedStack) -> ServedStack:
     """The same, for tests of hooks and of models of other servers."""
     return stack
@@ -95,13 +122,13 @@ def _checked(stack: ServedStack) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""
     return stack.client()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http(stack: ServedStack) -> Iterator[httpx.Client]:
     """A plain HTTP client with a valid key."""
     with stack.http() as plain:

@@ -57,6 +57,42 @@ def test_stream_adds_up_to_the_answer_without_a_stream(client: openai.OpenAI) ->
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_usage_of_every_chunk_grows(client: openai.OpenAI, kind: str) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 6, "stream": True}
+    if kind == "chat":
+        messages: Any = [{"role": "user", "content": "Tell me a story."}]
+        chunks = list(
+            client.chat.completions.create(**asked, messages=messages, stream_options=options)
+        )
+    else:
+        chunks = list(client.completions.create(**asked, prompt="Once", stream_options=options))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-1], len(set(counts))) == (6, 6)
+    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+
+
+def test_reading_of_a_long_prompt_is_told_when_asked(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": ask("word " * 1200),
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_body": {"return_progress": True, "cache_prompt": False},
+    }
+    chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked)]
+    told: list[Any] = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+    assert len(told) > 1
+    assert [t["processed"] for t in told] == sorted(t["processed"] for t in told)
+    assert all(t["total"] == chunks[-1]["usage"]["prompt_tokens"] for t in told)
+    assert all(c["choices"] == [] for c in chunks if "prompt_progress" in c)
+    plain = client.chat.completions.create(**{**asked, "extra_body": {}})
+    assert all("prompt_progress" not in chunk.to_dict() for chunk in plain)
+
+
 def test_usage_comes_last_and_only_when_asked(client: openai.OpenAI) -> None:
     question: dict[str, Any] = {"model": "demo", "messages": ask("Hello"), "stream": True}
     asked = list(client.chat.completions.create(**question, stream_options={"include_usage": True}))

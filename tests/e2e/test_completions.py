@@ -81,8 +81,73 @@ def test_log_probabilities_are_parallel_lists(client: openai.OpenAI) -> None:
     assert "".join(told.tokens) == choice.text
     assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 8
     assert all(len(top) == 2 for top in told.top_logprobs)
+    surprising = complete(client, logprobs=0, temperature=2, seed=3).choices[0].logprobs
+    assert [list(top) for top in surprising.top_logprobs] == [[t] for t in surprising.tokens]
     assert told.text_offset[0] == 0
     assert told.text_offset[3] == len("".join(told.tokens[:3]))
+
+
+def test_prompt_has_log_probabilities(client: openai.OpenAI) -> None:
+    prompt = "The capital of France is Paris 🦊."
+    scored = complete(client, prompt, echo=True, logprobs=1, max_tokens=0)
+    [choice] = scored.choices
+    told = choice.logprobs
+    assert (choice.text, choice.finish_reason) == (prompt, "length")
+    assert "".join(told.tokens[1:6]) == "The capital of France is"
+    assert told.token_logprobs[0] is None
+    assert told.top_logprobs[0] is None
+    assert len(told.tokens) == len(told.token_logprobs) == scored.usage.prompt_tokens
+    assert (scored.usage.completion_tokens, scored.usage.prompt_tokens_details.cached_tokens) == (
+        0,
+        0,
+    )
+    for token, offset in zip(told.tokens[1:6], told.text_offset[1:], strict=False):
+        assert prompt[offset:].startswith(token)
+    for token, logprob, top in zip(
+        told.tokens, told.token_logprobs, told.top_logprobs, strict=True
+    ):
+        assert top is None or (top[token] == logprob <= max(top.values()))
+    # What the model says of its own words is the same when they are its prompt.
+    begun = complete(client, "The capital of France is", logprobs=1, max_tokens=1).choices[0]
+    at = told.tokens.index(begun.text)
+    assert abs(told.token_logprobs[at] - begun.logprobs.token_logprobs[0]) < 0.01
+
+
+def test_likelihoods_of_continuations_are_as_harnesses_ask_for_them(client: openai.OpenAI) -> None:
+    def tokens_of(text: str) -> list[int]:
+        body = {"model": "demo", "prompt": text}
+        found: Any = client.post("/tokenize", body=body, cast_to=object)
+        return list(found["tokens"])
+
+    context = tokens_of("The capital of France is")
+    rows = [tokens_of(f"The capital of France is {end}") for end in ("Paris.", "Oslo.")]
+    answers = complete(client, rows, echo=True, logprobs=1, max_tokens=1, seed=1234).choices
+    sums = []
+    for row, choice in zip(rows, answers, strict=True):
+        told = choice.logprobs
+        assert len(told.tokens) == len(row) + 1
+        sums.append(sum(told.token_logprobs[len(context) : -1]))
+    assert sums[0] > sums[1]
+    alone = complete(client, rows[1], echo=True, max_tokens=1).choices[0]
+    assert alone.text == answers[1].text
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_streamed_prompt_is_the_same(client: openai.OpenAI, max_tokens: int) -> None:
+    asked: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 2}
+    prompts = ["The capital of Norway is " * 15, PROMPT]
+    whole = complete(client, prompts, **asked).choices
+    texts, logprobs = [""] * 4, [list[Any]() for _ in range(4)]
+    for chunk in complete(client, prompts, stream=True, **asked):
+        [choice] = chunk.choices
+        texts[choice.index] += choice.text
+        if choice.logprobs:
+            told = choice.logprobs
+            logprobs[choice.index] += zip(told.tokens, told.text_offset, strict=True)
+    assert texts == [choice.text for choice in whole]
+    for index, choice in enumerate(whole):
+        pairs = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
+        assert logprobs[index] == list(pairs)
 
 
 def test_grammar_and_stop_hold(client: openai.OpenAI) -> None:
@@ -154,8 +219,11 @@ def test_stop_and_timings_are_told(client: openai.OpenAI, stream: bool) -> None:
         ({"best_of": 5}, "best_of"),
         ({"prompt": [10_000_000]}, "prompt"),
         ({"prompt": [2**40]}, "prompt[0]"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"echo": True, "prompt": [1, 2]}, "echo"),
+        ({"echo": True, "logprobs": 1, "best_of": 2}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "prompt": [10_000_000]}, "prompt"),
+        ({"echo": True, "logprobs": 1, "prompt": [1, 10_000_000]}, "prompt"),
+        ({"echo": True, "logprobs": 1, "prompt": "word " * 4000}, "prompt"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"prompt": []}, "prompt"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -32,6 +33,10 @@ LOOK: dict[str, Any] = {
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
 
+def lark(definition: str, syntax: str = "lark") -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
 def ask(client: openai.OpenAI, tools: list[Any], choice: Any, **fields: Any) -> Any:
     body = {"temperature": 0, "max_tokens": 150, "messages": STORY, **fields}
     return client.chat.completions.create(model="demo", tools=tools, tool_choice=choice, **body)
@@ -58,6 +63,49 @@ def test_forced_call_has_a_plain_text(client: openai.OpenAI, choice: Any) -> Non
         assert answer.message.content is None
         assert not call.custom.input.startswith("{")
         assert answer.finish_reason in ("tool_calls", "length")
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (lark('start: "SELECT " COLUMN " FROM " COLUMN\nCOLUMN: /[a-z]{1,8}/'),
+         r"SELECT [a-z]{1,8} FROM [a-z]{1,8}"),
+        (lark("[0-9]{3}-[0-9]{4}", "regex"), r"[0-9]{3}-[0-9]{4}"),
+    ],
+)  # fmt: skip
+def test_forced_call_has_a_text_of_the_grammar(
+    client: openai.OpenAI, form: Any, pattern: str
+) -> None:
+    tool = {"type": "custom", "custom": {"name": "query", "format": form}}
+    asked: dict[str, Any] = {"temperature": 1.2, "seed": 3}
+    [call] = ask(client, [LOOK, tool], named("query"), **asked).choices[0].message.tool_calls
+    assert (call.type, call.custom.name) == ("custom", "query")
+    assert re.fullmatch(pattern, call.custom.input)
+    pieces, last = "", None
+    for chunk in ask(client, [tool], "required", stream=True, **asked):
+        last = chunk.choices[0]
+        pieces += "".join(p.model_dump()["custom"]["input"] for p in last.delta.tool_calls or ())
+    assert re.fullmatch(pattern, pieces)
+    assert last is not None
+    assert last.finish_reason == "tool_calls"
+    flat = {"type": "custom", "name": "query", "format": {**form["grammar"], "type": "grammar"}}
+    choice: Any = {"type": "custom", "name": "query"}
+    body: dict[str, Any] = {"model": "demo", "input": "Hi", "tools": [flat], **asked}
+    del body["seed"]
+    made = client.responses.create(**body, tool_choice=choice)
+    [item] = made.output
+    assert re.fullmatch(pattern, item.input)
+    assert made.tools[0].to_dict() == flat
+    events = list(client.responses.create(**body, tool_choice="required", stream=True))
+    [done] = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+    assert re.fullmatch(pattern, done.input)
+
+
+def test_grammar_that_binds_nothing_is_named(client: openai.OpenAI) -> None:
+    tool = {"type": "custom", "custom": {"name": "query", "format": lark('start: "x"')}}
+    body: Any = {"model": "demo", "messages": STORY, "max_tokens": 5, "tools": [tool]}
+    raw = client.chat.completions.with_raw_response.create(**body)
+    assert raw.headers["x-unsupported-params"] == "tools[].format"
 
 
 def test_functions_beside_custom_tools_have_arguments(client: openai.OpenAI) -> None:
@@ -125,7 +173,11 @@ def test_call_of_an_answer_may_be_sent_back(client: openai.OpenAI) -> None:
         ([{"type": "custom", "custom": {}}], "auto", "tools[0].custom.name"),
         ([{"type": "custom", "custom": {"name": "a b"}}], "auto", "tools[0].custom.name"),
         ([{"type": "custom", "custom": {"name": "a", "format": {"type": "grammar"}}}], "auto",
-         "tools[0].custom.format.type"),
+         "tools[0].custom.format.grammar"),
+        ([{"type": "custom", "custom": {"name": "a", "format": lark("start: missing")}}],
+         "required", "tools"),
+        ([{"type": "custom", "custom": {"name": "a", "format": lark("x: | \n" * 2000)}}],
+         "auto", "tools"),
         ([{"type": "ghost"}], "auto", "tools[0].type"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from django.conf import settings
 
 from tests.e2e.scripts import events, frames, script, stream_raw
 
@@ -44,6 +45,29 @@ def test_ids_are_random_and_never_the_same(client: openai.OpenAI) -> None:
     made = [client.chat.completions.create(**CHAT).id for _ in range(3)]
     assert len(set(made)) == 3
     assert all(re.fullmatch(r"chatcmpl-[0-9a-f]{32}", id_) for id_ in made)
+
+
+def test_site_tells_its_release(http: httpx.Client) -> None:
+    answer = http.get("/version")
+    assert (answer.status_code, answer.json()) == (200, {"version": settings.VERSION})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+    ],
+)
+def test_spoken_answer_is_refused_and_a_written_one_is_not(
+    client: openai.OpenAI, fields: Any, param: str
+) -> None:
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**asked, **fields)
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+    raw = client.chat.completions.with_raw_response
+    assert "x-unsupported-params" not in raw.create(**asked, modalities=["text"]).headers
 
 
 def test_every_chunk_is_whole_and_the_stream_ends_with_done(http: httpx.Client) -> None:

@@ -205,8 +205,9 @@ def test_deleted_response_is_gone(
 
 def test_unknown_response_is_404_everywhere(client: openai.OpenAI) -> None:
     for attempt in _uses(client, UNKNOWN):
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as caught:
             attempt()
+        assert caught.value.code == "response_not_found"
 
 
 def _uses(client: openai.OpenAI, of: str) -> list[Any]:

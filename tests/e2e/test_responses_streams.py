@@ -88,6 +88,20 @@ def test_silence_is_filled_with_comments(http: httpx.Client) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_nothing_comes_after_the_end(
+    client: openai.OpenAI, http: httpx.Client, is_over: bool
+) -> None:
+    made = client.responses.create(model="scripted", input=slow(5), background=True)
+    if is_over:
+        wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "over")
+    query = {"stream": "true", "starting_after": "5000"}
+    response = http.get(f"/v1/responses/{made.id}", params=query)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert "data: {" not in response.text
+
+
 @pytest.mark.parametrize("after", ["x", "-1", "1.5", "9999999999"])
 def test_bad_starting_point_is_400(client: openai.OpenAI, http: httpx.Client, after: str) -> None:
     made = respond(client, {"text": "a"})

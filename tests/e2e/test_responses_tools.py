@@ -58,6 +58,71 @@ def test_model_calls_and_reads_the_result(client: openai.OpenAI) -> None:
     assert stateless.output_text == second.output_text
 
 
+def test_messages_and_tools_of_chats_are_taken_and_shown_as_items(client: openai.OpenAI) -> None:
+    nested: Any = {"type": "function", "function": {k: WEATHER[k] for k in ("name", "parameters")}}
+    history: Any = [
+        {"role": "system", "content": [{"text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": OSLO}]},
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "tool_calls": [
+                {
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+                },
+                {"id": "b", "type": "custom", "custom": {"name": "run", "input": "x"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "b", "content": "done"},
+        {"role": "tool", "tool_call_id": "a", "content": [{"text": '{"weather": "sunny"}'}]},
+    ]
+    asked: dict[str, Any] = {"model": "demo", "input": history, "temperature": 0}
+    named = {"type": "function", "function": {"name": WEATHER["name"]}}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    made = client.responses.create(**asked, tools=[nested, CUSTOM], tool_choice=choice)
+    assert made.output_text
+    shown = dicts(made.tools)[0]
+    assert (shown["type"], shown["name"], "function" in shown) == ("function", "get_weather", False)
+    told = dicts(client.responses.input_items.list(made.id, order="asc").data)
+    assert [item["type"] for item in told] == [
+        *("message", "message", "message", "function_call", "custom_tool_call"),
+        *("custom_tool_call_output", "function_call_output"),
+    ]
+    assert [part["type"] for item in told[:3] for part in item["content"]] == [
+        *("input_text", "input_text", "output_text"),
+    ]
+    official: Any = [{k: v for k, v in item.items() if k != "id"} for item in told]
+    again = client.responses.create(
+        **{**asked, "input": official}, tools=[WEATHER, CUSTOM], tool_choice="auto", stream=True
+    )
+    last = list(again)[-1]
+    assert last.type == "response.completed"
+    streamed = client.responses.create(
+        **asked, tools=[nested, CUSTOM], tool_choice=choice, stream=True
+    )
+    assert list(streamed)[-1].response.output_text == made.output_text
+
+
+@pytest.mark.parametrize("question", [OSLO, "Hello"])
+def test_log_probabilities_beside_tools(client: openai.OpenAI, question: str) -> None:
+    asked: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "temperature": 0}
+    plain = client.responses.create(input=question, **asked)
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    made = client.responses.create(input=question, **asked)
+    assert made.output_text == plain.output_text
+    assert [item.type for item in made.output] == [item.type for item in plain.output]
+    deltas = [
+        event
+        for event in client.responses.create(input=question, stream=True, **asked)
+        if event.type == "response.output_text.delta"
+    ]
+    assert "".join(event.delta for event in deltas) == plain.output_text
+    told = "".join(entry.token for event in deltas for entry in event.logprobs)
+    assert told.strip() == plain.output_text
+
+
 def test_calls_are_streamed_one_after_the_other(http: httpx.Client) -> None:
     steps = [call("get_weather", '{"city":', '"Oslo"}'), call("get_weather")]
     raw = stream_raw(http, input=script(*steps), tools=[WEATHER])

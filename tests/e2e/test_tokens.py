@@ -38,6 +38,16 @@ def test_tokens_stand_for_the_text_they_were_made_of(http: httpx.Client, text: s
     assert back["prompt"].removeprefix("<s>") == text
 
 
+def test_special_tokens_may_be_left_out_and_texts_told(http: httpx.Client) -> None:
+    whole = post(http, "/v1/tokenize", prompt="Hello, 🦊", return_token_strs=True)
+    assert len(whole["token_strs"]) == whole["count"]
+    assert whole["token_strs"][0] == "<s>"
+    assert "".join(whole["token_strs"][1:]).strip().startswith("Hello,")
+    bare = post(http, "/v1/tokenize", prompt="Hello, 🦊", add_special_tokens=False)
+    assert bare["tokens"] == whole["tokens"][1:]
+    assert "token_strs" not in bare
+
+
 def test_count_of_a_text_is_what_a_completion_counts(
     http: httpx.Client, client: openai.OpenAI
 ) -> None:

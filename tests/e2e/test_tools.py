@@ -126,6 +126,51 @@ def test_allowed_tools_hide_the_others(client: openai.OpenAI) -> None:
     assert "get_weather" not in names
 
 
+def test_tools_and_parts_of_responses_are_taken_and_stored_as_chats_have_them(
+    client: openai.OpenAI,
+) -> None:
+    flat: Any = {"type": "function", **PICK["function"]}
+    parts = [{"type": "input_text", "text": "Tell me"}, {"text": " a story."}]
+    messages: list[Any] = [{"role": "user", "content": parts}]
+    named: Any = {"type": "function", "name": "pick"}
+    body: dict[str, Any] = {"model": "demo", "messages": messages, "temperature": 0}
+    for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
+        asked: Any = {**body, "tools": [flat, WEATHER], "tool_choice": choice}
+        made = client.chat.completions.create(**asked, store=True)
+        assert made.choices[0].message.tool_calls[0].function.name == "pick"
+        chunks = client.chat.completions.create(**asked, stream=True)
+        calls = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
+        assert calls[0].function.name == "pick"
+    [stored] = client.chat.completions.messages.list(made.id).data
+    assert stored.to_dict()["content_parts"] == [
+        {"type": "text", "text": "Tell me"},
+        {"type": "text", "text": " a story."},
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": True, "top_logprobs": 2}, {"stop_token_ids": [5]}])
+def test_log_probabilities_and_stop_tokens_beside_tools(client: openai.OpenAI, asked: Any) -> None:
+    if "stop_token_ids" in asked:
+        asked = {"extra_body": asked}
+    for messages in (OSLO, [{"role": "user", "content": "Hello"}]):
+        plain = ask(client, messages, tools=[WEATHER])
+        choice = ask(client, messages, tools=[WEATHER], **asked)
+        assert choice.finish_reason == plain.finish_reason
+        assert choice.message.content == plain.message.content
+        assert [c.function for c in choice.message.tool_calls or []] == [
+            c.function for c in plain.message.tool_calls or []
+        ]
+        body: Any = {"model": "demo", "messages": messages, "temperature": 0, "tools": [WEATHER]}
+        parts = [c.choices[0] for c in client.chat.completions.create(**body, stream=True, **asked)]
+        content = "".join(part.delta.content or "" for part in parts)
+        assert content == (plain.message.content or "")
+        if "logprobs" in asked and content:
+            told = [e for part in parts if part.logprobs for e in part.logprobs.content or []]
+            assert "".join(entry.token for entry in told).strip() == content
+            assert told == choice.logprobs.content
+            assert all(len(entry.top_logprobs) == 2 for entry in told)
+
+
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])
 def test_streamed_call_has_its_name_once_and_then_its_arguments(
     client: openai.OpenAI, tool_choice: Any

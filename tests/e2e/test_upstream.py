@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -152,6 +153,29 @@ def test_when_to_come_back_is_passed_on(
         assert caught.value.code == "rate_limit_exceeded"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_server_does_not_know_is_named_and_what_it_knows_is_passed_on(
+    remote: openai.OpenAI, odd: UpstreamServer, stream: bool
+) -> None:
+    unknown = {"dry_multiplier": 0.8, "xtc_probability": 0.5, "ignore_eos": True, "min_p": 0.1}
+    asked: dict[str, Any] = {"model": "odd", "reasoning_effort": "low", "stream": stream}
+    odd.answers = [streamed("Hi")]
+    raw = remote.chat.completions.with_raw_response
+    answer = raw.create(messages=HELLO, temperature=0.5, extra_body=unknown, **asked)
+    named = answer.headers["x-unsupported-params"].split(",")
+    assert sorted(named) == sorted(unknown)
+    assert odd.body["reasoning_effort"] == "low"
+    assert odd.body["temperature"] == 0.5
+    if stream:
+        assert list(answer.parse())
+    odd.answers = [streamed("Hi")]
+    made = remote.responses.with_raw_response.create(
+        model="odd", input="Hi", reasoning={"effort": "low"}, extra_body=unknown
+    )
+    assert sorted(made.headers["x-unsupported-params"].split(",")) == sorted(unknown)
+    assert odd.body["reasoning_effort"] == "low"
+
+
 def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamServer) -> None:
     error = {"message": "Too hot for me.", "param": "temperature"}
     odd.answers = [lambda talk: talk.say(400, {"error": error})]
@@ -197,7 +221,80 @@ def test_what_the_server_cannot_do_is_refused_before_it_is_asked(
 ) -> None:
     odd.answers = [streamed("Hello")]
     asked = len(odd.asked)
+    switch = {"enable_thinking": True}
     with pytest.raises(openai.BadRequestError) as caught:
-        remote.chat.completions.create(model="odd", messages=HELLO, reasoning_effort="low")
+        remote.chat.completions.create(model="odd", messages=HELLO, extra_body=switch)
     assert caught.value.code == "unsupported_parameter"
     assert len(odd.asked) == asked
+
+
+def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
+    remote: openai.OpenAI, other_stack: ServedStack, away_port: int
+) -> None:
+    def absent() -> dict[str, str]:
+        told = http.get("/health/ready").raise_for_status().json()
+        found: dict[str, str] = told["models"]
+        return found
+
+    def ask(model: str) -> str | None:
+        answer = remote.chat.completions.create(model=model, messages=HELLO, max_tokens=3)
+        return answer.choices[0].message.content
+
+    def is_answered(model: str) -> bool:
+        try:
+            return bool(ask(model))
+        except openai.InternalServerError:
+            return False
+
+    server = UpstreamServer(away_port)
+    server.models, server.answers = ["away"], [streamed("Here", " again")]
+    with other_stack.http() as http:
+        assert absent() == {"away": "failed"}
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask("away")
+        assert caught.value.code == "no_worker"
+        assert ask("demo")
+        with server.running():
+            wait_until(lambda: absent() == {}, 20, "the server to be found")
+            wait_until(lambda: is_answered("away"), 20, "the web to know it as well")
+            assert ask("away") == "Here again"
+            server.answers = [_endless]
+            stream = remote.chat.completions.create(model="away", messages=HELLO, stream=True)
+            next(iter(stream))
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            list(stream)  # Its server is gone.
+        wait_until(lambda: absent() == {"away": "failed"}, 20, "the server to be missed")
+        assert ask("demo")
+
+
+def _endless(talk: Talk) -> None:
+    talk.begin()
+    while True:
+        talk.event(text("on "))
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_entry_says_how_its_answers_are_read_and_drawn(remote: openai.OpenAI, stream: bool) -> None:
+    def answer(text: str, **fields: Any) -> tuple[str, str, list[str]]:
+        asked: Any = {"model": "told", "messages": [{"role": "user", "content": text}], **fields}
+        made: Any = remote.chat.completions.create(**asked, stream=stream)
+        parts = [c.choices[0].delta for c in made] if stream else [made.choices[0].message]
+        calls = [call for part in parts for call in part.tool_calls or []]
+        thoughts = [getattr(part, "reasoning_content", None) or "" for part in parts]
+        names = [call.function.name for call in calls if call.function.name]
+        return "".join(part.content or "" for part in parts), "".join(thoughts), names
+
+    # Whatever is asked for, it is greedy and it thinks.
+    story = answer(
+        "Tell me a story.", temperature=2.0, seed=1, extra_body={"enable_thinking": False}
+    )
+    assert story[1]
+    assert story == answer("Tell me a story.", temperature=1.5, seed=2)
+    assert answer("What is the weather in Oslo?", tools=[WEATHER])[2] == ["get_weather"]
+    assert answer("Count from 1 to 20.")[0].endswith("7, 8")
+    asked: Any = {"model": "told", "input": "Tell me a story.", "temperature": 2.0}
+    made: Any = remote.responses.create(**asked, stream=stream)
+    response = list(made)[-1].response if stream else made
+    assert response.output_text == story[0]
+    assert [item.type for item in response.output] == ["reasoning", "message"]

@@ -168,10 +168,14 @@ def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> 
     with pytest.raises(NotLoaded):
         fleet.unload(has_not, model)
     assert fleet.unload(has, model) == [has]
+    assert model not in fleet.unloaded_on_purpose()  # Another worker has it.
     assert fleet.has_pending_command(model)
     assert set(fleet.unload(None, model)) == {has, has_too}
     assert told(has) == [("unload", model)] * 2
     assert (told(has_too), told(has_not)) == ([("unload", model)], [])
+    assert model in fleet.unloaded_on_purpose()
+    fleet.clear_pending_load(model)  # As a worker does that has it again.
+    assert model not in fleet.unloaded_on_purpose()
 
 
 def test_a_worker_is_drained_with_its_child_workers(model: str, announce: Announce) -> None:

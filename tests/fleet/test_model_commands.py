@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-import threading
+import fcntl
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
-from huggingface_hub import constants
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
-
-pytestmark = pytest.mark.slow  # Each download is a process of its own.
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from inference_site.catalogue.hub import Reference, kept
+from tests.hub_server import Hub
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -49,12 +42,12 @@ def test_models_are_listed_with_the_memory_they_need(settings: Settings, tmp_pat
 
 def test_file_is_checked_against_the_free_memory() -> None:
     out = StringIO()
-    call_command("models", str(DEMO_FILE), "--slots", "2", stdout=out)
+    call_command("models", "check", str(DEMO_FILE), "--slots", "2", stdout=out)
     assert "architecture   llama" in out.getvalue()
     assert "quantisation   Q8_0" in out.getvalue()
     assert "for 2 slots of 2,048 tokens" in out.getvalue()
     with pytest.raises(CommandError, match="more than is free"):
-        call_command("models", str(DEMO_FILE), "--slots", "100000000", stdout=StringIO())
+        call_command("models", "check", str(DEMO_FILE), "--slots", "100000000", stdout=StringIO())
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model at all"])
@@ -62,139 +55,133 @@ def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(content)
     with pytest.raises(CommandError, match=r"m\.gguf: "):
-        call_command("models", str(file))
+        call_command("models", "check", str(file))
 
 
-class Hub:
-    """Answers for one file, as a Hugging Face hub does; ``tag`` is the checksum that it tells."""
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            "models:\n  a: {engine: scripted, slot: 3}\n",
+            "models.yaml:2: models.a.slot: unknown key.",
+        ),
+        ("models:\n  a: [\n", "models.yaml:3: is not YAML: "),
+        (
+            "models:\n  a:\n    slots: 2\n    file: x.gguf\n",
+            r"models.yaml:4: models.a: .*/x.gguf does not exist.",
+        ),
+        (
+            "models:\n  a: {slots: 2}\n",
+            "models.yaml:2: models.a: the engine llama_cpp needs a `file`.",
+        ),
+        (
+            "models:\n  a:\n    file: cut.gguf\n",
+            r"models.yaml:3: models.a: .*/cut.gguf: it is cut short: it has 3,000,000 of",
+        ),
+        ("models: {a: {engine: scripted}, A: {engine: scripted}}", "have one name"),
+    ],
+)
+def test_a_mistake_in_a_models_file_is_told_with_its_line(
+    tmp_path: Path, content: str, told: str
+) -> None:
+    (tmp_path / "cut.gguf").write_bytes(DEMO_FILE.read_bytes()[:3_000_000])
+    (tmp_path / "models.yaml").write_text(content)
+    with pytest.raises(CommandError, match=told) as caught:
+        call_command("models", "check", str(tmp_path / "models.yaml"), stdout=StringIO())
+    assert "\n" not in str(caught.value)
 
-    def __init__(self, content: bytes) -> None:
-        self.content, self.tag = content, hashlib.sha256(content).hexdigest()
-        self.ranges: list[str] = []
-        self.cut_after: int | None = None
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.01,), daemon=True
-        )
-        self._thread.start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self._begin()
-
-            def do_GET(self) -> None:
-                rest = self._begin()
-                if rest and hub.cut_after is not None:
-                    self.wfile.write(rest[: hub.cut_after])
-                    hub.cut_after = None
-                    self.close_connection = True
-                else:
-                    self.wfile.write(rest)
-
-            def _begin(self) -> bytes:
-                if not self.path.startswith("/org/repo/resolve/main/tiny.gguf"):
-                    self.send_response(404)
-                    self.send_header("X-Error-Code", "EntryNotFound")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return b""
-                asked = self.headers.get("Range")
-                first = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
-                if asked and self.command == "GET":
-                    hub.ranges.append(asked)
-                rest = hub.content[first:]
-                self.send_response(206 if asked else 200)
-                self.send_header("ETag", f'"{hub.tag}"')
-                self.send_header("X-Repo-Commit", "a" * 40)
-                self.send_header("Accept-Ranges", "bytes")
-                self.send_header("Content-Length", str(len(rest)))
-                if asked:
-                    last = len(hub.content) - 1
-                    self.send_header("Content-Range", f"bytes {first}-{last}/{last + 1}")
-                self.end_headers()
-                return rest
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        return Handler
+def test_a_good_models_file_is_told_and_its_models_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(f"models: {{a: {{file: {DEMO_FILE}}}}}")
+    out = StringIO()
+    call_command("models", "check", str(tmp_path / "models.yaml"), stdout=out)
+    assert out.getvalue().splitlines()[1].split()[:4] == ["a", "llama_cpp", "4", "2,048"]
+    assert out.getvalue().endswith("models.yaml is good.\n")
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    served = Hub(DEMO_FILE.read_bytes())
-    yield served
-    served.close()
-
-
-def test_file_is_fetched_and_checked(hub: Hub, tmp_path: Path) -> None:
-    """In a process of its own: the library reads the address of the hub when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "manage.py", "pull", "hf:org/repo/tiny.gguf"],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "MODELS_DIR": str(tmp_path / "models"),
-            "SECRET_KEY": "x",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    file = tmp_path / "models" / "org" / "repo" / "tiny.gguf"
-    assert file.read_bytes() == hub.content
-    assert str(file) in done.stdout
-    assert "file: hf:org/repo/tiny.gguf" in done.stdout
+    content = DEMO_FILE.read_bytes()
+    with Hub(
+        {"README.md": b"#", "tiny.Q8_0.gguf": content, "tiny.Q4_K_M.gguf": b"G"}
+    ).running() as served:
+        yield served
 
 
 @pytest.fixture
 def models(hub: Hub, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of models of this process, which asks the stand-in."""
-    address = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     settings.MODELS_DIR = tmp_path / "models"
     return tmp_path / "models"
+
+
+@pytest.mark.parametrize("reference", ["hf:org/repo/tiny.Q8_0.gguf", "org/repo:q8_0"])
+def test_file_is_fetched_and_checked(hub: Hub, models: Path, reference: str) -> None:
+    out = StringIO()
+    call_command("pull", reference, stdout=out)
+    file = models / "org" / "repo" / "tiny.Q8_0.gguf"
+    assert file.read_bytes() == hub.files["tiny.Q8_0.gguf"]
+    assert str(file) in out.getvalue()
+    assert "file: hf:org/repo/tiny.Q8_0.gguf" in out.getvalue()
+    assert kept(Reference.read(reference), models) == file
+    call_command("pull", reference, stdout=out)  # Nothing is fetched again.
+    assert hub.ranges == []
+
+
+def test_parts_of_a_split_model_are_all_fetched(hub: Hub, models: Path) -> None:
+    hub.files = {f"big-Q4_K_M-0000{n}-of-00003.gguf": b"%d" % n for n in (1, 2, 3)}
+    hub.files["mmproj-Q4_K_M.gguf"] = b"projector"
+    call_command("pull", "org/repo", stdout=StringIO())
+    there = {path.name: path.read_bytes() for path in (models / "org/repo").iterdir()}
+    assert there == {name: data for name, data in hub.files.items() if "mmproj" not in name}
 
 
 def test_download_that_was_cut_goes_on_where_it_ended(hub: Hub, models: Path) -> None:
     hub.cut_after = 1_000_000
     with pytest.raises(CommandError):
-        call_command("pull", "hf:org/repo/tiny.gguf", stdout=StringIO())
-    call_command("pull", "hf:org/repo/tiny.gguf", stdout=StringIO())
-    assert hub.ranges, "nothing was resumed"
-    assert (models / "org/repo/tiny.gguf").read_bytes() == hub.content
+        call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert hub.ranges == ["bytes=1000000-"]
+    assert (models / "org/repo/tiny.Q8_0.gguf").read_bytes() == hub.files["tiny.Q8_0.gguf"]
 
 
 def test_damaged_file_is_removed(hub: Hub, models: Path) -> None:
-    hub.tag = "0" * 64
+    hub.tags["tiny.Q8_0.gguf"] = "0" * 64
     with pytest.raises(CommandError, match="its SHA-256 is"):
-        call_command("pull", "hf:org/repo/tiny.gguf", stdout=StringIO())
-    assert not (models / "org/repo/tiny.gguf").exists()
+        call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert list((models / "org/repo").iterdir()) == []
 
 
-@pytest.mark.parametrize("reference", ["tiny.gguf", "hf:org/tiny.gguf", "hf:org/repo/../x.gguf"])
-def test_reference_that_can_be_none_is_refused(reference: str) -> None:
-    with pytest.raises(CommandError, match="Expected hf:owner/name/file"):
-        call_command("pull", reference)
+def test_a_file_that_another_process_fetches_is_left_to_it(models: Path) -> None:
+    (models / "org/repo").mkdir(parents=True)
+    with (models / "org/repo/tiny.Q8_0.gguf.part").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match="is being fetched by another process"):
+            call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("tiny.gguf", "expected owner/name:Q4_K_M"),
+        ("hf:org/repo/../x.gguf", "expected owner/name:Q4_K_M"),
+        ("org/repo/other.gguf", "org/repo has no file other.gguf"),
+        ("org/repo", "has several models; there are: tiny.Q4_K_M.gguf, tiny.Q8_0.gguf"),
+        ("org/repo:Q4_K", "has no model of Q4_K; there are: tiny.Q4_K_M.gguf, tiny.Q8_0.gguf"),
+        ("org/other:Q8_0", r"org/other does not exist, or needs a token .*\(404 from 127.0.0.1\)"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_what_cannot_be_fetched_is_told_in_one_line(reference: str, told: str) -> None:
+    with pytest.raises(CommandError, match=told) as caught:
+        call_command("pull", reference, stdout=StringIO())
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("models")
-def test_file_that_there_is_not_is_told() -> None:
-    with pytest.raises(CommandError, match=r"org/repo/other\.gguf"):
-        call_command("pull", "hf:org/repo/other.gguf", stdout=StringIO())
+def test_a_hub_that_is_not_reached_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(CommandError, match=r"^http://127.0.0.1:\d+ does not answer: .*refused"):
+        call_command("pull", "org/repo:Q8_0", stdout=StringIO())

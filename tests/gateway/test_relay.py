@@ -10,6 +10,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.gateway import http_answers
+from inference_site.gateway.cors import with_cors
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from tests.gateway.asgi import FakeClient, error_of
@@ -302,3 +303,13 @@ def test_views_that_hang_are_not_waited_for_and_what_they_enqueue_late_is_cancel
             await asyncio.sleep(0.005)
 
     run(scenario, stream=stream)
+
+
+def test_without_allowed_origins_nothing_is_said_of_them(settings: Settings) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        raise NotImplementedError
+
+    settings.CORS_ALLOWED_ORIGINS = []
+    assert with_cors(application) is application
+    settings.CORS_ALLOWED_ORIGINS = ["*"]
+    assert with_cors(application) is not application

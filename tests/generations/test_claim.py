@@ -55,6 +55,23 @@ def test_projects_take_turns_whatever_the_age_of_their_requests(
     ]
 
 
+def test_a_single_slot_goes_from_one_project_to_the_next(api_key: Key, other_key: ApiKey) -> None:
+    """Nothing runs when it is free, so only who was served last tells whose turn it is."""
+    third = create_key(Project.objects.create(name="third"), "test")[0]
+    crowd = [waiting(api_key[0], age_s=100 - n) for n in range(5)]
+    late = [waiting(key, age_s=10) for key in (other_key, third)]
+    served: list[int] = []
+    order = []
+    for _ in range(7):
+        claim = Generation.objects.claim("m", "w", served)
+        assert claim is not None
+        assert Generation.objects.finish(claim, Status.COMPLETED)
+        order.append(claim.public_id)
+        served = [one for one in served if one != claim.project_id] + [claim.project_id]
+    first, *rest = crowd
+    assert order == [g.public_id for g in (first, *late, *rest)]
+
+
 def test_the_class_counts_more_than_the_share(api_key: Key, other_key: ApiKey) -> None:
     create_generation(api_key[0], status=Status.RUNNING)
     foreground = waiting(api_key[0], age_s=1)

@@ -21,6 +21,7 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
+from inference_site.generations import maintenance
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,
@@ -271,6 +272,19 @@ def test_who_has_waited_too_long_is_told_so(api_key: Key, settings: Settings) ->
     assert end.ending is not None
     assert (end.ending.status, end.ending.error_code) == (504, "queue_timeout")
     assert stream_end(young) is None
+
+
+def test_of_very_many_that_are_late_the_oldest_expire_first(
+    api_key: Key, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead workers, say, must not wait until all of them have ended."""
+    settings.QUEUE_TIMEOUT_S = 60
+    monkeypatch.setattr(maintenance, "_MOST_EXPIRED", 2)
+    rows = [waiting(api_key, age_s=100 + n) for n in range(3)]
+    expire_waiting()
+    assert [state(row)[0] for row in rows] == [Status.QUEUED, Status.FAILED, Status.FAILED]
+    expire_waiting()
+    assert state(rows[0])[0] == Status.FAILED
 
 
 def test_an_old_generation_that_runs_does_not_expire(api_key: Key, settings: Settings) -> None:

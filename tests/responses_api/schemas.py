@@ -205,7 +205,16 @@ TOOL = any_of(
         {
             "type": const("custom"),
             "name": STRING,
-            "format": record({"type": const("text")}),
+            "format": any_of(
+                record({"type": const("text")}),
+                record(
+                    {
+                        "type": const("grammar"),
+                        "syntax": const("lark", "regex"),
+                        "definition": STRING,
+                    }
+                ),
+            ),
         },
         description=STRING,
     ),

@@ -17,6 +17,7 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project
@@ -106,6 +107,48 @@ def test_without_the_permission_there_are_only_metadata(
     assert "north" in text
     assert stored.public_id in text
     assert "a secret answer" in page(staff(VIEW, CONTENT), stored)
+
+
+def test_the_list_previews_input_and_output_for_those_who_may_read_them(
+    staff: Callable[..., Client], chain: Chain
+) -> None:
+    text = {"type": "input_text", "text": "a question in a part"}
+    parts = [{"role": "user", "content": [text]}]
+    chain.turn("", "the answer\n to it", input=parts)
+    chain.turn("w" * 500, "short")
+    shown = html.unescape(staff(VIEW, CONTENT).get(LIST).content.decode())
+    for preview in ("a question in a part", "the answer to it", f"{'w' * 90}…", "short"):
+        assert preview in shown
+    hidden = staff(VIEW).get(LIST).content.decode()
+    assert "question" not in hidden
+    assert "www" not in hidden
+
+
+def badges(text: str) -> list[str]:
+    return re.findall(r'<span class="status status-(\w+)">', text)
+
+
+def test_a_response_that_has_not_ended_has_the_status_of_its_generation(
+    admin: Client, chain: Chain
+) -> None:
+    chain.turn("ended")
+    waiting, running = chain.accept("waits", background=True), chain.accept("runs")
+    Generation.objects.filter(public_id=running.public_id).update(
+        status=Status.RUNNING, claimed_at=timezone.now()
+    )
+    assert badges(admin.get(LIST).content.decode()) == ["in_progress", "queued", "completed"]
+    assert listed(admin, status="queued") == [waiting.pk]
+    assert listed(admin, status="in_progress") == [running.pk]
+    text = page(admin, running)
+    assert badges(text)[0] == "in_progress"
+    assert "still waiting" not in text
+    assert "still waiting" in page(admin, waiting)
+
+
+def test_a_failure_is_shown_before_the_conversation(admin: Client, chain: Chain) -> None:
+    failed, _ = chain.settle(chain.accept("a long prompt"), end="the engine broke")
+    text = page(admin, failed)
+    assert text.index("the engine broke") < text.index("a long prompt")
 
 
 def test_metadata_may_have_any_name(admin: Client, chain: Chain) -> None:
@@ -279,11 +322,11 @@ def test_the_export_needs_the_permission(staff: Callable[..., Client]) -> None:
 def test_the_audit_log_knows_of_an_export_but_not_the_words(admin: Client, chain: Chain) -> None:
     wanted = chain.turn("about penguins")
     chain.turn("about cats")
-    query = {"q": "penguins", "status__exact": "completed", "before": "9"}
+    query = {"q": "penguins", "status": "completed", "before": "9"}
     response = admin.get(f"{LIST}export/", query)
     assert response.status_code == 200
     entry = LogEntry.objects.get()
-    assert entry.change_message == "Exported: status__exact=completed, a search."
+    assert entry.change_message == "Exported: status=completed, a search."
     assert entry.object_repr == "Responses"
     lines, _ = export._some(StoredResponse.objects.filter(pk=wanted.pk), None)
     assert json.loads(lines)["id"] == wanted.public_id
@@ -323,9 +366,9 @@ def test_an_export_that_would_search_too_much_is_not_begun(
 
     chain.turn("about penguins")
     monkeypatch.setattr("responses_api.admin.responses.search_time", no_time)
-    response = admin.get(f"{LIST}export/", {"q": "penguins", "status__exact": "completed"})
+    response = admin.get(f"{LIST}export/", {"q": "penguins", "status": "completed"})
     assert response.status_code == 302
-    assert response["Location"] == f"{LIST}?status__exact=completed"
+    assert response["Location"] == f"{LIST}?status=completed"
     assert "Too much would have to be searched" in admin.get(response["Location"]).content.decode()
     assert not LogEntry.objects.exists()
 

@@ -80,6 +80,19 @@ def test_roles_and_parts_become_turns_in_order() -> None:
     )
 
 
+def test_images_and_files_of_chats_are_parts_of_messages() -> None:
+    url = "data:image/png;base64,AA=="
+    shapes: list[Any] = [
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+        {"type": "image_url", "image_url": url},
+        {"type": "input_image", "image_url": {"url": url}},
+        {"type": "input_image", "image_url": url},
+        {"type": "file", "file": {"filename": "a", "file_data": url}},
+    ]
+    [turn] = messages(said("user", [{"text": "see"}, *shapes]), spec=SEEING)
+    assert [type(part) for part in turn.parts] == [TextPart] + [ImagePart] * 5
+
+
 def test_one_turn_thinks_speaks_and_calls() -> None:
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
     turns = messages(

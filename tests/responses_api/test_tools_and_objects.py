@@ -90,7 +90,7 @@ def test_tools_are_shown_with_all_their_fields() -> None:
         ({"type": "function"}, "tools[0].name"),
         ({"type": "function", "name": "a b"}, "tools[0].name"),
         ({"type": "frobnicate"}, "tools[0]"),
-        ({"type": "custom", "name": "x", "format": {"type": "grammar"}}, "tools[0].format.type"),
+        ({"type": "custom", "name": "x", "format": {"type": "grammar"}}, "tools[0].format.syntax"),
     ],
 )
 def test_tool_that_is_none_is_refused(tool: Any, param: str) -> None:

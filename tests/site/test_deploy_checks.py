@@ -6,9 +6,13 @@ import os
 import secrets
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
+from pytest_django.fixtures import Settings
 
+from inference_site.catalogue.catalogue import catalogue
 from tests.served_stack import ROOT
 
 PRODUCTION = {
@@ -36,3 +40,19 @@ def test_a_setting_that_opens_the_site_is_told() -> None:
     assert done.returncode == 1
     assert "security.W018" in done.stderr
     assert "security.W009" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("secret_key", "entry", "told"),
+    [("", "", "SECRET_KEY"), ("set", "models: {m: {fil: x}}", "models.yaml:1: models.m.fil")],
+)
+def test_web_does_not_start_without_its_settings(
+    settings: Settings, tmp_path: Path, secret_key: str, entry: str, told: str
+) -> None:
+    (tmp_path / "models.yaml").write_text(entry)
+    settings.SECRET_KEY = secret_key
+    settings.MODELS_FILE = tmp_path / "models.yaml" if entry else None
+    catalogue.cache_clear()
+    with pytest.raises(CommandError, match=told):
+        call_command("web", skip_checks=True)
+    catalogue.cache_clear()

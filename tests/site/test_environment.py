@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site import environment
+from inference_site.supervisor.stack import lock_directory
 
 NAME = "TEST_OF_ENVIRONMENT"
 
@@ -121,17 +124,48 @@ def test_a_database_address_becomes_djangos_settings() -> None:
     assert (config["USER"], config["PASSWORD"]) == ("user", "pass@word")
 
 
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory in which a ``serve`` runs, and what it has written."""
+    monkeypatch.setattr(environment, "_served", {})
+    (tmp_path / "services.json").write_text(json.dumps({NAME: "served", f"{NAME}_OTHER": "too"}))
+    return tmp_path
+
+
+def test_the_settings_of_a_running_stack_are_taken(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lock_directory(served):
+        environment.read_served(served)
+        assert environment.text(f"{NAME}_OTHER", "default") == "too"
+        for value, found in ((None, "served"), ("own", "own"), ("", "default")):
+            given(monkeypatch, value)
+            assert environment.text(NAME, "default") == found
+
+
+def test_what_a_stack_has_left_behind_is_not_taken(served: Path) -> None:
+    lock_directory(served).close()
+    environment.read_served(served)
+    assert environment.text(NAME, "default") == "default"
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "not json"])
-def test_no_running_stack_means_no_addresses(tmp_path: Path, content: str | None) -> None:
+def test_without_the_file_of_a_stack_there_are_the_defaults(
+    served: Path, content: str | None
+) -> None:
+    (served / "services.json").unlink()
     if content is not None:
-        (tmp_path / "services.json").write_text(content)
-    assert environment.embedded_services(tmp_path) == {}
+        (served / "services.json").write_text(content)
+    with lock_directory(served):
+        environment.read_served(served)
+    assert environment.text(NAME, "default") == "default"
 
 
-def test_the_addresses_of_a_running_stack_are_found(tmp_path: Path) -> None:
-    services = {"DATABASE_URL": "postgresql:///x", "REDIS_URL": "redis://y"}
-    (tmp_path / "services.json").write_text(json.dumps(services))
-    assert environment.embedded_services(tmp_path) == services
+def test_a_look_at_the_lock_does_not_keep_a_stack_from_starting(served: Path) -> None:
+    with (served / "lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.1, looking.close).start()
+        lock_directory(served).close()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.test import Client
 
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState
+from inference_site.status import health
 from inference_site.status.site_metrics import SiteMetrics
+from inference_site.storage.redis_clients import site_client
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis
@@ -46,3 +52,73 @@ def test_only_models_that_should_be_loaded_are_told_to_have_no_worker(
 ) -> None:
     settings.START_MODELS, settings.LOAD_ON_DEMAND = start, on_demand
     assert ("demo" in without_workers()) is expected
+
+
+def fleet_of(**states: ModelState) -> LiveWorker:
+    """A worker with these models."""
+    return LiveWorker("w", tuple(ModelReport(id_, 1, 0, state) for id_, state in states.items()))
+
+
+SPECS = {
+    "here": ModelSpec("here", "scripted"),
+    "far": ModelSpec("far", "openai_upstream"),
+    "farther": ModelSpec("farther", "openai_upstream"),
+}
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
+    """A catalogue of a model here and two of other servers; the workers that are alive."""
+    workers: list[LiveWorker] = []
+    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS)))
+    monkeypatch.setattr(health, "live_workers", lambda: workers)
+    yield workers
+    site_client().delete("unloaded-on-purpose")
+
+
+READY, FAILED = ModelState.READY, ModelState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("states", "fault", "absent"),
+    [
+        ({"here": READY, "far": READY, "farther": READY}, "ok", {}),
+        ({"here": READY, "far": FAILED, "farther": READY}, "ok", {"far": "failed"}),
+        (
+            {"here": READY, "far": FAILED, "farther": FAILED},
+            "ok",
+            {"far": "failed", "farther": "failed"},
+        ),
+        ({"here": FAILED, "far": READY, "farther": READY}, "no live worker for: here (failed)", {}),
+        ({"here": READY, "far": READY}, "no live worker for: farther", {}),
+    ],
+)
+def test_a_model_whose_server_is_down_leaves_the_site_ready(
+    client: Client,
+    three: list[LiveWorker],
+    states: dict[str, ModelState],
+    fault: str,
+    absent: dict[str, str],
+) -> None:
+    three.append(fleet_of(**states))
+    told = client.get("/health/ready").json()
+    assert (told["checks"]["workers"], told["models"]) == (fault, absent)
+    assert (told["status"] == "ready") is (fault == "ok")
+
+
+def test_a_site_that_has_nothing_but_servers_that_are_down_is_not_ready(
+    client: Client, three: list[LiveWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(SPECS, "here")
+    three.append(fleet_of(far=FAILED, farther=FAILED))
+    fault = client.get("/health/ready").json()["checks"]["workers"]
+    assert fault == "no live worker for: far (failed), farther (failed)"
+
+
+def test_a_model_that_was_unloaded_on_purpose_leaves_the_site_ready(
+    client: Client, three: list[LiveWorker]
+) -> None:
+    site_client().sadd("unloaded-on-purpose", "here")
+    three.append(fleet_of(far=READY, farther=READY))
+    told = client.get("/health/ready").json()
+    assert (told["status"], told["models"]) == ("ready", {"here": "unloaded"})

@@ -15,6 +15,7 @@ from completions.assemblers.chat import ChatAssembly
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import Finish, TextDelta, Usage
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for
@@ -24,6 +25,7 @@ from responses_api.output.assembler import ResponseAssembly
 from tests.generations.rows import create_generation
 from tests.worker.runtime.test_run import LocalStream
 from worker.engines.base import Sink
+from worker.engines.scripted import ScriptedEngine
 from worker.runtime.run import Run
 
 Key = tuple[ApiKey, str]
@@ -34,10 +36,11 @@ OPTIONAL = {
 }
 
 
-class NotingEngine:
+class NotingEngine(ScriptedEngine):
     """Notes what it is asked; every answer is the same."""
 
     def __init__(self) -> None:
+        super().__init__(ModelSpec("m", "scripted"))
         self.asked: list[GenerationRequest] = []
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
@@ -71,8 +74,7 @@ def run(api_key: ApiKey, kind: str, document: dict[str, Any]) -> tuple[Any, Gene
     claim = Generation.objects.claim("demo", "w")
     assert claim is not None
     stream, engine = LocalStream(row.public_id), NotingEngine()
-    as_engine: Any = engine
-    Run(claim, stream).drive(as_engine)
+    Run(claim, stream).start(engine, lambda _: None)
     batch = stream.take()
     assert batch is not None
     return engine.asked, Generation.objects.get(pk=row.pk), b"".join(batch.frames).decode()

@@ -13,6 +13,7 @@ anything now. What requests may ask of it, and the options of its models, are de
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 from inference_site.domain.deltas import Delta
@@ -24,6 +25,23 @@ class Engine(ABC):
 
     The method of an operation that the model's capabilities do not name is never called.
     """
+
+    blocks = True
+    """Whether ``start`` runs a request to its end on the calling thread."""
+
+    def start(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        ended: Callable[[Exception | None], None],
+    ) -> bool:
+        """Run the request's operation here and return False; or begin it and return True.
+
+        In the second case ``ended`` is called at its end, on a thread that must not be blocked,
+        with what has been raised, if anything. It may be called before ``start`` has returned.
+        """
+        getattr(self, request.operation)(request, sink)
+        return False
 
     @abstractmethod
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
@@ -60,6 +78,14 @@ class Engine(ABC):
         An engine that has it is expected to make steps: one that stands still ends its process.
         """
         return None
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be run now, for the operator; empty while it can."""
+        return ""
+
+    def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
+        """Have it called when ``fault`` begins or ends, on a thread that must not be blocked."""
 
     @abstractmethod
     def close(self) -> None:

@@ -110,6 +110,7 @@ class _Playback:
         self._stops = StopTexts(request.stop)
         self._output = self._reasoning = self._calls = 0
         self._finish: FinishReason | None = None
+        self._tells_usage = request.running_usage
 
     def play(self, steps: Iterator[Step]) -> None:
         self._feed(self._usage())
@@ -117,6 +118,8 @@ class _Playback:
             if self._sink.cancelled or self._finish is not None:
                 break
             self._run(step)
+            if self._tells_usage:
+                self._feed(self._usage())
         if self._sink.cancelled:
             self._feed(self._usage())
             return

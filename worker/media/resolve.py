@@ -20,10 +20,15 @@ def resolve_media(request: GenerationRequest) -> GenerationRequest:
     Blocks while it fetches. Raise InvalidRequest, for the image's field, for one that cannot be
     had, read or allowed.
     """
-    if not any(isinstance(part, ImagePart) for turn in request.messages for part in turn.parts):
+    if not has_images(request):
         return request
     allowance = Allowance.full()
     return replace(request, messages=tuple(_resolved(turn, allowance) for turn in request.messages))
+
+
+def has_images(request: GenerationRequest) -> bool:
+    """Whether there is anything to resolve."""
+    return any(isinstance(part, ImagePart) for turn in request.messages for part in turn.parts)
 
 
 def _resolved(message: Message, allowance: Allowance) -> Message:

@@ -44,6 +44,8 @@ class CustomCalls:
                 return (delta,)
 
     def _call(self, delta: ToolCallDelta) -> Sequence[Delta]:
+        if delta.is_custom:  # Its arguments are the text already.
+            return (delta,)
         key = (delta.index, delta.call)
         if delta.name in self._names:
             self._inputs[key] = InputText()

@@ -8,8 +8,9 @@
 They work on deltas, before anything is made of them: what is streamed, what is answered whole and
 what is stored all have what ``on_chunk`` returned, and nothing of what it dropped. ``on_done`` gets
 all of that once the engine has ended its answer, before the client learns of it. A call whose first
-chunk is dropped is dropped as a whole. Both run in the worker, on the thread that drives the
-engine: a slow hook slows every generation of its model.
+chunk is dropped is dropped as a whole. Both run in the worker; ``on_chunk`` on the
+thread that drives the engine: a slow one slows every generation of its model, and of all models of
+other servers.
 """
 
 from __future__ import annotations

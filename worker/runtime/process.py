@@ -11,7 +11,9 @@ from typing import Any
 import redis.exceptions
 from celery import Celery, signals
 
+from inference_site.catalogue.catalogue import watch_folder
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet.commands import Command
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
@@ -35,12 +37,18 @@ def current_runtime() -> Runtime:
 
 
 def run_worker(
-    app: Celery, specs: list[ModelSpec], loglevel: str = "INFO", parent: str = ""
+    app: Celery,
+    specs: list[ModelSpec],
+    loglevel: str = "INFO",
+    parent: str = "",
+    *,
+    takes_new: bool = False,
 ) -> int:
     """Serve these models until stopped; return the exit status. Raise EngineLoadError.
 
     SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
     models are loading, SIGTERM ends it at once. ``parent`` is the id of a child worker's parent.
+    A worker that ``takes_new`` loads each model whose file appears while it runs.
     """
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
@@ -49,6 +57,10 @@ def run_worker(
     start_tracing("worker")
     import_kinds()
     runtime.start()
+    if takes_new:
+        watch_folder(lambda spec: runtime.obey(Command("load", spec.id)))
+    elif not parent:
+        watch_folder()  # They can be loaded.
     if parent:
         end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
@@ -65,7 +77,7 @@ def run_worker(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
-        concurrency=sum(spec.slots for spec in specs) + _SPARE_THREADS,
+        concurrency=runtime.threads + _SPARE_THREADS,
         queues=[own_queue(runtime.id)],
         loglevel=loglevel,
         without_gossip=True,

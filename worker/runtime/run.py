@@ -9,6 +9,8 @@ import datetime as dt
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import redis.exceptions
@@ -17,7 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.deltas import Delta, Finish, Usage
+from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage
 from inference_site.domain.errors import (
     DocumentLost,
     EngineError,
@@ -27,6 +29,7 @@ from inference_site.domain.errors import (
     StreamLost,
 )
 from inference_site.domain.model_spec import Price
+from inference_site.domain.request import GenerationRequest
 from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
@@ -38,11 +41,11 @@ from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
-from worker.media.resolve import resolve_media
+from worker.media.resolve import has_images, resolve_media
 from worker.runtime.custom_calls import CustomCalls
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
-from worker.runtime.truncation import run_truncating
+from worker.runtime.truncation import start_truncating
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Run:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta
-        else:
+        elif not isinstance(delta, PromptProgress):
             self._note(delta)
         for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
             self._pass_on(piece)
@@ -99,24 +102,46 @@ class Run:
     def _kind(self) -> Kind[Any]:
         return kind_of(self._claim.kind)
 
-    def drive(self, engine: Engine) -> None:
-        """Run to the end, whatever it is: never raises, and leaves a terminal state."""
-        claim = self._claim
-        with logged_with({"request_id": claim.request_id, "generation_id": claim.public_id}):
-            self._drive(engine)
+    def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+        """Have the engine answer. Return False when all is over, and a terminal state is stored.
 
-    def _drive(self, engine: Engine) -> None:
-        try:
-            status, ending = self._generate(engine)
-        except (ShuttingDown, StreamLost) as exc:
-            if self._claim.may_restart and self._give_back():
-                self._span.end("given back")
-                return
-            status, ending = Status.FAILED, self._failure(exc)
-        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
-            self._log(exc)
-            status, ending = Status.FAILED, self._failure(exc)
-        self._finish(status, ending)
+        Return True when the engine goes on by itself: it calls ``ended`` (see ``Engine.start``),
+        and then ``end`` is to be called with the same argument. Never raises.
+        """
+        error: Exception | None = None
+        with self._logged():
+            try:
+                if self._begin(engine, ended):
+                    return True
+            except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` logs and answers it.
+                error = exc
+        self.end(error)
+        return False
+
+    def end(self, error: Exception | None) -> None:
+        """Leave a terminal state, whatever it is; ``error`` is what the engine raised, if it did.
+
+        Never raises.
+        """
+        with self._logged():
+            try:
+                if error is not None:
+                    raise error
+                assert self._assembler is not None
+                status, ending = self._ended(self._assembler)
+            except (ShuttingDown, StreamLost) as exc:
+                if self._claim.may_restart and self._give_back():
+                    self._span.end("given back")
+                    return
+                status, ending = Status.FAILED, self._failure(exc)
+            except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
+                self._log(exc)
+                status, ending = Status.FAILED, self._failure(exc)
+            self._finish(status, ending)
+
+    def _logged(self) -> AbstractContextManager[None]:
+        claim = self._claim
+        return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
 
     def _give_back(self) -> bool:
         """Leave a generation in the background to another worker; False if it is ours no more."""
@@ -124,18 +149,36 @@ class Run:
         claim = self._claim
         return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
 
-    def _generate(self, engine: Engine) -> tuple[Status, Ending]:
-        """Have the engine answer; return how that ended. Raise what the generation fails with."""
+    def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+        """Start the engine; return whether it goes on. Raise what the generation fails with."""
         claimed_at_s = time.time()
         found, document = self._load()
         self._begin_span(document.traceparent, claimed_at_s)
-        assembler = self._prepare(document)
-        self._send_opening(assembler, found)
+        self._send_opening(self._prepare(document), found)
         if found.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
-        else:
-            run_truncating(engine, resolve_media(document.request), self)
-        return self._ended(assembler)
+            return False
+        if engine.blocks or not has_images(document.request):
+            return start_truncating(engine, resolve_media(document.request), self, ended)
+        # To fetch takes seconds, which the few threads that begin and end such runs do not have.
+        arguments = (engine, document.request, ended)
+        threading.Thread(target=self._begin_with_media, args=arguments, daemon=True).start()
+        return True
+
+    def _begin_with_media(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        ended: Callable[[Exception | None], None],
+    ) -> None:
+        with self._logged():
+            try:
+                goes_on = start_truncating(engine, resolve_media(request), self, ended)
+            except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` logs and answers it.
+                ended(exc)
+            else:
+                if not goes_on:
+                    ended(None)
 
     def _load(self) -> tuple[Loaded[Any], Document[Any]]:
         """Return what is kept of the request, its document made anew if that is lost and can be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -9,12 +10,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 
 from django.conf import settings
-from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import EngineLoadError
@@ -27,17 +26,14 @@ from inference_site.fleet.leases import (
     LiveWorker,
     ModelReport,
     ModelState,
-    live_view,
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
-from inference_site.generations.models import Claim, Generation
-from inference_site.generations.wake_ups import send_wake_up
 from worker.runtime.child_workers import ChildWorkers
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
-from worker.runtime.publisher import Publisher, StopReason, Stream
-from worker.runtime.run import Run
-from worker.runtime.served_model import Company, ServedModel
+from worker.runtime.publisher import Publisher
+from worker.runtime.runs import Runs
+from worker.runtime.served_model import ServedModel
 from worker.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -58,15 +54,14 @@ class Runtime:
     def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._parent, self._started_at = parent, time.time()
-        self._models = {spec.id: ServedModel(spec, self._changed) for spec in specs}
-        self._company = Company()
+        self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
         self._publisher = Publisher()
+        self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
         self._child_workers = ChildWorkers(self.id, self._fail)
         self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
         self._is_up = self._is_draining = self._is_ending = False
-        self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
         self._stopped = threading.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when other models may be open than before."""
@@ -104,7 +99,7 @@ class Runtime:
 
     def open_models(self) -> list[str]:
         """Return the models of which a generation would be taken now."""
-        if self._takes_nothing or not self._company.is_open:
+        if self._takes_nothing or not self._runs.is_open:
             return []
         return [id_ for id_, model in tuple(self._models.items()) if model.is_open]
 
@@ -113,12 +108,22 @@ class Runtime:
         if model := self._models.get(model_id):
             model.expect()
 
+    @property
+    def threads(self) -> int:
+        """How many threads its models need at most to begin generations, or to run them."""
+        return sum(model.threads for model in tuple(self._models.values()))
+
     def _changed(self) -> None:
         self.on_change()
 
+    def _announce(self) -> None:
+        """Have the lease say at once what has changed; for threads that must not be blocked."""
+        with contextlib.suppress(RuntimeError):  # The worker has stopped.
+            self._runs.pool.submit(self._lease.renew)
+
     @property
     def _takes_nothing(self) -> bool:
-        return self._is_draining or self._is_ending
+        return self._is_draining or self._is_ending or self._stopped.is_set()
 
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
@@ -134,69 +139,19 @@ class Runtime:
         self._watchdog.stop()
         self._listener.stop()
         self._child_workers.wait(settings.DRAIN_TIMEOUT_S)
+        self._runs.wait(settings.DRAIN_TIMEOUT_S + _STOPPING_S)
         self._publisher.stop()
         self._lease.stop()
         for model in tuple(self._models.values()):
             model.close()
 
     def serve(self, model_id: str) -> None:
-        """Run waiting generations of the model until none waits or no slot is free.
-
-        A thread that ends a generation looks for the next one itself, so under load none waits for
-        a wake-up.
-        """
+        """Run waiting generations of the model until none waits or no slot is free."""
         model = self._models.get(model_id)
         if model is None:
             logger.error("a wake-up for %s, which this worker does not serve", model_id)
             return
-        model.missed_wake_up = True
-        while model.missed_wake_up:
-            with model.slot() as free:
-                if free:
-                    model.missed_wake_up = False
-                    self._run_waiting(model)
-                if not free or self._takes_nothing or not self._company.is_open:
-                    self._pass_on(model_id)
-                    return
-
-    def _pass_on(self, model: str) -> None:
-        """Leave a wake-up that cannot be answered here any more to the others, if there are."""
-        try:
-            if any(worker.id != self.id for worker in live_view.serving(model)):
-                send_wake_up(model)
-        except RedisError as exc:
-            logger.warning("a wake-up for %s is lost; maintenance sends another: %s", model, exc)
-
-    def _run_waiting(self, model: ServedModel) -> None:
-        while model.state == ModelState.READY and not self._takes_nothing:
-            if not self._company.enter():
-                return
-            try:
-                claim = Generation.objects.claim(model.spec.id, self.id, self._company.is_single)
-                if claim is None:
-                    return
-                self._run(model, claim)
-            finally:
-                self._company.leave()
-
-    def _run(self, model: ServedModel, claim: Claim) -> None:
-        stream = self._publisher.open(claim.public_id, claim.attempt)
-        self._running[claim] = model, stream
-        try:
-            with self._alone() if claim.alone else nullcontext():
-                Run(claim, stream).drive(model.engine)
-        finally:
-            self._running.pop(claim)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Take nothing else until this has ended: it may end the process."""
-        try:
-            with self._company.alone():
-                self._changed()
-                yield
-        finally:
-            self._changed()
+        self._runs.serve(model)
 
     def obey(self, command: Command) -> None:
         """Do what an operator wants; the lease says what came of it."""
@@ -241,7 +196,7 @@ class Runtime:
         if self._parent or not self._is_up or self._takes_nothing:
             return ()
         models = tuple(self._models.items())
-        taken = {id_ for id_, model in models if model.state != ModelState.FAILED}
+        taken = {id_ for id_, m in models if m.is_loaded or m.state != ModelState.FAILED}
         taken |= self._child_workers.models
         specs = catalogue().models.values()
         return tuple(
@@ -293,7 +248,7 @@ class Runtime:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         if not model.drain(settings.DRAIN_TIMEOUT_S):
-            self._stop_runs(model)
+            self._runs.stop(model)
         if not model.drain(_STOPPING_S):
             logger.error("model %s is not dropped: what runs on it does not stop", model_id)
             return
@@ -301,11 +256,6 @@ class Runtime:
         model.close()
         self._lease.renew()
         logger.info("dropped model %s", model_id)
-
-    def _stop_runs(self, model: ServedModel) -> None:
-        for runs_on, stream in list(self._running.values()):
-            if runs_on is model:
-                stream.stop(StopReason.SHUTDOWN)
 
     def _fail(self, model_id: str, reason: str) -> None:
         """Announce that a child worker could not load its model, or has died with it."""
@@ -341,8 +291,4 @@ class Runtime:
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
         while not self._stopped.wait(_ORPHANS_S):
-            attempt("orphans", lambda: give_up_orphans(self.id, self._attempts))
-
-    def _attempts(self) -> set[tuple[str, int]]:
-        """Return what runs here, by id and attempt."""
-        return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}
+            attempt("orphans", lambda: give_up_orphans(self.id, lambda: self._runs.attempts))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
 from inference_site.domain.errors import EngineLoadError
@@ -14,23 +13,37 @@ from inference_site.fleet.leases import ModelReport, ModelState
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 
+_LATEST = 0.1
+"""The part that the latest run has in the mean of their times."""
+_MOST_SERVED = 100
+_THREADS = 32
+"""For a model that does not block: each generation needs one only while it begins and ends."""
+
 
 class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
-    ``on_change`` is called when it takes generations again, or takes no more.
+    ``on_change`` is called when it takes generations again, or takes no more; ``on_fault`` before
+    that when this is because its engine can run nothing, or can again.
     """
 
-    def __init__(self, spec: ModelSpec, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        on_change: Callable[[], None] = lambda: None,
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
         self.spec = spec
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
-        self._on_change = on_change
+        self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
         self._library = ""
         self._busy = self._expected = 0
+        self._run_s = 0.0
+        self._served: dict[int, None] = {}
         self._changed = threading.Condition()
 
     @property
@@ -46,30 +59,48 @@ class ServedModel:
         return None if self._engine is None else self._engine.steps
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether it has an engine, be it one that can run nothing now."""
+        return self._engine is not None
+
+    @property
+    def threads(self) -> int:
+        """How many threads its generations need at most to begin and, if it blocks, to run."""
+        blocks = self._engine is None or self._engine.blocks
+        return self.spec.slots if blocks else min(self.spec.slots, _THREADS)
+
+    @property
     def state(self) -> ModelState:
-        """How far it is."""
-        return self._state
+        """How far it is; failed also while its engine can run nothing."""
+        return ModelState.FAILED if self._fault else self._state
+
+    @property
+    def _fault(self) -> str:
+        is_ready = self._state == ModelState.READY and self._engine is not None
+        return self._engine.fault if is_ready and self._engine is not None else ""
 
     @property
     def is_open(self) -> bool:
         """Whether it would take a generation now."""
         taken = self._busy + self._expected
-        return self._state == ModelState.READY and taken < self.spec.slots
+        return self.state == ModelState.READY and taken < self.spec.slots
 
     @property
     def report(self) -> ModelReport:
         """What the lease says of this model."""
+        fault = self._fault
         return ModelReport(
             self.spec.id,
             self.spec.slots,
             self._busy,
-            self._state,
+            ModelState.FAILED if fault else self._state,
             self.progress if self._state == ModelState.LOADING else None,
-            self._reason,
+            fault or self._reason,
             self._since,
             self.spec.engine,
             self._library,
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
+            round(self._run_s, 3),
         )
 
     def load(self) -> None:
@@ -81,6 +112,12 @@ class ServedModel:
             raise
         self._library = library_of(self.spec.engine)
         self._state, self._since = ModelState.READY, time.time()
+        self._engine.watch(self._note_fault)
+
+    def _note_fault(self) -> None:
+        self._since = time.time()
+        self._on_fault()
+        self._on_change()
 
     def fail(self, reason: str) -> None:
         """Say that it could not be loaded, and why."""
@@ -105,29 +142,43 @@ class ServedModel:
         with self._changed:
             self._expected += 1
 
-    @contextmanager
-    def slot(self) -> Iterator[bool]:
-        """Hold a slot if one is free; yield whether one is."""
-        if not self._take():
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            with self._changed:
-                was_open = self.is_open
-                self._busy -= 1
-                self._changed.notify_all()
-            if not was_open:
-                self._on_change()
+    @property
+    def served(self) -> list[int]:
+        """The projects whose generations were taken last, the latest at the end."""
+        with self._changed:
+            return list(self._served)
 
-    def _take(self) -> bool:
+    def note_served(self, project_id: int) -> None:
+        """Note whose generation was taken: of projects that have as many running, the others come
+        first, however long the line of this one is."""
+        with self._changed:
+            self._served.pop(project_id, None)
+            self._served[project_id] = None
+            if len(self._served) > _MOST_SERVED:
+                del self._served[next(iter(self._served))]
+
+    def note_run(self, seconds: float) -> None:
+        """Note how long a run has held its slot."""
+        with self._changed:
+            self._run_s += (seconds - self._run_s) * (_LATEST if self._run_s else 1)
+
+    def take(self) -> bool:
+        """Take a slot; return False if none is free. ``release`` gives it back."""
         with self._changed:
             self._expected = max(0, self._expected - 1)
-            if self._state != ModelState.READY or self._busy >= self.spec.slots:
+            if self.state != ModelState.READY or self._busy >= self.spec.slots:
                 return False
             self._busy += 1
             return True
+
+    def release(self) -> None:
+        """Give a slot back."""
+        with self._changed:
+            was_open = self.is_open
+            self._busy -= 1
+            self._changed.notify_all()
+        if not was_open:
+            self._on_change()
 
 
 class Company:
@@ -157,26 +208,24 @@ class Company:
             self._running += self.is_open
             return self.is_open
 
-    def leave(self) -> None:
-        """Count a run no more."""
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
+    def be_alone(self) -> None:
+        """Wait until all others have ended, and let none in until the run that has entered leaves.
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be alone, for a run that has entered: wait until the others have ended, let none in."""
+        Those that wait for it do so one after the other.
+        """
         with self._changed:
             self._solitary += 1
             self._running -= 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running and not self._is_alone)
             self._is_alone = True
-        try:
-            yield
-        finally:
-            with self._changed:
+
+    def leave(self, *, was_alone: bool = False) -> None:
+        """Count a run no more."""
+        with self._changed:
+            if was_alone:
                 self._is_alone = False
                 self._solitary -= 1
-                self._running += 1
-                self._changed.notify_all()
+            else:
+                self._running -= 1
+            self._changed.notify_all()

@@ -6,7 +6,9 @@ estimated from the length of their texts, and the engine is asked again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, TextPart
@@ -17,21 +19,46 @@ _MEDIA_CHARACTERS = 2_000
 """What an image or a sound counts for: about as many tokens as a text of this length."""
 
 
-def run_truncating(engine: Engine, request: GenerationRequest, sink: Sink) -> None:
-    """Run the request; when its turns do not fit and it allows it, without the oldest of them.
+def start_truncating(
+    engine: Engine,
+    request: GenerationRequest,
+    sink: Sink,
+    ended: Callable[[Exception | None], None],
+) -> bool:
+    """Start the request; when its turns do not fit and it allows it, without the oldest of them.
 
-    Raise ContextLengthExceeded when even the last turn does not fit.
+    Raise, or end with, ContextLengthExceeded when even the last turn does not fit. Otherwise like
+    ``Engine.start``.
     """
-    while True:
-        try:
-            getattr(engine, request.operation)(request, sink)
-        except ContextLengthExceeded as exc:
-            messages = _shorter(request, exc) if request.truncate else request.messages
-            if len(messages) == len(request.messages):
-                raise
-            request = replace(request, messages=messages)
-        else:
+
+    def start(request: GenerationRequest) -> bool:
+        while True:
+            try:
+                return engine.start(request, sink, partial(on_end, request))
+            except ContextLengthExceeded as exc:
+                request = _fitting(request, exc)
+
+    def on_end(request: GenerationRequest, error: Exception | None) -> None:
+        if not isinstance(error, ContextLengthExceeded):
+            ended(error)
             return
+        try:
+            is_over = not start(_fitting(request, error))
+        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has gone.
+            ended(exc)
+        else:
+            if is_over:
+                ended(None)
+
+    return start(request)
+
+
+def _fitting(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
+    """Return the request without its oldest turns. Raise what refused it if none may go."""
+    messages = _shorter(request, refused) if request.truncate else request.messages
+    if len(messages) == len(request.messages):
+        raise refused
+    return replace(request, messages=messages)
 
 
 def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tuple[Message, ...]:

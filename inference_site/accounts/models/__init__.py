@@ -1,7 +1,13 @@
 """The tables of projects, API keys and budgets; web packages import them from here."""
 
 from inference_site.accounts.models.budgets import Budget, BudgetSpend
-from inference_site.accounts.models.tenants import ApiKey, KeySecret, Project, Scope
+from inference_site.accounts.models.tenants import (
+    ApiKey,
+    KeySecret,
+    Project,
+    Scope,
+    default_scopes,
+)
 
 __all__ = [
     "ApiKey",
@@ -10,4 +16,5 @@ __all__ = [
     "KeySecret",
     "Project",
     "Scope",
+    "default_scopes",
 ]

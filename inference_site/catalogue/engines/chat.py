@@ -35,7 +35,7 @@ class ChatOptions(TemplateOptions):
     """How a model chats whose engine only continues texts; see docs/engines.md.
 
     What is None is what the template shows. ``reasoning_header`` always begins the reasoning and
-    is left out of it.
+    is left out of it. ``stop_texts`` end a turn, like those of a family of templates.
     """
 
     channels: Channels | None = None
@@ -45,7 +45,12 @@ class ChatOptions(TemplateOptions):
     reasoning_header: str | None = None
     reasoning_reenters: bool | None = None
     reasoning_start: str | None = None
+    stop_texts: list[Text] = []
     tool_format: ToolFormatName | None = None
+
+
+READING = frozenset(ChatOptions.model_fields) - frozenset(TemplateOptions.model_fields)
+"""The options that say how answers are read, and not only how prompts are written."""
 
 
 def chat_capabilities(own: frozenset[str]) -> frozenset[str]:

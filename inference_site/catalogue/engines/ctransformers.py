@@ -10,7 +10,10 @@ from inference_site.catalogue.gguf_file import read_fields
 from inference_site.domain.model_spec import ModelSpec
 
 COMPLETES = frozenset(
-    {"cache_prompt", "choices", "completions", "grammar", "logprobs", "stop_token_ids", "tokens"}
+    {
+        *("cache_prompt", "choices", "completions", "grammar", "logprobs", "prompt_logprobs"),
+        *("stop_token_ids", "tokens"),
+    }
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
 
-from inference_site.catalogue.engines.chat import TemplateOptions
+from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.operator_settings import FileName
 from inference_site.domain.model_spec import ModelSpec
 
@@ -14,12 +14,12 @@ _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
-        *("mirostat", "stop_token_ids", "tools"),
+        *("mirostat", "prompt_logprobs", "stop_token_ids", "tools"),
     }
 )
 
 
-class LlamaCppOptions(TemplateOptions):
+class LlamaCppOptions(ChatOptions):
     """What llama.cpp has beside the settings that all engines share.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be

@@ -50,28 +50,48 @@ def fits_header(text: str) -> str:
 _HeaderText = Annotated[AnyText, AfterValidator(fits_header)]
 
 
-class UpstreamOptions(EngineOptions):
-    """Where a model's server is and how it is spoken to; see docs/engines.md.
+_BaseUrl = Annotated[HttpUrl, AfterValidator(_without_query)]
 
-    One of ``api_key``, ``api_key_env`` and ``api_key_file`` may be given; the worker reads the
-    variable or the file when it loads the model. ``connections`` is how many idle ones are kept,
-    None for as many as there are slots.
+
+class UpstreamOptions(EngineOptions):
+    """Where a model's servers are and how they are spoken to; see docs/engines.md.
+
+    ``base_url`` or ``base_urls`` is needed; the servers of a list are alike. One of ``api_key``,
+    ``api_key_env`` and ``api_key_file`` may be given; the worker reads the variable or the file
+    when it loads the model. ``connections`` has no effect any more: idle connections are closed
+    after seconds.
     """
 
-    base_url: Annotated[HttpUrl, AfterValidator(_without_query)] = Field(
-        description="the address of an OpenAI-compatible API, up to /v1"
-    )
+    base_url: _BaseUrl | None = None
+    base_urls: list[_BaseUrl] = Field([], max_length=64, validate_default=True)
     model: Text | None = None
     flavor: FlavorName = _DEFAULT_FLAVOR
     capabilities: list[Capability] | None = None
     fields: dict[Annotated[str, AfterValidator(_known_field)], Text | None] = {}
     chat_template_kwargs: dict[str, Any] = {}
     timeout_s: float = Field(120.0, gt=0, lt=1e6)
+    check_every_s: float = Field(5.0, ge=0.1, lt=1e6)
     connections: PositiveInt | None = None
     api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     api_key_env: Text | None = None
     api_key_file: FileName | None = None
     headers: dict[_HeaderText, Secret[_HeaderText]] = {}
+
+    @property
+    def addresses(self) -> list[HttpUrl]:
+        """The addresses of all servers."""
+        return self.base_urls if self.base_url is None else [self.base_url]
+
+    @field_validator("base_urls")
+    @classmethod
+    def _one_way_to_name_servers(cls, value: list[HttpUrl], info: ValidationInfo) -> list[HttpUrl]:
+        if "base_url" not in info.data:  # It is there, and wrong.
+            return value
+        if value and info.data["base_url"] is not None:
+            raise ValueError("cannot be used together with 'base_url'")
+        if not value and info.data["base_url"] is None:
+            raise ValueError("it is missing, as is 'base_url': the address of a server, up to /v1")
+        return value
 
     @field_validator("api_key_env", "api_key_file")
     @classmethod
@@ -80,6 +100,13 @@ class UpstreamOptions(EngineOptions):
             if info.data.get(other) is not None:
                 raise ValueError(f"cannot be used together with '{other}'")
         return value
+
+
+def honoured(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of fields that the model's server is told of."""
+    options = UpstreamOptions.of(spec)
+    named = {**FLAVORS[options.flavor].fields, **options.fields}
+    return frozenset(name for name, target in named.items() if target is not None)
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:

@@ -16,12 +16,14 @@ class DeclaredEngine:
     """What is known of an engine without its library.
 
     ``capabilities`` says what requests to a model may ask for; ``library`` is the package that it
-    runs on, in the extra of the engine's name (``llama-cpp``, with a dash).
+    runs on, in the extra of the engine's name (``llama-cpp``, with a dash). ``honoured`` names the
+    fields that it heeds, of samplers and the like; without it, it heeds all of them.
     """
 
     options: type[EngineOptions]
     capabilities: Callable[[ModelSpec], frozenset[str]]
     library: str | None = None
+    honoured: Callable[[ModelSpec], frozenset[str]] | None = None
 
 
 ENGINES = {
@@ -30,7 +32,9 @@ ENGINES = {
     ),
     "llama_cpp": DeclaredEngine(llama_cpp.LlamaCppOptions, llama_cpp.capabilities, "xllamacpp"),
     "openai_upstream": DeclaredEngine(
-        openai_upstream.UpstreamOptions, openai_upstream.capabilities
+        openai_upstream.UpstreamOptions,
+        openai_upstream.capabilities,
+        honoured=openai_upstream.honoured,
     ),
     "scripted": DeclaredEngine(scripted.ScriptedOptions, scripted.capabilities),
 }
@@ -40,6 +44,12 @@ LIBRARIES = {name: engine.library for name, engine in ENGINES.items() if engine.
 def model_capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for; see docs/glossary.md."""
     return ENGINES[spec.engine].capabilities(spec)
+
+
+def honoured_fields(spec: ModelSpec) -> frozenset[str] | None:
+    """Return the names of samplers and the like that this model heeds; None for all of them."""
+    honoured = ENGINES[spec.engine].honoured
+    return None if honoured is None else honoured(spec)
 
 
 def library_of(name: str) -> str:

@@ -12,8 +12,8 @@ from typing import Literal
 
 Capability = Literal[
     "audio", "cache_prompt", "chat", "chat_template", "choices", "completions", "dimensions",
-    "embeddings", "grammar", "logprobs", "mirostat", "render", "response_prefix",
-    "stop_token_ids", "suffix", "tokens", "tools", "vision",
+    "embeddings", "grammar", "logprobs", "mirostat", "prompt_logprobs", "render",
+    "response_prefix", "stop_token_ids", "suffix", "tokens", "tools", "vision",
 ]  # fmt: skip
 """What an operator may declare."""
 
@@ -102,7 +102,8 @@ FLAVORS: dict[FlavorName, Flavor] = {
     "vllm": Flavor(
         _VLLM,
         _BASE
-        | {"chat_template", "choices", "render", "response_prefix", "stop_token_ids", "tokens"},
+        | {"chat_template", "choices", "prompt_logprobs", "render", "response_prefix"}
+        | {"stop_token_ids", "tokens"},
         running_usage="continuous_usage_stats",
         tokens="vllm",
         float_embeddings=False,

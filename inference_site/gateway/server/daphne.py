@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -19,10 +20,11 @@ BACKLOG = 4096
 """How many connections may wait to be accepted; the kernel lowers it to its own bound."""
 
 
-def run_server(host: str, port: int, descriptor: int | None = None) -> Any:
+def run_server(host: str, port: int, descriptor: int | None, prepare: Callable[[], None]) -> Any:
     """Serve until stopped; return the exit status.
 
     ``descriptor`` is that of an IPv4 socket that listens already, instead of host and port.
+    ``prepare`` is called when everything is imported, before the server listens.
     """
     start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
@@ -30,6 +32,7 @@ def run_server(host: str, port: int, descriptor: int | None = None) -> Any:
     import_kinds()
     prepare_to_send()
     freeze_imported_objects()
+    prepare()
     command = CommandLineInterface()
     command.server_class = DrainingServer
     interface = host.strip("[]").replace(":", r"\:")

@@ -20,7 +20,7 @@ class Migration(migrations.Migration):
             name='Generation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(max_length=64, unique=True)),
+                ('public_id', models.CharField(max_length=64, unique=True, verbose_name='ID')),
                 ('kind', models.CharField(max_length=32)),
                 ('model', models.CharField(max_length=200)),
                 ('request_id', models.CharField(max_length=128)),

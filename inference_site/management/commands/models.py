@@ -1,4 +1,4 @@
-"""``manage.py models``: list the catalogue; ``manage.py models FILE``: describe a file."""
+"""``manage.py models``: list the catalogue; ``manage.py models check FILE``: look at a file."""
 
 from __future__ import annotations
 
@@ -6,39 +6,69 @@ import os
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of
 from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
+from inference_site.catalogue.model_files import fault_of
+from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec
 
+_MODELS_FILES = (".yaml", ".yml")
 _HEADER = ("model", "engine", "slots", "context", "needs", "file")
 
 
 class Command(BaseCommand):
-    """Lists the models with the memory they need, or checks one file."""
+    """Lists the models with the memory they need, or checks a models file or a GGUF file."""
 
-    help = "List the models, or say what a GGUF file is and what memory it needs."
+    help = "List the models, or check a models file, or a GGUF file and the memory that it needs."
     requires_system_checks: list[str] = []  # They import the whole site.
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", nargs="?", type=Path, help="a GGUF file to check")
-        parser.add_argument("--slots", type=int, default=8)
-        parser.add_argument(
-            "--context-length", type=int, help="tokens a slot (default: the file's)"
-        )
+        parser.add_argument("action", nargs="?", choices=["check"])
+        parser.add_argument("file", nargs="?", type=Path, help="models.yaml, or a GGUF file")
+        parser.add_argument("--slots", type=int, default=LLAMA_CPP_SLOTS)
+        parser.add_argument("--context-length", type=int, help="tokens a slot (default: as served)")
 
     def handle(
-        self, *_: Any, file: Path | None, slots: int, context_length: int | None, **__: Any
+        self,
+        *_: Any,
+        action: str | None,
+        file: Path | None,
+        slots: int,
+        context_length: int | None,
+        **__: Any,
     ) -> None:
-        if file is None:
-            self._list()
-        else:
-            self._check(file, slots, context_length)
+        try:
+            if action is None:
+                self._list(catalogue())
+            elif file is None:
+                raise CommandError("Which file? manage.py models check models.yaml")
+            elif file.suffix in _MODELS_FILES:
+                self._check_models_file(file)
+            else:
+                self._check(file, slots, context_length)
+        except ImproperlyConfigured as exc:
+            raise CommandError(str(exc)) from exc
 
-    def _list(self) -> None:
-        rows = [_HEADER, *(_row(spec) for spec in catalogue().models.values())]
+    def _check_models_file(self, path: Path) -> None:
+        known = Catalogue(read_models_file(path))
+        self._list(known)
+        lines = entry_lines(path)
+        faults = [
+            f"{path}:{lines[spec.id]}: models.{spec.id}: {fault}."
+            for spec in known.models.values()
+            if (fault := fault_of(spec))
+        ]
+        if faults:
+            raise CommandError("\n".join(faults))
+        self.stdout.write(f"{path} is good.")
+
+    def _list(self, known: Catalogue) -> None:
+        rows = [_HEADER, *(_row(spec) for spec in known.models.values())]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -50,7 +80,7 @@ class Command(BaseCommand):
             info = read_gguf(file)
         except (OSError, ValueError, KeyError, IndexError) as exc:
             raise CommandError(f"{file}: {exc}") from exc
-        context = context_length or info.context_length
+        context = context_length or context_of(info.context_length)
         needed, free = needed_bytes(info, slots, context), free_memory_bytes()
         template = "yes" if info.has_chat_template else "no: chats need one from models.yaml"
         self.stdout.write(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
-import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,17 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from inference_site import environment
-from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.catalogue import DEMO_FILE, start_specs
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.catalogue.hub import HubError, Reference, kept
+from inference_site.catalogue.model_files import fault_of
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.management.commands.pull import pulled
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
+from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
-
-_READY_TIMEOUT_S = 60.0
+from inference_site.supervisor.welcome import Welcome, show_secrets
 
 
 class Command(BaseCommand):
@@ -33,41 +36,94 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=environment.text("HOST", "127.0.0.1"))
         parser.add_argument("--port", type=int, default=environment.number("PORT", 8000))
+        parser.add_argument(
+            "--model",
+            default=environment.text("MODEL") or None,
+            help="fetch and serve it: owner/name:Q4_K_M, or owner/name/file",
+        )
 
-    def handle(self, *_: Any, host: str, port: int, **__: Any) -> None:
+    def handle(self, *_: Any, host: str, port: int, model: str | None, **__: Any) -> None:
         started = time.monotonic()
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
         )  # SIGTERM stops a start-up in the same way as Ctrl-C.
-        _require_catalogue()
         data_dir: Path = settings.DATA_DIR
+        try:
+            specs = _good_models(_wanted(model))
+        except KeyboardInterrupt as exc:
+            raise CommandError("Stopped.") from exc
         data_dir.mkdir(parents=True, exist_ok=True)
-        stack = Stack(data_dir, host, port, _say)
+        stack, made, is_up = Stack(data_dir, host, port, _say), FirstSecrets(None, None), False
         try:
             stack.start_services()
             stack.start_processes()
-            _show_secrets(_prepared(stack, data_dir), data_dir)
+            _say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
+            made = _prepared(stack, data_dir)
             url = _url(host, port)
-            _wait_until_ready(url, stack)
-            _say(f"ready in {time.monotonic() - started:.1f} s")
-            _welcome(stack, url, data_dir)
+            failed = wait_until_ready(url, stack, _say)
+            _explain(failed, stack)
+            _welcome(url, data_dir, made, [spec for spec in specs if spec.id not in failed])
+            is_up = True
+            _say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
             stack.watch()
         except ServiceError as exc:
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt:
             pass
         finally:
+            if not is_up:
+                show_secrets(made)
             _say("stopping")
             stack.stop()
         _say("stopped")
 
 
-def _require_catalogue() -> None:
-    """Raise CommandError for an invalid models file before anything is started."""
+def _wanted(model: str | None) -> Path | None:
+    """Return the file of the model that is asked for, fetched unless it is there.
+
+    Raise CommandError.
+    """
+    if model is None:
+        return None
     try:
-        catalogue()
+        reference = Reference.read(model)
+    except HubError as exc:
+        raise CommandError(str(exc)) from exc
+    return kept(reference, Path(settings.MODELS_DIR)) or pulled(model)
+
+
+def _good_models(wanted: Path | None) -> list[ModelSpec]:
+    """Return the models that will be served, the wanted one first; say what is wrong with others.
+
+    Raise CommandError for an invalid models file, and when no model can be served, before anything
+    is started.
+    """
+    try:
+        specs = start_specs(settings.START_MODELS)
     except ImproperlyConfigured as exc:
         raise CommandError(str(exc)) from exc
+    if wanted is not None and all(spec.file != wanted for spec in specs):
+        raise CommandError(f"No model of MODELS_FILE or START_MODELS has the file {wanted}.")
+    faults = {spec.id: fault_of(spec) for spec in specs if spec.file != DEMO_FILE}
+    told = [f"the model {id_} cannot be served: {fault}" for id_, fault in faults.items() if fault]
+    if specs and len(told) == len(specs):
+        raise CommandError("\n".join(told))
+    for line in told:
+        _say(line)
+    good = [spec for spec in specs if not faults.get(spec.id)]
+    return sorted(good, key=lambda spec: (spec.file != wanted, not _chats(spec)))
+
+
+def _chats(spec: ModelSpec) -> bool:
+    return "chat" in model_capabilities(spec)
+
+
+def _explain(failed: list[str], stack: Stack) -> None:
+    """Say why models could not be loaded, in the words of the worker's log."""
+    log = stack.log_of("worker")
+    for model in failed:
+        found = re.findall(rf"Model '{re.escape(model)}': .*", log)
+        _say(found[-1] if found else f"the model {model} could not be loaded; see the worker's log")
 
 
 def _url(host: str, port: int) -> str:
@@ -80,19 +136,6 @@ def _say(line: str) -> None:
     print(f"[serve] {line}", flush=True)
 
 
-def _wait_until_ready(url: str, stack: Stack) -> None:
-    """Return when the site can answer a completion, or after a minute with a message."""
-    deadline = time.monotonic() + _READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # Our own address.
-                return
-        except (urllib.error.URLError, OSError):
-            stack.restart_dead()
-            time.sleep(0.1)
-    _say("the site is not ready after a minute; see the logs")
-
-
 def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
     """Prepare the site while its processes start. Raise ServiceError."""
     try:
@@ -101,29 +144,13 @@ def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
         raise ServiceError(f"The database could not be prepared: {exc}") from exc
 
 
-def _show_secrets(made: FirstSecrets, data_dir: Path) -> None:
-    """Print the secrets of a first run at once, in case a later step fails."""
-    if made.admin_password:
-        print(f"\n  admin     user: admin   password: {made.admin_password}   (shown once)")
-    if made.api_key:
-        print(f"  API key   {made.api_key}   (shown once; kept in {data_dir / 'api_key'})\n")
-    sys.stdout.flush()
-
-
-def _welcome(stack: Stack, url: str, data_dir: Path) -> None:
-    names = ", ".join(f"{name} ({pid})" for name, pid in stack.processes())
-    model = next(iter(catalogue().models))
-    print(
-        f"\n  running   {names}\n"
-        f"  logs      {data_dir / 'log'}\n"
-        f"  models    {', '.join(catalogue().models)}\n"
-        f"  API       {url}/v1\n"
-        f"  admin     {url}/admin/\n"
-        f"  playground {url}/playground\n\n"
-        f"  curl {url}/v1/chat/completions \\\n"
-        f'    -H "Authorization: Bearer $(cat {data_dir / "api_key"})" \\\n'
-        '    -H "Content-Type: application/json" \\\n'
-        f'    -d \'{{"model": "{model}", "stream": true, '
-        '"messages": [{"role": "user", "content": "Tell me a story."}]}\'\n'
-    )
-    sys.stdout.flush()
+def _welcome(url: str, data_dir: Path, made: FirstSecrets, specs: list[ModelSpec]) -> None:
+    first = specs[0] if specs else None
+    Welcome(
+        url,
+        data_dir,
+        made,
+        [spec.id for spec in specs],
+        "" if first is None else first.id,
+        first is not None and _chats(first),
+    ).show()

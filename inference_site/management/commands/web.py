@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from inference_site.api.documentation import prepare_document
+from inference_site.catalogue.catalogue import catalogue, watch_folder
 from inference_site.gateway.server.daphne import run_server
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
@@ -28,6 +32,22 @@ class Command(BaseCommand):
         add_wait(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
+        _require_settings()
         wait_if_asked(options)
         metrics.register()
-        sys.exit(run_server(host, port, fd))
+        sys.exit(run_server(host, port, fd, _prepare))
+
+
+def _prepare() -> None:
+    """Start the threads that no request has to wait for."""
+    prepare_document()
+    watch_folder()
+
+
+def _require_settings() -> None:
+    """Raise CommandError for what is missing or wrong and would fail requests one by one."""
+    try:
+        catalogue()
+        settings.SECRET_KEY  # noqa: B018  # Django refuses an empty one when it is read.
+    except ImproperlyConfigured as exc:
+        raise CommandError(f"{exc} See docs/settings.md.") from exc

@@ -37,7 +37,9 @@ class Command(BaseCommand):
         wait_if_asked(options)
         names = settings.START_MODELS if models is None else models.split(",")
         try:
-            status = run_worker(app, start_specs(names), loglevel, parent)
+            # With names it has only those; on demand, models wait until they are asked for.
+            takes_new = not (names or parent or settings.LOAD_ON_DEMAND)
+            status = run_worker(app, start_specs(names), loglevel, parent, takes_new=takes_new)
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         sys.exit(status)

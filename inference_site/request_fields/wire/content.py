@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireRequest
+from inference_site.request_fields.wire.shapes import chat_part
 
 
 class TextPart(WireRequest):
@@ -67,7 +68,9 @@ class FilePart(WireRequest):
 
 
 Part = Annotated[
-    TextPart | ImagePart | AudioPart | FilePart | RefusalPart, Field(discriminator="type")
+    TextPart | ImagePart | AudioPart | FilePart | RefusalPart,
+    Field(discriminator="type"),
+    BeforeValidator(chat_part),
 ]
 
 

@@ -82,6 +82,7 @@ def _report(
         clients=options.clients,
         date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
         cores=os.cpu_count(),
+        load=os.getloadavg()[-1],
     )
     if options.write:
         PAGE.write_text(text + section_of(PAGE.read_text()))

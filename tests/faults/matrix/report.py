@@ -35,7 +35,7 @@ are polled, cancelled, and read by a client that comes back). The model is the s
 numbered words, so a lost or repeated word shows.
 
 Last run: {date}, {injections} faults in {minutes:.0f} minutes, {requests} requests.
-The clients share the {cores} cores with the stack.
+The clients share the {cores} cores with the stack; the load average was {load:.0f}.
 
 """
 _FAULTS = """
@@ -64,7 +64,7 @@ its key, of which nothing may be reserved any more.
 
 
 def page(ledger: Ledger, broken: list[Violation], totals: Totals, **facts: object) -> str:
-    """Return the page. ``facts`` are the date, the number of clients and the cores."""
+    """Return the page. ``facts`` are the date, the clients, the cores and their load average."""
     began = min(request.began_at for request in ledger.requests)
     ended = max(request.ended_at for request in ledger.requests)
     head = _HEAD.format(

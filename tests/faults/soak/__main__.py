@@ -51,18 +51,18 @@ def main() -> int:
     with served_stack(MODEL) as stack:
         samples, ledger = asyncio.run(soak(stack, options.clients, options.minutes))
         broken = violations(stack, ledger)
-    text = section(
-        samples,
-        options.warm_up,
-        clients=options.clients,
-        requests=len(ledger.requests),
-        broken=len(broken) or "none",
-        date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-    )
-    if options.write:
-        PAGE.write_text(with_section(PAGE.read_text(), text))
-        PLOT.write_text(plot(samples))
-    print(text)
+        text = section(
+            samples,
+            options.warm_up,
+            clients=options.clients,
+            requests=len(ledger.requests),
+            broken=len(broken) or "none",
+            date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        )
+        print(text, flush=True)
+        if options.write:  # Before the stack ends, so that nothing that goes wrong then loses it.
+            PAGE.write_text(with_section(PAGE.read_text(), text))
+            PLOT.write_text(plot(samples))
     for violation in broken:
         print(f"{violation.promise}: {violation.detail}")
     return bool(broken)

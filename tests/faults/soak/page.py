@@ -12,10 +12,10 @@ _TITLE = "## Soak\n"
 _HEAD = (
     _TITLE
     + """
-`make soak` keeps {clients} clients of the kinds above at work for {minutes:.0f} minutes, without a
-fault, and looks at every process each 10 s. Last run: {date}, {requests:,} requests, promises
-broken: {broken}. The slope is that of a line through all samples after
-the first {warm_up:.0f} minutes.
+`make soak` keeps {clients} clients of the kinds above at work for half an hour, without a fault,
+and looks at every process each 10 s. Last run: {date}, {minutes:.0f} minutes, {requests:,}
+requests, promises broken: {broken}. The slope is that of a line through all samples after the
+first {warm_up:.0f} minutes.
 
 ![what each process held](images/soak.svg)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import Finish, Usage
 from inference_site.domain.messages import ImagePart, TextPart
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.models import Generation, Status
 from inference_site.streams.request_documents import save_document
@@ -19,13 +19,15 @@ from tests.image_server import ImageServer
 from tests.images import PNG, data_url, request_of
 from tests.worker.runtime.test_run import LocalStream
 from worker.engines.base import Sink
+from worker.engines.scripted import ScriptedEngine
 from worker.runtime.run import Run
 
 
-class NotingEngine:
+class NotingEngine(ScriptedEngine):
     """Answers nothing, and notes what it was asked."""
 
     def __init__(self) -> None:
+        super().__init__(ModelSpec("m", "scripted"))
         self.requests: list[GenerationRequest] = []
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
@@ -43,8 +45,7 @@ def run(api_key: ApiKey, url: str) -> tuple[Generation, LocalStream, list[Genera
     claim = Generation.objects.claim("m", "w")
     assert claim is not None
     stream, engine = LocalStream(public_id), NotingEngine()
-    as_engine: Any = engine
-    Run(claim, stream).drive(as_engine)
+    Run(claim, stream).start(engine, lambda _: None)
     return Generation.objects.get(public_id=public_id), stream, engine.requests
 
 

@@ -94,7 +94,7 @@ class Attempt:
         self.engine: Any = ScriptedEngine(ModelSpec("m", "scripted"))
 
     def drive(self) -> Generation:
-        Run(self.claim, self.stream).drive(self.engine)
+        assert not Run(self.claim, self.stream).start(self.engine, lambda _: None)
         return self.row
 
     def stop_at(self, text: str, reason: StopReason = StopReason.REQUESTED) -> None:
@@ -183,10 +183,11 @@ def test_an_engine_that_fails_fails_the_generation(start: Start) -> None:
     assert "the GPU fell off" in attempt.stream.text
 
 
-class BrokenEngine:
+class BrokenEngine(ScriptedEngine):
     """Raises what no engine should."""
 
     def __init__(self, error: Exception) -> None:
+        super().__init__(ModelSpec("m", "scripted"))
         self._error = error
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:

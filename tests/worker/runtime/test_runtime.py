@@ -35,8 +35,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import host_memory, served_model
-from worker.runtime import runtime as worker_runtime
+from worker.runtime import host_memory, runs, served_model
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -177,7 +176,7 @@ def test_a_wake_up_that_a_draining_worker_receives_is_left_to_another(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    monkeypatch.setattr(worker_runtime, "send_wake_up", sent.append)
+    monkeypatch.setattr(runs, "send_wake_up", sent.append)
     other = LiveWorker("other", (ModelReport("m", 1, 0),))
     monkeypatch.setattr(live_view, "workers", lambda: [other])
     runtime.serve("m")

@@ -16,7 +16,7 @@ from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from worker.engines.base import Engine, Sink
 from worker.engines.scripted import ScriptedEngine
-from worker.runtime.truncation import run_truncating
+from worker.runtime.truncation import start_truncating
 
 
 class CountingEngine(ScriptedEngine):
@@ -46,7 +46,7 @@ def length(message: Message) -> int:
 def run(messages: list[Message], context_length: int, *, truncate: bool = True) -> CountingEngine:
     engine = CountingEngine(context_length)
     request = GenerationRequest("m", tuple(messages), truncate=truncate)
-    run_truncating(engine, request, RecordingSink())
+    assert not start_truncating(engine, request, RecordingSink(), lambda _: None)
     return engine
 
 
@@ -143,7 +143,7 @@ def test_images_count_for_more_than_their_text() -> None:
 
     engine = Blind(1000)
     request = GenerationRequest("m", tuple(messages), truncate=True)
-    run_truncating(engine, request, RecordingSink())
+    assert not start_truncating(engine, request, RecordingSink(), lambda _: None)
     assert engine.taken == tuple(messages[2:])
 
 
@@ -153,5 +153,6 @@ def test_other_refusals_pass_through() -> None:
             raise InvalidRequest("no")
 
     engine: Engine = Refusing(10)
+    request = GenerationRequest("m", (user("x"),), truncate=True)
     with pytest.raises(InvalidRequest, match="no"):
-        run_truncating(engine, GenerationRequest("m", (user("x"),), truncate=True), RecordingSink())
+        start_truncating(engine, request, RecordingSink(), lambda _: None)

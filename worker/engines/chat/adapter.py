@@ -12,7 +12,6 @@ Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capab
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from inference_site.domain.request import Constraint, GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.chat_sink import ChatSink, ChatUsage, ChoiceParser, ForcedCallParser
 from worker.engines.chat.configuration import ChatConfiguration
-from worker.engines.chat.forced_call import call_schema
+from worker.engines.chat.forced_call import forced_constraint
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning
 from worker.engines.chat.template import without_bos
 
@@ -108,7 +107,7 @@ class ChatAdapter(Engine):
 
     def _parsers(self, request: GenerationRequest, prompt: str) -> Sequence[ChoiceParser]:
         if request.must_call:
-            return [ForcedCallParser(index) for index in range(request.choices)]
+            return [ForcedCallParser(request, index) for index in range(request.choices)]
         in_reasoning = ends_in_reasoning(prompt, self._chat.syntax)
         return [
             OutputParser(
@@ -186,7 +185,7 @@ def _constraint(request: GenerationRequest) -> Constraint | None:
     """
     if not request.must_call:
         return request.constraint
-    return Constraint("json_schema", json.dumps(call_schema(request.tools)), "tools")
+    return forced_constraint(request)
 
 
 def _one(request: GenerationRequest, index: int) -> GenerationRequest:

@@ -16,8 +16,9 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
+from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.chat.forced_call import ForcedCall
+from worker.engines.chat.forced_call import forced_reader
 
 
 class ChoiceParser(Protocol):
@@ -47,8 +48,8 @@ class ForcedCallParser:
 
     in_reasoning = is_holding = False
 
-    def __init__(self, index: int) -> None:
-        self._call = ForcedCall(index)
+    def __init__(self, request: GenerationRequest, index: int) -> None:
+        self._call = forced_reader(request, index)
         self.calls = 1
 
     @property

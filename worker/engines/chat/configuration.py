@@ -59,7 +59,7 @@ def configure_chat(
     return ChatConfiguration(
         template,
         _syntax(spec, options, source, family),
-        family.stop if family else (),
+        (*(family.stop if family else ()), *options.stop_texts),
         vocabulary.bos if vocabulary.adds_bos else "",
     )
 

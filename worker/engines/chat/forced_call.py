@@ -13,7 +13,7 @@ import secrets
 from typing import Any
 
 from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from worker.engines.chat.tool_schemas import arguments_schema
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -29,6 +29,19 @@ def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
     if len(tools) == 1:
         return _call(tools[0], "#")
     return {"anyOf": [_call(tool, f"#/anyOf/{number}") for number, tool in enumerate(tools)]}
+
+
+def forced_constraint(request: GenerationRequest) -> Constraint:
+    """Return what the answer must match that must be a call."""
+    schema = json.dumps(call_schema(request.tools))
+    return request.forced_grammar or Constraint("json_schema", schema, "tools")
+
+
+def forced_reader(request: GenerationRequest, index: int) -> ForcedCall | ForcedText:
+    """Return what reads such an answer."""
+    if request.forced_grammar is None:
+        return ForcedCall(index)
+    return ForcedText(request.tools[0].name, index)
 
 
 def _call(tool: Tool, pointer: str) -> dict[str, Any]:
@@ -89,3 +102,19 @@ class ForcedCall:
         elif character in "}]":
             self._depth -= 1
             self.is_complete = self._depth == 0
+
+
+class ForcedText:
+    """Takes an answer that is nothing but the text of a custom tool's call, like ``ForcedCall``."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self._name, self._index = name, index
+        self.is_complete = False
+
+    def feed(self, text: str) -> list[ToolCallDelta]:
+        """Take a piece of the text; return the piece of the call."""
+        if self.is_complete:
+            return [ToolCallDelta(0, text, index=self._index, is_custom=True)]
+        self.is_complete = True  # Where it ends says the grammar.
+        call_id, name = new_call_id(), self._name
+        return [ToolCallDelta(0, text, call_id, name, self._index, is_custom=True)]

@@ -99,8 +99,13 @@ class CtransformersEngine(Engine):
         try:
             for number, prompt in enumerate(prompts):
                 with self._contexts.take(prompt) as context:
-                    for choice in range(request.choices):
-                        run = self._choice(request, sink, usage, number * request.choices + choice)
+                    runs = [
+                        self._choice(request, sink, usage, number * request.choices + choice)
+                        for choice in range(request.choices)
+                    ]
+                    if request.echo:
+                        runs[0].echo(context, prompt, request.prompts[number])
+                    for run in runs:
                         run.run(context, prompt, self._limit(request, prompt))
         finally:
             sink.feed(usage.to_delta())  # However it ends: what was used is accounted.
@@ -113,7 +118,7 @@ class CtransformersEngine(Engine):
 
     def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
         room = self._context_length - len(prompt)
-        return min(request.max_output_tokens or room, room)
+        return room if request.max_output_tokens is None else min(request.max_output_tokens, room)
 
     def _sampler(self, sampling: Sampling, index: int) -> Sampler:
         breakers = sampling.dry_sequence_breakers or _BREAKERS
@@ -131,7 +136,10 @@ class CtransformersEngine(Engine):
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         with self._clock.watched(sink) as watched:
             for index, prompt in enumerate(request.prompts):
-                watched.feed(TokensDelta(tuple(self._vocabulary.tokens(str(prompt))), index))
+                tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+                pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+                texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+                watched.feed(TokensDelta(tuple(tokens), index, texts))
                 watched.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:

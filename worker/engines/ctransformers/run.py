@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from inference_site.domain.deltas import Finish, TokenLogprob, Usage
+from inference_site.domain.deltas import Finish, PromptProgress, TokenLogprob, Usage
 from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
@@ -18,6 +18,7 @@ from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilit
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.grammars import llguidance_grammar
+from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
 
 
 @dataclass
@@ -54,11 +55,29 @@ class ChoiceRun:
     sampler: Sampler
     output: list[int] = field(default_factory=list)
 
+    def echo(self, context: Context, tokens: Sequence[int], prompt: str | tuple[int, ...]) -> None:
+        """Feed the prompt to all choices; one whose probabilities are asked for is read anew."""
+        entries = [first_entry(self.vocabulary.bytes_of(token)) for token in tokens]
+        if self.request.scores_prompts:
+            context.tokens.clear()
+            for place, token in enumerate(tokens[1:], 1):
+                if self.sink.cancelled:
+                    return
+                context.read(tokens[place - 1 : place])
+                entries[place] = self._logprob(token, context.logits())
+        if isinstance(prompt, str):
+            entries = shared_out(prompt, entries)
+        indices = range(self.index, self.index + self.request.choices)
+        feed_entries(entries, indices, self.sink, self.request.scores_prompts)
+
     def run(self, context: Context, prompt: Sequence[int], limit: int) -> None:
         """Generate up to ``limit`` tokens; return early when the sink is cancelled."""
         if not self._prefill(context, prompt):
             return
         started = time.perf_counter()
+        if limit == 0 and self.request.echo:
+            self.sink.feed(Finish("length", self.index))
+            return
         finish = self._decode(context, [*prompt], limit)
         self.usage.decode_ms += (time.perf_counter() - started) * 1000
         if finish is not None:
@@ -71,11 +90,14 @@ class ChoiceRun:
             context.tokens.clear()
         if self.index % self.request.choices == 0:
             self.usage.input_tokens += len(prompt)
-            self.usage.cached_tokens += cached
+            self.usage.cached_tokens += 0 if self.request.scores_prompts else cached
         for first in range(cached, len(prompt), PREFILL_BATCH):
             if self.sink.cancelled:
                 return False
             context.read(prompt[first : first + PREFILL_BATCH])
+            if self.request.return_progress:
+                done, elapsed_ms = len(context.tokens), (time.perf_counter() - started) * 1000
+                self.sink.feed(PromptProgress(len(prompt), cached, done, elapsed_ms))
         self.usage.prefill_ms += (time.perf_counter() - started) * 1000
         return True
 
@@ -87,6 +109,8 @@ class ChoiceRun:
             raw = logits.copy() if self.request.top_logprobs is not None else None
             token = self._choose(logits, history, matcher)
             self.usage.output_tokens += 1
+            if self.request.running_usage:
+                self.sink.feed(self.usage.to_delta())
             ended = self._ended(token, text)
             if ended is None and matcher is not None and not matcher.consume_token(token):
                 raise GenerationFailed(f"The grammar does not allow its own token {token}.")

@@ -29,12 +29,14 @@ class Vocabulary:
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 
-    def tokens(self, text: str) -> list[int]:
-        """Return the tokens of a prompt, after the one it begins with, if the model has one."""
+    def tokens(self, text: str, begins: bool = True) -> list[int]:
+        """Return the tokens of a prompt, after the one it ``begins`` with, if the model has one."""
         encoded = text.encode()
         if b"\0" in encoded:
             raise InvalidRequest("A prompt cannot hold a NUL.", "prompt")
-        return (None if self._adds_space else self._without_space(encoded)) or self._found(encoded)
+        without = None if self._adds_space else self._without_space(encoded)
+        found = without or self._found(encoded)
+        return found if begins or not self._adds_bos else found[1:]
 
     def _without_space(self, encoded: bytes) -> list[int] | None:
         """Return the tokens without the space that the library always puts before a text.

@@ -10,6 +10,7 @@ import orjson
 from inference_site.domain.deltas import (
     Finish,
     FinishReason,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -24,7 +25,7 @@ from inference_site.domain.errors import (
 )
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.chat.forced_call import ForcedCall, new_call_id
+from worker.engines.chat.forced_call import forced_reader, new_call_id
 from worker.engines.llama_cpp.stop_tokens import cut_at
 
 
@@ -36,7 +37,9 @@ class ChunkReader:
         self._request = request
         self._top_logprobs = request.top_logprobs
         self._forced = (
-            [ForcedCall(index) for index in range(request.answers)] if request.must_call else None
+            [forced_reader(request, index) for index in range(request.answers)]
+            if request.must_call
+            else None
         )
         self._usage = UsageReader(request.choices)
         self._stop_ids = frozenset(request.stop_token_ids)
@@ -72,6 +75,10 @@ class ChunkReader:
         if "error" in chunk:
             raise engine_error(chunk["error"], self._request)
         self._usage.take(chunk, self._stopped)
+        if self._request.running_usage and self._usage.begun:
+            self._sink.feed(self._usage.total())
+        if self._request.return_progress and (progress := chunk.get("prompt_progress")):
+            self._sink.feed(_progress(progress))
         for choice in chunk["choices"]:
             # A completion's choice has its text in place of a delta.
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}
@@ -181,6 +188,10 @@ def _logprobs(choice: dict[str, Any], top: int | None) -> tuple[TokenLogprob, ..
         )
         for entry in choice["logprobs"]["content"]
     )
+
+
+def _progress(wire: dict[str, Any]) -> PromptProgress:
+    return PromptProgress(wire["total"], wire["cache"], wire["processed"], wire["time_ms"])
 
 
 def engine_error(error: dict[str, Any], request: GenerationRequest) -> EngineError:

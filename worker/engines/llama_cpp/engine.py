@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.domain.errors import EngineLoadError, GenerationFailed, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
+from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import named_template
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.loopback import Loopback
+from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
+from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.engines.step_clock import StepClock
@@ -118,18 +124,58 @@ class LlamaCppEngine(Engine):
     ) -> None:
         self._server, self._spec, self._loopback, self._trial = server, spec, loopback, trial
         self._clock = StepClock()
+        self._echo = PromptEcho(spec, loopback, self._whole)
         template = str(loopback.get("/props").get("chat_template", ""))
         self._may_think = any(mark in template for mark in _THOUGHTS)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
+        if needs_own_chat(request, self._spec):
+            self._own_chat.chat(request, sink)
+            return
         self._trial.check(request)
         encode = partial(encode_chat, may_think=self._may_think)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._drive(self._server.handle_completions, encode_completion, request, sink)
+        if not request.echo:
+            self._complete(request, sink)
+            return
+        prompts = self._echo.feed(request, sink)
+        if sink.cancelled:
+            return
+        if request.max_output_tokens == 0:
+            self._echo.end(request, prompts, sink)
+            return
+        is_fresh = request.scores_prompts
+        self._complete(replace(request, prompts=prompts), Fresh(sink) if is_fresh else sink)
+
+    def _whole(self, payload: bytes) -> dict[str, Any]:
+        """Return the answer of a completion that does not stream; nothing can stop it."""
+        answers: list[bytes] = []
+
+        def keep(chunk: bytes) -> bool:
+            answers.append(chunk)
+            return False
+
+        try:
+            with self._clock.running():
+                self._server.handle_completions(payload, self._clock.counted(keep))
+        except (RuntimeError, ValueError) as exc:
+            raise InvalidRequest(str(exc), "prompt") from exc
+        answer: dict[str, Any] = orjson.loads(answers[-1])
+        return answer
+
+    def _complete(
+        self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
+    ) -> None:
+        encode = partial(encode_completion, shown=shown)
+        self._drive(self._server.handle_completions, encode, request, sink, is_plain=not shown)
+
+    @cached_property
+    def _own_chat(self) -> ChatAdapter:
+        return own_chat(self._spec, self._loopback, self._complete)
 
     def _drive(
         self,
@@ -137,8 +183,12 @@ class LlamaCppEngine(Engine):
         encode: Callable[[GenerationRequest, ModelSpec], bytes],
         request: GenerationRequest,
         sink: Sink,
+        *,
+        is_plain: bool = True,
     ) -> None:
-        reader = ChunkReader(request, measured(request.constraint, sink))
+        """Generate; without ``is_plain``, the text also shows tokens that no constraint has."""
+        constraint = request.constraint or request.forced_grammar
+        reader = ChunkReader(request, measured(constraint, sink, is_plain=is_plain))
         try:
             payload = encode(request, self._spec)
             with self._clock.running():
@@ -166,6 +216,9 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
+        if reads_its_own_way(self._spec):
+            self._own_chat.render(request, sink)
+            return
         self._trial.check(request)
         with self._clock.watched(sink) as watched:
             render(self._loopback, self._spec, request, watched)

@@ -32,13 +32,16 @@ _TOKEN = re.compile(r"<[^>\s]+>")
 _HALF_CHARACTER = "\ufffd"
 
 
-def measured(constraint: Constraint | None, sink: Sink) -> Sink:
-    """Return a sink that measures an answer under this constraint, if there is one."""
+def measured(constraint: Constraint | None, sink: Sink, *, is_plain: bool = True) -> Sink:
+    """Return a sink that measures an answer under this constraint, if there is one.
+
+    Without ``is_plain``, the text also has what the constraint has not, so it need not fit.
+    """
     if constraint is None:
         return sink
     if constraint.kind in ("json_object", "json_schema"):
-        return JsonCheck(sink)
-    return GrammarMeter(sink, constraint)
+        return JsonCheck(sink) if is_plain else sink
+    return GrammarMeter(sink, constraint, is_plain=is_plain)
 
 
 class JsonCheck:
@@ -82,13 +85,13 @@ class GrammarMeter:
     Raise InvalidRequest when the grammar is slow, GenerationFailed when the text does not fit it.
     """
 
-    def __init__(self, sink: Sink, constraint: Constraint) -> None:
+    def __init__(self, sink: Sink, constraint: Constraint, *, is_plain: bool = True) -> None:
         self._sink, self._param = sink, constraint.param
         self._fresh = _matcher(constraint)
         self._matchers: dict[int, LLMatcher] = {}
         self._left_s = _ONCE_S
         # What llama.cpp takes out of the text, or cannot show, is not known here.
-        self._has_tokens = bool(_TOKEN.search(constraint.source))
+        self._has_tokens = not is_plain or bool(_TOKEN.search(constraint.source))
         self._unknown: set[int] = set()
 
     @property
@@ -102,8 +105,12 @@ class GrammarMeter:
             if _HALF_CHARACTER in delta.text:
                 self._unknown.add(delta.index)
             self._measure(delta.index, delta.text.encode())
-        elif isinstance(delta, (ReasoningDelta, ToolCallDelta)):
+        elif isinstance(delta, ReasoningDelta):
             self._unknown.add(delta.index)
+        elif isinstance(delta, ToolCallDelta):
+            self._unknown.add(delta.index)
+            if delta.is_custom:
+                self._measure(delta.index, delta.arguments.encode())
         self._sink.feed(delta)
 
     def _measure(self, choice: int, text: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from worker.engines.chat.wire import wire_message, wire_tool
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
 from worker.engines.llama_cpp.media import content
+
+_CERTAIN = 1e6
+"""A bias greater than the distance between any two scores."""
 
 
 def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
@@ -40,14 +44,36 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
     return orjson.dumps(_with_tools(payload, request, thinks))
 
 
-def encode_completion(request: GenerationRequest, spec: ModelSpec) -> bytes:
-    """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does."""
+def encode_completion(
+    request: GenerationRequest, spec: ModelSpec, shown: tuple[str, ...] = ()
+) -> bytes:
+    """Return the payload of a completion. Raise InvalidRequest as ``encode_chat`` does.
+
+    ``shown`` are texts of special tokens that are not left out of the output.
+    """
     top = _top_logprobs(request)
     payload = {
         **_shared(request, spec),
         **constraint_fields(request.constraint, from_start=True),
         **_given(logprobs=None if top is None else max(1, top)),
         "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
+        "preserved_tokens": shown,
+        "return_progress": request.return_progress,
+    }
+    return orjson.dumps(payload)
+
+
+def encode_token(
+    request: GenerationRequest, spec: ModelSpec, prompt: Sequence[int], token: int, top: int
+) -> bytes:
+    """Return the payload that has this token drawn after the prompt."""
+    payload = {
+        "prompt": prompt,
+        "max_tokens": 1,
+        "temperature": 0,
+        "logit_bias": [[token, _CERTAIN]],
+        "logprobs": max(1, top),
+        **_lora(request, spec),
     }
     return orjson.dumps(payload)
 
@@ -101,7 +127,7 @@ def _shared(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
 def _stops_of_family(spec: ModelSpec) -> tuple[str, ...]:
     """Return what ends a turn of the template's family; the tokenizer may not know it as an end."""
     family = FAMILIES.get(spec.options.get("chat_template", ""))
-    return family.stop if family else ()
+    return (*(family.stop if family else ()), *spec.options.get("stop_texts", ()))
 
 
 def _limit(tokens: int | None, context_length: int) -> int | None:
@@ -127,6 +153,9 @@ def _with_tools(
     # Templates are shown a description by llama.cpp whether there is one or not.
     tools = [wire_tool(replace(tool, description=tool.description or "")) for tool in request.tools]
     shown = {"chat_template_kwargs": {**payload["chat_template_kwargs"], "tools": tools}}
+    if request.forced_grammar is not None:
+        shown["chat_template_kwargs"]["enable_thinking"] = False  # It would bind thoughts too.
+        return {**payload, **shown, **constraint_fields(request.forced_grammar, from_start=True)}
     if request.must_call:
         call = schema_fields(call_schema(request.tools), "tools", from_start=not thinks)
         return {**payload, **shown, **call}

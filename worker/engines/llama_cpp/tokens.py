@@ -58,7 +58,7 @@ def _next_batch(prompts: Sequence[str | tuple[int, ...]]) -> list[str | list[int
 def tokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
     for index, text in _prompts(request, sink):
-        sink.feed(TokensDelta(tuple(_tokens(loopback, request, str(text))), index))
+        sink.feed(_tokens_delta(loopback, request, str(text), index))
         sink.feed(Finish("stop", index))
 
 
@@ -66,11 +66,17 @@ def detokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> No
     """Turn tokens into texts (see ``Engine.detokenize``)."""
     for index, tokens in _prompts(request, sink):
         answer = loopback.post("/detokenize", orjson.dumps({"tokens": tokens}))
-        if "range" in str(answer.get("error")):
-            raise InvalidRequest("It holds an id that is no token of this model.", "tokens")
-        _check(answer, request)
-        sink.feed(TextDelta(answer["content"], index))
+        sink.feed(TextDelta(detokenized(answer, request), index))
         sink.feed(Finish("stop", index))
+
+
+def detokenized(answer: dict[str, Any], request: GenerationRequest) -> str:
+    """Return the text of llama.cpp's answer. Raise EngineError."""
+    if "range" in str(answer.get("error")):
+        param = "tokens" if request.operation == "detokenize" else request.subject
+        raise InvalidRequest("It holds an id that is no token of this model.", param)
+    _check(answer, request)
+    return str(answer["content"])
 
 
 def render(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
@@ -97,6 +103,23 @@ def _tokens(loopback: Loopback, request: GenerationRequest, text: str) -> list[i
     _check(answer, request)
     tokens: list[int] = answer["tokens"]
     return tokens
+
+
+def _tokens_delta(
+    loopback: Loopback, request: GenerationRequest, text: str, index: int
+) -> TokensDelta:
+    payload = {"content": text, "add_special": request.add_special_tokens, "parse_special": True}
+    answer = loopback.post("/tokenize", orjson.dumps({**payload, "with_pieces": True}))
+    _check(answer, request)
+    texts = [piece_of(entry).decode("utf-8", "replace") for entry in answer["tokens"]]
+    ids = tuple(entry["id"] for entry in answer["tokens"])
+    return TokensDelta(ids, index, tuple(texts) if request.token_texts else ())
+
+
+def piece_of(entry: dict[str, Any]) -> bytes:
+    """Return a token's text; one that is a part of a character comes as numbers."""
+    piece: str | list[int] = entry["piece"]
+    return piece.encode() if isinstance(piece, str) else bytes(piece)
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from inference_site.domain.deltas import (
@@ -14,7 +15,7 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import GenerationFailed
 from inference_site.domain.request import GenerationRequest
-from worker.engines.chat.forced_call import ForcedCall
+from worker.engines.chat.forced_call import forced_reader
 from worker.engines.openai_upstream.tool_calls import CallReader
 
 _FAILURES = ("abort", "error")
@@ -32,7 +33,8 @@ class ChoiceReader:
         self._request, self._index = request, index
         self._top_logprobs = request.top_logprobs
         self._must_call = request.must_call
-        self._forced = ForcedCall(index) if request.must_call and forced_by_schema else None
+        by_text = forced_by_schema or request.forced_grammar is not None
+        self._forced = forced_reader(request, index) if request.must_call and by_text else None
         self._calls = CallReader(index)
         self._held: tuple[TokenLogprob, ...] = ()
         self.finished = False
@@ -75,7 +77,9 @@ class ChoiceReader:
         if is_reasoning:
             self._held = ()
         else:
-            self._held += _read_logprobs(wire, self._top_logprobs)
+            # The first token of a prompt has none.
+            unknown = math.nan if self._request.echo else 0.0
+            self._held += _read_logprobs(wire, self._top_logprobs, unknown)
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
@@ -109,13 +113,16 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _read_logprobs(wire: dict[str, Any], top: int) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError."""
+def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[TokenLogprob, ...]:
+    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError.
+
+    ``unknown`` stands for a log probability that the server does not tell.
+    """
     if "content" in wire:
         return tuple(_entry(entry, top) for entry in wire["content"] or ())
     others = wire.get("top_logprobs") or [{}] * len(wire.get("tokens") or ())
     return tuple(
-        _token(token, 0.0 if logprob is None else logprob, _likeliest(likeliest or {}, top))
+        _token(token, unknown if logprob is None else logprob, _likeliest(likeliest or {}, top))
         for token, logprob, likeliest in zip(
             wire.get("tokens") or (), wire.get("token_logprobs") or (), others, strict=False
         )

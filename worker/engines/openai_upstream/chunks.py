@@ -13,7 +13,7 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.errors import ErrorReader
-from worker.engines.openai_upstream.transport import Cancelled
+from worker.engines.openai_upstream.event_loop import Cancelled
 from worker.engines.openai_upstream.usage import UsageReader
 
 DONE = b"[DONE]"
@@ -58,7 +58,7 @@ class EventLines:
 
 
 class ChunkReader:
-    """Reads the answer of one run; is what the transport watches meanwhile."""
+    """Reads the answer of one run; is what the event loop watches meanwhile."""
 
     def __init__(
         self, request: GenerationRequest, sink: Sink, errors: ErrorReader, by_schema: bool
@@ -127,6 +127,8 @@ class ChunkReader:
             self._finish()
             return
         deltas = self._read(event)
+        if self.request.running_usage and self.begun:
+            self.account()
         for delta in deltas:
             self._sink.feed(delta)
 
@@ -159,9 +161,13 @@ class ChunkReader:
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
         deltas: list[Delta] = []
         for choice in choices:
-            if found := self._choices[choice.get("index") or 0].feed(choice):
+            index = choice.get("index") or 0
+            reader = self._choices[index]
+            if found := reader.feed(choice):
                 self.usage.count(found[0])
                 deltas += found
+                if reader.finished:
+                    self.usage.note_end(index)
         return deltas
 
     def _unreadable(self, exc: Exception) -> EngineError:

@@ -1,81 +1,96 @@
-"""Requests to the server: kept connections, retries before the first token, cancellation."""
+"""Requests to a model's servers: another server or attempt before the first token, and no later."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
+import aiohttp
 import httpx
 import orjson
 
-from inference_site.domain.errors import EngineLoadError, EngineUnavailable, GenerationFailed
+from inference_site.domain.errors import EngineError, EngineUnavailable, GenerationFailed
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
+from worker.engines.openai_upstream.addresses import Address, Addresses
 from worker.engines.openai_upstream.chunks import ChunkReader
-from worker.engines.openai_upstream.errors import ErrorReader
+from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
+from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
+from worker.engines.openai_upstream.health import Health
 from worker.engines.openai_upstream.server import Server
-from worker.engines.openai_upstream.transport import Cancelled, PolledTransport, pause, watching
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
-_LIST_TIMEOUT_S = 10.0
 _BACKOFFS_S = (0.05, 0.5)
-"""Pauses before the second and the third attempt. The first is short: what fails most often is a
-kept connection that the server was just closing."""
+"""Pauses before all servers are tried a second and a third time. The first is short: what fails
+most often is a kept connection that the server was just closing."""
 _KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which uvicorn and llama.cpp close an idle connection."""
+_DNS_CACHE_S = 10
+_ELSEWHERE = (429, 502, 503)
+"""What one server answers with while another may take the request."""
+_AVOIDED_S = 1
 _MOST_ERROR_BYTES = 65_536
-_NAMES_SHOWN = 10
 
 T = TypeVar("T")
 
 
+class _NotHere(Exception):
+    """This server takes the request not now; ``error`` is what that means if no other does."""
+
+    def __init__(self, error: EngineError) -> None:
+        self.error = error
+
+
+class _Gone(Exception):
+    """The server was found to be down while it was waited for."""
+
+
 class Upstream:
-    """The server of one model. Thread-safe."""
+    """The servers of one model. All coroutines are for the event loop of ``event_loop()``."""
 
     def __init__(self, spec: ModelSpec, server: Server) -> None:
         self._id, self._server = spec.id, server
+        self.addresses = Addresses(server.base_urls)
         self.errors = ErrorReader(spec.id, server)
         self._has_warned = False
+        self._loop = event_loop()
+        self._session = self._loop.run(self._connect())
+        self.health = Health(spec.id, server, self.addresses, self._session)
+        self._loop.run(self._begin())
+
+    async def _connect(self) -> aiohttp.ClientSession:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if server.key:
-            headers["Authorization"] = f"Bearer {server.key}"
-        self._client = httpx.Client(
-            transport=PolledTransport(server.connections, _KEEP_ALIVE_S),
-            headers={**headers, **server.headers},
-            timeout=httpx.Timeout(
-                server.timeout_s, connect=min(server.timeout_s, _CONNECT_TIMEOUT_S)
+        if self._server.key:
+            headers["Authorization"] = f"Bearer {self._server.key}"
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,  # As many as there are runs: the slots bound them.
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ttl_dns_cache=_DNS_CACHE_S,
+                ssl=httpx.create_ssl_context(),  # Knows certifi's authorities and SSL_CERT_FILE.
+            ),
+            headers={**headers, **self._server.headers},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=min(self._server.timeout_s, _CONNECT_TIMEOUT_S)
             ),
         )
 
-    def find_model(self) -> str:
-        """Return the model's name there: the option, else the id, else the only one there is.
+    async def _begin(self) -> None:
+        await self.health.check()
+        self._watch = asyncio.create_task(self.health.watch())
 
-        Raise EngineLoadError naming the address and the reason.
-        """
-        url = f"{self._server.base_url}/models"
-        listed = self._listed(url)
-        wanted = self._server.model or self._id
-        for name in (wanted, f"{wanted}:latest"):  # The tag that Ollama lets one leave out.
-            if name in listed:
-                return wanted
-        if self._server.model is None and len(set(listed.values())) == 1:
-            return next(iter(listed.values()))
-        names = sorted(set(listed.values()))
-        more = ", …" if len(names) > _NAMES_SHOWN else ""
-        raise EngineLoadError(
-            f"Model '{self._id}': {url} lists no model '{wanted}'; it has "
-            f"{', '.join(names[:_NAMES_SHOWN]) or 'none'}{more}."
-        )
-
-    def stream(self, path: str, payload: bytes, reader: ChunkReader) -> None:
+    async def stream(self, path: str, payload: Mapping[str, Any], reader: ChunkReader) -> None:
         """Run a request into the reader, to its end or until it is cancelled. Raise EngineError."""
         try:
-            with watching(reader):
-                self._attempt(lambda: self._read(path, payload, reader), reader)
+            await self._attempt(lambda a: self._read(a, path, payload, reader), reader, reader)
         except Cancelled:
             pass
         finally:
@@ -83,93 +98,145 @@ class Upstream:
         if reader.begun and reader.usage.is_estimate:
             self._warn_once()
 
-    def post(
-        self, url: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
+    async def post(
+        self,
+        url: Callable[[Address], str],
+        payload: Mapping[str, Any],
+        request: GenerationRequest,
+        sink: Sink,
     ) -> dict[str, Any]:
         """Return the server's answer, an object. Raise Cancelled or EngineError."""
 
-        def ask() -> dict[str, Any]:
-            answer = self._client.post(url, content=orjson.dumps(payload))
-            if answer.status_code != 200:
-                raise self.errors.answered(
-                    answer.status_code, answer.headers, answer.content, request
-                )
+        async def ask(address: Address) -> dict[str, Any]:
+            with self._watched(address, sink, None) as watch:
+                async with self._asked(address, url(address), payload) as answer:
+                    watch.is_lost = partial(_is_cut_off, answer)
+                    await self._raise_for_status(address, answer, request)
+                    body = await answer.read()
             try:
-                found = answer.json()
-            except ValueError as exc:
+                found = orjson.loads(body)
+            except orjson.JSONDecodeError as exc:
                 raise GenerationFailed("The model's server sent no JSON.") from exc
             if not isinstance(found, dict):
                 raise GenerationFailed("The model's server sent no JSON object.")
             return found
 
-        with watching(sink):
-            return self._attempt(ask, None)
+        return await self._attempt(ask, sink, None)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._loop.run(self._close())
 
-    def _attempt(self, run: Callable[[], T], reader: ChunkReader | None) -> T:
-        """Run it, and again if the connection fails before the sink was fed."""
-        for backoff in (*_BACKOFFS_S, None):
+    async def _close(self) -> None:
+        self._watch.cancel()
+        await self._session.close()
+
+    async def _attempt(
+        self,
+        run: Callable[[Address], Awaitable[T]],
+        sink: Sink | ChunkReader,
+        reader: ChunkReader | None,
+    ) -> T:
+        """Run it on the best server, and elsewhere or again while the sink was not fed."""
+        tried: set[Address] = set()
+        backoffs = list(_BACKOFFS_S)
+        while True:
+            address = self.addresses.best(tried)
+            tried.add(address)
             try:
-                return run()
-            except (httpx.ReadTimeout, httpx.WriteTimeout) as exc:
-                raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
-            except (httpx.ConnectTimeout, httpx.PoolTimeout) as exc:
-                raise self._unreachable(exc) from exc
-            except httpx.TransportError as exc:
-                if reader is not None and reader.begun:
-                    raise GenerationFailed(
-                        f"The model's server closed the connection: {exc}"
-                    ) from exc
-                if backoff is None:
-                    raise self._unreachable(exc) from exc
-            pause(backoff)
+                with address.taken():
+                    return await run(address)
+            except (aiohttp.ClientError, OSError, Lost, Silent, _Gone, _NotHere) as exc:
+                error, may_repeat = self._meaning(address, exc, reader)
+                if not self.addresses.has_another(tried):
+                    if not (may_repeat and backoffs):
+                        raise error from exc
+                    await self._pause(backoffs.pop(0), sink)
+                    tried.clear()
             if reader is not None:
                 reader.restart()
-        raise AssertionError("The last attempt returns or raises.")
 
-    def _read(self, path: str, payload: bytes, reader: ChunkReader) -> None:
-        url = f"{self._server.base_url}{path}"
-        with self._client.stream("POST", url, content=payload) as answer:
-            if answer.status_code != 200:
-                body = _beginning(answer)
-                raise self.errors.answered(answer.status_code, answer.headers, body, reader.request)
-            if answer.headers.get("content-type", "").startswith("application/json"):
-                reader.whole(answer.read())
-                return
-            try:
-                for data in answer.iter_bytes():
+    def _meaning(
+        self, address: Address, exc: Exception, reader: ChunkReader | None
+    ) -> tuple[EngineError, bool]:
+        """Return what a failed attempt means if no other server is left, and whether to repeat it.
+
+        Raise what it means if no other server may be asked, either.
+        """
+        said = str(exc) or type(exc).__name__
+        if isinstance(exc, Silent):
+            raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
+        if isinstance(exc, _NotHere):
+            return exc.error, False
+        if reader is not None and reader.begun:
+            raise GenerationFailed(f"The model's server closed the connection: {said}") from exc
+        logger.error("model %s: %s: %s", self._id, address.base_url, said)
+        if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
+            self.health.note(address, fault)
+        error = EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
+        return error, not isinstance(exc, aiohttp.ConnectionTimeoutError)
+
+    async def _pause(self, seconds: float, sink: Sink | ChunkReader) -> None:
+        with self._loop.watching(sink, seconds + _CONNECT_TIMEOUT_S):
+            await asyncio.sleep(seconds)
+
+    async def _read(
+        self, address: Address, path: str, payload: Mapping[str, Any], reader: ChunkReader
+    ) -> None:
+        with self._watched(address, reader, reader) as watch:
+            async with self._asked(address, f"{address.base_url}{path}", payload) as answer:
+                watch.heard()
+                watch.is_lost = partial(_is_cut_off, answer)
+                await self._raise_for_status(address, answer, reader.request)
+                if answer.headers.get("content-type", "").startswith("application/json"):
+                    reader.whole(await answer.read())
+                    return
+
+                def take(data: bytes) -> None:
+                    watch.heard()
+                    address.heard()
                     reader.feed(data)
-            except httpx.TransportError:
-                if not reader.is_complete:
-                    raise
-            reader.end()
 
-    def _listed(self, url: str) -> dict[str, str]:
-        """Return the names of the server's models, aliases included, and whose they are."""
-        try:
-            patience_s = min(self._server.timeout_s, _LIST_TIMEOUT_S)
-            answer = self._client.get(url, timeout=patience_s)
-        except httpx.HTTPError as exc:
-            raise EngineLoadError(f"Model '{self._id}': {url} cannot be reached: {exc}") from exc
-        if answer.status_code != 200:
-            said = self._server.without_key(answer.text[:200])
-            raise EngineLoadError(
-                f"Model '{self._id}': {url} answers with status {answer.status_code}: {said}"
-            )
-        try:
-            entries = answer.json()["data"]
-            names = {str(entry["id"]): str(entry["id"]) for entry in entries}
-            aliases = {str(a): str(e["id"]) for e in entries for a in e.get("aliases") or ()}
-        except (AttributeError, LookupError, TypeError, ValueError) as exc:
-            raise EngineLoadError(f"Model '{self._id}': {url} is no list of models.") from exc
-        return aliases | names
+                try:
+                    # The first piece goes on at once, not with the next tick.
+                    take(await answer.content.readany())
+                    await self._loop.read(answer.content, take)
+                except (aiohttp.ClientError, Lost):
+                    if not reader.is_complete:
+                        raise
+                reader.end()
 
-    def _unreachable(self, exc: Exception) -> EngineUnavailable:
-        logger.error("model %s: %s: %s", self._id, self._server.base_url, exc)
-        return EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
+    def _asked(
+        self, address: Address, url: str, payload: Mapping[str, Any]
+    ) -> Any:  # aiohttp's request, which is awaited or entered, has no public type.
+        model = address.model or self._server.model or self._id
+        body = orjson.dumps({**payload, "model": model})
+        return self._session.post(url, data=body, allow_redirects=False)
+
+    async def _raise_for_status(
+        self, address: Address, answer: aiohttp.ClientResponse, request: GenerationRequest
+    ) -> None:
+        if answer.status == 200:
+            return
+        body = await _beginning(answer)
+        error = self.errors.answered(answer.status, answer.headers, body, request, address.base_url)
+        if answer.status in _ELSEWHERE:
+            pause_s = retry_after_s(answer.headers)
+            address.avoid(_AVOIDED_S if pause_s is None else pause_s)
+            raise _NotHere(error)
+        raise error
+
+    def _watched(
+        self, address: Address, sink: Sink | ChunkReader, reader: ChunkReader | None
+    ) -> AbstractContextManager[Watch]:
+        def why_not() -> Exception | None:
+            """Return why this server is not waited for any longer: another could answer."""
+            if address.is_up or (reader is not None and reader.begun):
+                return None
+            return _Gone(address.fault) if self.addresses.has_another({address}) else None
+
+        return self._loop.watching(sink, self._server.timeout_s, why_not)
 
     def _warn_once(self) -> None:
         if not self._has_warned:
@@ -177,15 +244,21 @@ class Upstream:
             logger.warning(
                 "model %s: %s reports no usage; each piece of an answer is counted as a token",
                 self._id,
-                self._server.base_url,
+                self._server.base_urls[0],
             )
 
 
-def _beginning(answer: httpx.Response) -> bytes:
+async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
     """Return the body, or the beginning of a long one."""
     body = b""
-    for data in answer.iter_bytes():
+    while len(body) < _MOST_ERROR_BYTES and (data := await answer.content.readany()):
         body += data
-        if len(body) > _MOST_ERROR_BYTES:
-            break
     return body
+
+
+def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:
+    """Whether the connection of an answer that has not ended is closed."""
+    connection = answer.connection
+    if connection is None:
+        return False
+    return connection.transport is None or connection.transport.is_closing()

@@ -1,43 +1,41 @@
 """A model that any OpenAI-compatible server runs: vLLM, SGLang, llama-server, Ollama, TGI.
 
 The server is always asked for a stream. A run holds one connection, and closes it when it is
-cancelled, which stops the server. Options: see docs/engines.md.
+cancelled, which stops the server. All runs are read by one thread. Options: see docs/engines.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.domain.request import GenerationRequest, Operation
 from worker.engines.base import Engine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
+from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import server_of
 from worker.engines.openai_upstream.tokens import TokenService
-from worker.engines.openai_upstream.transport import Cancelled
 
 
 def load(spec: ModelSpec) -> UpstreamEngine:
-    """Find the model on its server. Raise EngineLoadError naming the address and the reason."""
+    """Look for the model on its servers; one that is not there now is looked for again.
+
+    Raise EngineLoadError for a key that cannot be read.
+    """
     server = server_of(spec)
-    upstream = Upstream(spec, server)
-    try:
-        payloads = Payloads(spec, server, upstream.find_model())
-    except BaseException:
-        upstream.close()
-        raise
-    return UpstreamEngine(
-        upstream,
-        payloads,
-        TokenService(upstream, server, payloads),
-        server.flavor.forces_by_schema,
-    )
+    upstream, payloads = Upstream(spec, server), Payloads(spec, server)
+    tokens = TokenService(upstream, server, payloads)
+    return UpstreamEngine(upstream, payloads, tokens, server.flavor.forces_by_schema)
 
 
 class UpstreamEngine(Engine):
     """A model of a server (see ``worker.engines.base.Engine``)."""
+
+    blocks = False
 
     def __init__(
         self, upstream: Upstream, payloads: Payloads, tokens: TokenService, by_schema: bool
@@ -45,39 +43,76 @@ class UpstreamEngine(Engine):
         self._upstream, self._payloads, self._tokens = upstream, payloads, tokens
         self._by_schema = by_schema
 
+    def start(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        ended: Callable[[Exception | None], None],
+    ) -> bool:
+        """Begin the request; it goes on on the event loop (see ``Engine.start``)."""
+        event_loop().start(self._work(request.operation, request, sink), ended)
+        return True
+
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""
-        self._run("/chat/completions", self._payloads.chat(request), request, sink)
+        self._wait(request, sink, "chat")
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._run("/completions", self._payloads.complete(request), request, sink)
+        self._wait(request, sink, "complete")
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
-        with suppress(Cancelled):
-            self._tokens.embed(request, sink)
+        self._wait(request, sink, "embed")
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        with suppress(Cancelled):
-            self._tokens.tokenize(request, sink)
+        self._wait(request, sink, "tokenize")
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
-        with suppress(Cancelled):
-            self._tokens.detokenize(request, sink)
+        self._wait(request, sink, "detokenize")
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed the prompt of a chat (see ``Engine.render``)."""
-        with suppress(Cancelled):
-            self._tokens.render(request, sink)
+        self._wait(request, sink, "render")
+
+    @property
+    def fault(self) -> str:
+        """Why none of its servers can be used; empty while one can."""
+        return self._upstream.addresses.fault
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""
+        self._upstream.health.on_change = on_change
 
     def close(self) -> None:
         """Close the connections."""
         self._upstream.close()
 
-    def _run(self, path: str, payload: bytes, request: GenerationRequest, sink: Sink) -> None:
+    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
+        event_loop().run(self._work(operation, request, sink))
+
+    def _work(
+        self, operation: Operation, request: GenerationRequest, sink: Sink
+    ) -> Coroutine[Any, Any, None]:
+        """Return the run; its payload is made here, on the calling thread."""
+        match operation:
+            case "chat":
+                payload = self._payloads.chat(request)
+                return self._stream("/chat/completions", payload, request, sink)
+            case "complete":
+                return self._stream("/completions", self._payloads.complete(request), request, sink)
+            case _:
+                return self._ask(getattr(self._tokens, operation)(request, sink))
+
+    async def _stream(
+        self, path: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
+    ) -> None:
         if not sink.cancelled:
             reader = ChunkReader(request, sink, self._upstream.errors, self._by_schema)
-            self._upstream.stream(path, payload, reader)
+            await self._upstream.stream(path, payload, reader)
+
+    async def _ask(self, work: Coroutine[Any, Any, None]) -> None:
+        with suppress(Cancelled):
+            await work

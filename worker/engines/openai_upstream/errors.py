@@ -35,6 +35,7 @@ from worker.engines.openai_upstream.server import Server
 logger = logging.getLogger(__name__)
 
 _SHOWN = 1000
+_OPERATORS_MATTER = (401, 403, 404)
 _LONGEST_RETRY_AFTER_S = 3600
 _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
 
@@ -70,14 +71,22 @@ class ErrorReader:
         self._ours |= {name: name for name in _OWN_FIELDS}
 
     def answered(
-        self, status: int, headers: Mapping[str, str], body: bytes, request: GenerationRequest
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: GenerationRequest,
+        base_url: str,
     ) -> EngineError:
-        """Return what an answer with this status means."""
+        """Return what an answer of this server with this status means."""
         try:
             error = _error_of(orjson.loads(body))
         except orjson.JSONDecodeError:
             said = body.decode(errors="replace").strip()
             error = {"message": "" if said.startswith("<") else said}  # No page of a proxy.
+        if status in _OPERATORS_MATTER:
+            said = self._server.without_key(str(error.get("message")))[:_SHOWN]
+            logger.error("model %s: %s answers %d: %s", self._id, base_url, status, said)
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
@@ -100,9 +109,6 @@ class ErrorReader:
             case 400 | 413 | 422:
                 return self._refused(message, error, request)
             case 401 | 403 | 404:
-                logger.error(
-                    "model %s: %s answers %d: %s", self._id, self._server.base_url, status, message
-                )
                 return EngineUnavailable(
                     f"The server of the model '{self._id}' refused the platform's request "
                     f"(status {status})."

@@ -24,15 +24,15 @@ _OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
 
 
 class Payloads:
-    """Writes the requests for one model of one server."""
+    """Writes the requests for one model, but for its name, which each of its servers may choose."""
 
-    def __init__(self, spec: ModelSpec, server: Server, model: str) -> None:
-        self._server, self.model = server, model
+    def __init__(self, spec: ModelSpec, server: Server) -> None:
+        self._server = server
         self._fields, self._flavor = server.fields, server.flavor
         self._context_length = spec.context_length
         self._own_vars = server.template_vars
 
-    def chat(self, request: GenerationRequest) -> bytes:
+    def chat(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
         payload = {
             **self._shared(request),
@@ -40,19 +40,20 @@ class Payloads:
             **self._beginning(request),
             **self._tools(request),
         }
-        return orjson.dumps({**payload, **self._template_fields(request, payload)})
+        return {**payload, **self._template_fields(request, payload)}
 
-    def complete(self, request: GenerationRequest) -> bytes:
+    def complete(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the payload of a completion. Raise InvalidRequest as ``chat`` does."""
         prompts = [list(p) if isinstance(p, tuple) else p for p in request.prompts]
         payload = {
             **self._shared(request),
             "prompt": prompts[0] if len(prompts) == 1 else prompts,
             **self.named({"suffix": request.suffix}),
+            **({"echo": True} if request.echo else {}),
         }
         if request.top_logprobs is not None:
             payload["logprobs"] = max(self._flavor.least_top_logprobs, request.top_logprobs)
-        return orjson.dumps(payload)
+        return payload
 
     def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return these values under the server's names; None is left out, and what it lacks."""
@@ -70,7 +71,7 @@ class Payloads:
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
         options: dict[str, Any] = {"include_usage": True}
-        body = {"model": self.model, "stream": True, "stream_options": options}
+        body: dict[str, Any] = {"stream": True, "stream_options": options}
         match self._flavor.running_usage:
             case "continuous_usage_stats" as field:
                 options[field] = True
@@ -122,6 +123,11 @@ class Payloads:
         tools = [wire_tool(tool) for tool in request.tools]
         if not tools:
             return {}
+        if request.forced_grammar is not None:
+            return {
+                **self.named({"chat_template_kwargs": {"tools": tools, "enable_thinking": False}}),
+                **constraint_fields(request.forced_grammar, self._server),
+            }
         if request.must_call and self._flavor.forces_by_schema:
             # The tools reach the template as a variable; the answer is read as a call.
             return {

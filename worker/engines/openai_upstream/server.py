@@ -1,4 +1,4 @@
-"""The server of a model: its options, with the key read from where it is kept."""
+"""The servers of a model: their options, with the key read from where it is kept."""
 
 from __future__ import annotations
 
@@ -17,27 +17,22 @@ from inference_site.domain.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the server is, and how it is spoken to.
+    """Where the servers are, all of one kind, and how they are spoken to.
 
-    ``model`` is its name there; None: see ``Upstream.find_model``. ``template_vars`` are variables
-    of the chat template that requests do not set. ``timeout_s`` bounds the waiting for a
-    connection, for the first chunk, and for each later one.
+    ``model`` is its name there; None: see ``Health``. ``template_vars`` are variables of the chat
+    template that requests do not set. ``timeout_s`` bounds the waiting for a connection, for the
+    first chunk, and for each later one; ``check_every_s`` is how often a server's health is asked.
     """
 
-    base_url: str
+    base_urls: tuple[str, ...]
     model: str | None
     flavor: Flavor
     fields: Mapping[str, str]
     template_vars: Mapping[str, Any]
     timeout_s: float
-    connections: int
+    check_every_s: float
     key: str | None = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-
-    @property
-    def root_url(self) -> str:
-        """The address without ``/v1``: some servers have their own endpoints there."""
-        return self.base_url.removesuffix("/v1")
 
     def without_key(self, text: str) -> str:
         """Return a text of the server without the key, should it repeat it."""
@@ -49,13 +44,13 @@ def server_of(spec: ModelSpec) -> Server:
     options = UpstreamOptions.of(spec)
     flavor = FLAVORS[options.flavor]
     return Server(
-        base_url=str(options.base_url).rstrip("/"),
+        base_urls=tuple(dict.fromkeys(str(url).rstrip("/") for url in options.addresses)),
         model=options.model,
         flavor=flavor,
         fields={k: v for k, v in {**flavor.fields, **options.fields}.items() if v is not None},
         template_vars=options.chat_template_kwargs,
         timeout_s=options.timeout_s,
-        connections=options.connections or spec.slots,
+        check_every_s=options.check_every_s,
         key=_key(spec, options),
         headers={name: value.get_secret_value() for name, value in options.headers.items()},
     )

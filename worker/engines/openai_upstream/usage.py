@@ -26,12 +26,14 @@ class UsageReader:
 
     Servers report usage in a chunk of its own, in the last one of each choice, or, while they run,
     in every chunk, for the choice that the chunk is of. A report without a choice is that of the
-    whole run. When a server reports nothing, each piece counts as one token.
+    whole run, but llama.cpp sends one behind the end of each choice. When a server reports nothing,
+    each piece counts as one token.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._reported: dict[int | None, _TokenCounts] = {}
+        self._ended: list[int] = []
         self._pieces = self._reasoning = 0
         self._started = time.monotonic()
         self._first_at: float | None = None
@@ -49,10 +51,15 @@ class UsageReader:
     def restart(self) -> None:
         """Begin anew, with another attempt."""
         self._reported.clear()
+        self._ended.clear()
         self._started = time.monotonic()
 
     def take(self, chunk: dict[str, Any], index: int | None) -> None:
         """Note what a chunk reports. Raise TypeError for counts that are none."""
+        if index is None and self._request.answers > 1:
+            if len(self._ended) == 1:  # Before a report of the run, more would have ended.
+                [index] = self._ended
+            self._ended.clear()
         if usage := chunk.get("usage"):
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
@@ -66,6 +73,10 @@ class UsageReader:
             cached = timings["cache_n"]
             prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
             self._reported[index] = _TokenCounts(prompt, cached, output, None)
+
+    def note_end(self, index: int) -> None:
+        """Note that a choice has ended."""
+        self._ended.append(index)
 
     def count(self, first: Delta) -> None:
         """Note a piece of a choice by the first delta that it came to."""

@@ -1,14 +1,30 @@
-// Reloads the live part of a page every 3 s while the page is visible and has no focused element.
+// Reloads the live part of a page every 3 s, and says how old it is. It pauses while the page is
+// hidden, and while the pointer or the focus is in that part: rows must not move under either.
 const EVERY_MS = 3000;
+let refreshedAt = Date.now();
+
+const live = document.getElementById("live");
+const note = document.getElementById("refreshed");
+
+function isInUse() {
+  return live.contains(document.activeElement) || live.matches(":hover");
+}
 
 async function refresh() {
-  const live = document.getElementById("live");
-  if (document.hidden || live.contains(document.activeElement)) return;
+  if (document.hidden || isInUse()) return;
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   if (!answer.ok || answer.redirected) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
-  if (fresh && !live.contains(document.activeElement)) live.replaceChildren(...fresh.childNodes);
+  if (!fresh || isInUse()) return;
+  live.replaceChildren(...fresh.childNodes);
+  refreshedAt = Date.now();
+}
+
+function say() {
+  const age = `Updated ${Math.round((Date.now() - refreshedAt) / 1000)} s ago.`;
+  note.textContent = isInUse() ? `${age} Paused while the pointer or the focus is below.` : age;
 }
 
 setInterval(() => refresh().catch(() => {}), EVERY_MS);
+setInterval(say, 1000);

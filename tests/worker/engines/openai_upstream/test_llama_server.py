@@ -142,6 +142,11 @@ def test_log_probabilities_are_those_of_the_model_in_this_process(
     assert all(len(entry.top) == 2 for entry in found[0])
 
 
+def test_the_tokens_of_all_choices_are_counted(engine: Engine) -> None:
+    told = chat(engine, choices=2, max_output_tokens=3, ignore_eos=True).usage
+    assert told.output_tokens == 6
+
+
 def test_a_completion_of_several_prompts_and_choices(engine: Engine) -> None:
     sink = RecordingSink()
     asked = GenerationRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -76,6 +77,26 @@ def test_usage_of_several_choices_counts_the_prompt_once(
         for index, tokens in ((0, 2), (1, 3))
     ]
     server.answers = [chunks(text("a"), text("b", 1), *sent)]
+    told = chat(engine, choices=2).usage
+    assert (told.input_tokens, told.output_tokens) == (7, 5)
+
+
+def test_usage_that_follows_the_end_of_each_choice_is_added_up(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    ends = [(finish(index=index), usage(7, tokens)) for index, tokens in ((1, 2), (0, 3), (2, 5))]
+    server.answers = [chunks(*(text("a", i) for i in range(3)), *(c for end in ends for c in end))]
+    told = chat(engine, choices=3).usage
+    assert (told.input_tokens, told.output_tokens) == (7, 10)
+
+
+def test_usage_of_the_whole_run_counts_once_after_reports_of_its_choices(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    sent = [
+        {**finish(index=i), "usage": usage(7, tokens)["usage"]} for i, tokens in ((0, 2), (1, 3))
+    ]
+    server.answers = [chunks(text("a"), text("b", 1), *sent, usage(7, 5))]
     told = chat(engine, choices=2).usage
     assert (told.input_tokens, told.output_tokens) == (7, 5)
 
@@ -300,6 +321,23 @@ def test_completions_have_log_probabilities_of_their_own_form(
     assert [(e.token, e.logprob) for e in piece.logprobs] == [("a", 0.0), ("b", -1.0)]
     assert [other.token for other in piece.logprobs[1].top] == ["b"]
     assert sink.deltas[1:2] == [Finish("stop")]
+
+
+def test_prompt_that_the_server_repeats_has_no_first_probability(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    told = {"tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {}]}
+    choice = {"index": 0, "text": "ab", "logprobs": told, "finish_reason": "length"}
+    server.answers = [chunks({"choices": [choice]}, usage())]
+    sink = RecordingSink()
+    asked = GenerationRequest(
+        "m", operation="complete", prompts=("ab",), top_logprobs=1, max_output_tokens=0, echo=True
+    )
+    engine.complete(asked, sink)
+    assert (server.body["echo"], server.body["max_tokens"]) == (True, 0)
+    [piece] = [d for d in sink.deltas if isinstance(d, TextDelta)]
+    assert math.isnan(piece.logprobs[0].logprob)
+    assert piece.logprobs[1].logprob == -1.0
 
 
 def test_choices_are_told_apart(server: UpstreamServer, engine: Engine) -> None:

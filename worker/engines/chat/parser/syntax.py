@@ -63,6 +63,23 @@ class Syntax:
     channels: str = "tags"
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """All texts that have a meaning; in some vocabularies they are special tokens.
+
+        Those that end an answer are not among them.
+        """
+        match self.channels:
+            case "harmony":
+                return ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>")
+            case "named":
+                tags: tuple[str, ...] = ("<|channel>", "<channel|>")
+            case _:
+                tags = (self.reasoning.start, self.reasoning.end) if self.reasoning else ()
+        return tags + (
+            (*self.tool_format.starts, *self.tool_format.tags) if self.tool_format else ()
+        )
+
+    @property
     def closing(self) -> str:
         """What ends a reasoning and begins the answer; empty if there is no reasoning."""
         match self.channels:

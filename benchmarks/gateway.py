@@ -1,0 +1,207 @@
+"""The platform in front of a server that is fast enough: what only the platform costs.
+
+``python -m benchmarks.gateway --streams 16 64 128``. The server paces each stream at 100 tokens/s,
+200 tokens a request. It is asked directly, through the platform and, unless ``--no-litellm``,
+through the LiteLLM proxy, in turn, on the same machine. Processor time is that of each part's
+processes while the load runs, requests included; that of a request is measured by answers of one
+token.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from benchmarks.figures import add_write_option, keep
+from benchmarks.load import LoadResult
+from benchmarks.paced_upstream import MODEL
+from benchmarks.processes import (
+    descendants,
+    end_on_sigterm,
+    free_port,
+    marked,
+    running,
+    wait_for_ok,
+)
+from benchmarks.run import run_load
+from benchmarks.targets import Endpoint, litellm_before, platform_with
+
+TOKENS = 200
+_PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load of one target. ``cpu_us`` has the processor microseconds of each part for each
+    token, ``cpu_us_request`` those for each request of one token."""
+
+    target: str
+    streams: int
+    tokens_per_s: float
+    ttft_ms_p50: float
+    ttft_ms_p99: float
+    errors: int
+    cpu_us: Mapping[str, float]
+    requests_per_s: float
+    cpu_us_request: Mapping[str, float]
+
+
+def processor_s(endpoint: Endpoint) -> dict[str, float]:
+    """Return the processor seconds of each part of a target so far."""
+    spent: dict[str, float] = {}
+    mark = str(endpoint.data_dir) if endpoint.data_dir else ""
+    family = {process.pid: process for process in descendants(endpoint.process.pid)}
+    family[endpoint.process.pid] = psutil.Process(endpoint.process.pid)
+    for process in marked(mark) if mark else ():
+        family |= {found.pid: found for found in (process, *descendants(process.pid))}
+    for process in family.values():
+        try:
+            times, part = process.cpu_times(), part_of(process)
+        except psutil.Error:
+            continue
+        used = times.user + times.system
+        if part == "postgres":  # A connection may come and go meanwhile.
+            used += times.children_user + times.children_system
+        spent[part] = spent.get(part, 0.0) + used
+    return spent
+
+
+def part_of(process: psutil.Process) -> str:
+    words = " ".join(process.cmdline())
+    if "redis" in words:
+        return "redis"
+    if "postgres" in words:
+        return "postgres"
+    return next((part for part, command in _PARTS.items() if command in words), "other")
+
+
+def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
+    """Load a target with long streams, then with short requests."""
+    number = 1_000_000 * streams
+    long, per_token = loaded(endpoint, streams, rounds, TOKENS, number)
+    short, per_request = loaded(endpoint, streams, max(2, 640 // streams), 1, number + 500_000)
+    return Row(
+        target,
+        streams,
+        long.tokens_per_s,
+        long.ttft_ms_p50,
+        long.ttft_ms_p99,
+        long.errors + short.errors,
+        per_token,
+        round(short.requests / short.seconds, 1),
+        per_request,
+    )
+
+
+def loaded(
+    endpoint: Endpoint, streams: int, rounds: int, tokens: int, first_prompt: int
+) -> tuple[LoadResult, dict[str, float]]:
+    """Run a load; return what came of it, and the processor microseconds for each token."""
+    arguments = ["--streams", str(streams), "--rounds", str(rounds)]
+    arguments += ["--max-tokens", str(tokens), "--first-prompt", str(first_prompt)]
+    before = processor_s(endpoint)
+    result = run_load(endpoint, arguments, 300)
+    after = processor_s(endpoint)
+    made = max(1, result.tokens)
+    costs = {part: 1e6 * (spent - before.get(part, 0.0)) / made for part, spent in after.items()}
+    print(f"{endpoint.model}: {result}", file=sys.stderr)
+    return result, {part: round(cost, 1) for part, cost in sorted(costs.items()) if cost >= 0.05}
+
+
+@contextmanager
+def paced(tokens_per_s: float) -> Iterator[Endpoint]:
+    """Run the paced server."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.paced_upstream", "--port", str(port)]
+    command += ["--tokens-per-s", str(tokens_per_s)]
+    with running("paced", command, {}) as process:
+        url = f"http://127.0.0.1:{port}/v1"
+        wait_for_ok("paced", f"{url}/models", process, 30)
+        yield Endpoint(url, "none", MODEL, process)
+
+
+def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[str, Endpoint]]:
+    """Start one target after the other."""
+    yield "direct", upstream
+    entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": max(options.streams)}
+    with platform_with({MODEL: entry}) as endpoint:
+        yield "platform", endpoint
+    if options.litellm:
+        with ExitStack() as stack:
+            try:
+                endpoint = stack.enter_context(litellm_before(upstream))
+            except (OSError, subprocess.SubprocessError) as exc:
+                print(f"no LiteLLM here: {exc}", file=sys.stderr)
+            else:
+                yield "litellm", endpoint
+
+
+def table(rows: list[Row]) -> str:
+    direct = {row.streams: row.tokens_per_s for row in rows if row.target == "direct"}
+    lines = [
+        "| streams | target | tokens/s | share | TTFT p50 / p99 ms | CPU µs a token | "
+        "requests/s | CPU µs a request | errors |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row.streams):
+        cells = [
+            str(row.streams),
+            row.target,
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.tokens_per_s / direct[row.streams]:.0%}",
+            f"{row.ttft_ms_p50:,.0f} / {row.ttft_ms_p99:,.0f}",
+            shown(row.cpu_us),
+            f"{row.requests_per_s:,.0f}",
+            shown(row.cpu_us_request),
+            str(row.errors),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def kept(rows: list[Row]) -> list[dict[str, str | float]]:
+    """Return the rows as the pages show them."""
+    return [
+        {
+            **asdict(row),
+            "cpu_us": shown(row.cpu_us),
+            "cpu_us_request": shown(row.cpu_us_request),
+        }
+        for row in rows
+    ]
+
+
+def shown(costs: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{part} {cost:,.0f}" for part, cost in costs.items() if cost >= 0.5)
+    return f"{sum(costs.values()):,.0f} ({parts})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 128])
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
+    parser.add_argument("--tokens-per-s", type=float, default=100.0)
+    parser.add_argument("--no-litellm", dest="litellm", action="store_false")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON as well")
+    add_write_option(parser)
+    options = parser.parse_args()
+    end_on_sigterm()
+    rows: list[Row] = []
+    with paced(options.tokens_per_s) as upstream:
+        for target, endpoint in targets(upstream, options):
+            run_load(endpoint, ["--streams", "8", "--rounds", "2", "--max-tokens", "8"], 60)
+            rows += [measure(target, endpoint, n, options.rounds) for n in options.streams]
+    print(table(rows))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    if options.write:
+        keep("gateway", {"rounds": options.rounds, "rows": kept(rows)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ollama's API over the same models, keys, limits and queue."""

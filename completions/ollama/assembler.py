@@ -1,0 +1,197 @@
+"""Deltas → lines of JSON, as Ollama streams them, or one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import orjson
+
+from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.errors.exceptions import api_error
+from inference_site.generations.kinds import Assembler
+from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Assembly
+
+OLLAMA, OLLAMA_EMBEDDING = "ollama", "ollama.embedding"
+"""Names of these kinds of generations."""
+
+_NS_OF_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class OllamaAssembly(Assembly):
+    """How an answer is written; ``started_at`` is seconds since 1970."""
+
+    model: str
+    shape: Literal["chat", "generate"]
+    stream: bool
+    started_at: float
+
+
+class OllamaAssembler(Assembler):
+    """Assembles one answer (see ``generations.kinds.Assembler``). Calls come whole, in one line."""
+
+    def __init__(self, assembly: OllamaAssembly) -> None:
+        self._assembly = assembly
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []
+        self._usage = Usage()
+        self._reason = ""
+        self._begun = False
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta; return the lines it makes."""
+        match delta:
+            case TextDelta(text):
+                self._text.append(text)
+                return self._line(text=text)
+            case ReasoningDelta(text):
+                self._thinking.append(text)
+                return self._line(thinking=text)
+            case ToolCallDelta(call, arguments, name=name):
+                if name is not None:
+                    self._calls.append((name, []))
+                self._calls[call][1].append(arguments)
+            case Finish(reason):
+                self._reason = "length" if reason == "length" else "stop"
+                return self._line(calls=self._wire_calls()) if self._calls else ()
+            case Usage():
+                self._usage = delta
+        return ()
+
+    def complete(self) -> Ending:
+        """End with the counts."""
+        if self._assembly.stream:
+            return Ending([self._encoded(self._last())], 200, b"", finish_reason=self._reason)
+        return Ending([], 200, orjson.dumps(self._whole()), finish_reason=self._reason)
+
+    def cancel(self) -> Ending:
+        """End because it was stopped."""
+        return Ending([], 200, b"" if self._assembly.stream else orjson.dumps(self._whole()))
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return replace(failure(error), is_early=not self._begun)
+
+    def _line(self, **said: Any) -> Sequence[bytes]:
+        if not self._assembly.stream:
+            return ()
+        self._begun = True
+        return (self._encoded({**self._head(), **self._said(**said), "done": False}),)
+
+    def _said(
+        self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        more = {"thinking": thinking} if thinking else {}
+        if self._assembly.shape == "generate":
+            return {"response": text, **more}
+        called = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **more, **called}}
+
+    def _wire_calls(self) -> list[dict[str, Any]]:
+        return [
+            {"function": {"name": name, "arguments": _arguments("".join(pieces))}}
+            for name, pieces in self._calls
+        ]
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._assembly.model, "created_at": now()}
+
+    def _last(self) -> dict[str, Any]:
+        return {**self._head(), **self._said(), **self._end()}
+
+    def _whole(self) -> dict[str, Any]:
+        said = self._said("".join(self._text), "".join(self._thinking), self._wire_calls())
+        return {**self._head(), **said, **self._end()}
+
+    def _end(self) -> dict[str, Any]:
+        elapsed = time.time() - self._assembly.started_at
+        return {
+            "done": True,
+            "done_reason": self._reason or "stop",
+            "total_duration": int(elapsed * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": self._usage.input_tokens,
+            "prompt_eval_duration": int(self._usage.prefill_ms * _NS_OF_MS),
+            "eval_count": self._usage.output_tokens,
+            "eval_duration": int(self._usage.decode_ms * _NS_OF_MS),
+        }
+
+    @staticmethod
+    def _encoded(line: dict[str, Any]) -> bytes:
+        return orjson.dumps(line) + b"\n"
+
+
+def failure(error: Exception, *, first: int = 0) -> Ending:
+    """End with ``{"error": "…"}``; these lines have no numbers, so ``first`` has no meaning."""
+    answer = api_error(error)
+    body = orjson.dumps({"error": answer.message})
+    return Ending(
+        [body + b"\n"],
+        answer.status,
+        body,
+        error_code=answer.code or answer.type,
+        is_early=True,
+        retry_after_s=answer.retry_after_s,
+    )
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _arguments(text: str) -> Any:
+    """Return the arguments as an object, which all clients expect."""
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {"input": text}
+    return arguments if isinstance(arguments, dict) else {"input": arguments}
+
+
+@dataclass(frozen=True)
+class OllamaEmbeddingAssembly(EmbeddingAssembly):
+    """The same as lists of floats; ``is_single`` is for ``/api/embeddings``, which has only one."""
+
+    is_single: bool = False
+    started_at: float = 0.0
+
+
+class OllamaEmbeddingAssembler(EmbeddingAssembler):
+    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``)."""
+
+    def __init__(self, assembly: OllamaEmbeddingAssembly) -> None:
+        super().__init__(assembly)
+        self._is_single, self._started_at = assembly.is_single, assembly.started_at
+
+    def answer(self) -> dict[str, Any]:
+        """Return the list, or the only one."""
+        answer = super().answer()
+        vectors = [entry["embedding"] for entry in answer["data"]]
+        if self._is_single:
+            return {"embedding": vectors[0]}
+        return {
+            "model": answer["model"],
+            "embeddings": vectors,
+            "total_duration": int((time.time() - self._started_at) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": answer["usage"]["prompt_tokens"],
+        }
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return failure(error)

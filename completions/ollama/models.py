@@ -1,0 +1,138 @@
+"""Views of models as Ollama lists them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from completions.ollama import wire
+from completions.ollama.views import OllamaView
+from completions.views.models import wire_models
+from inference_site.accounts.keys import Caller
+from inference_site.api.authentication import caller_of
+from inference_site.api.payload import parse
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.gguf_file import read_fields
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.fleet import fleet
+from inference_site.submission.model_access import may_use
+
+_VERSION = "0.12.0"
+"""The release of Ollama whose API this is; clients compare it with what they need."""
+_FOR_EVER = "2318-01-01T00:00:00Z"
+_CAPABILITIES = {
+    "chat": "completion",
+    "embeddings": "embedding",
+    "suffix": "insert",
+    "tools": "tools",
+    "vision": "vision",
+}
+
+
+class TagsView(OllamaView):
+    """``GET /api/tags``."""
+
+    def get(self, request: Request) -> Response:
+        """List the models."""
+        return Response({"models": [_summary(spec) for spec in _listed(caller_of(request))]})
+
+
+class PsView(OllamaView):
+    """``GET /api/ps``."""
+
+    def get(self, request: Request) -> Response:
+        """List the models that are loaded."""
+        specs = _listed(caller_of(request))
+        loaded = {model.id for model in wire_models(specs) if model.status == "loaded"}
+        return Response({"models": [_running(spec) for spec in specs if spec.id in loaded]})
+
+
+class ShowView(OllamaView):
+    """``POST /api/show``."""
+
+    def post(self, request: Request) -> Response:
+        """Describe a model."""
+        body = parse(wire.ShowRequest, request.data)
+        name = body.model or body.name
+        if not name:
+            raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
+        caller = caller_of(request)
+        spec = catalogue().find(name, caller.project_name)
+        if spec is None or not may_use(caller, spec):
+            raise NotFoundError(f"model '{name[:100]}' not found", param="model")
+        summary, family = _summary(spec), _family(spec)
+        length = {f"{family or 'model'}.context_length": spec.context_length}
+        return Response(
+            {
+                "modelfile": "",
+                "parameters": "",
+                "template": "",
+                "details": summary["details"],
+                "model_info": {"general.architecture": family, **length},
+                "capabilities": _capabilities(fleet.capabilities_of(spec)),
+                "modified_at": summary["modified_at"],
+            }
+        )
+
+
+class VersionView(OllamaView):
+    """``GET /api/version``."""
+
+    def get(self, request: Request) -> Response:
+        """Tell whose API this is."""
+        return Response({"version": _VERSION})
+
+
+def _listed(caller: Caller) -> list[ModelSpec]:
+    listed = catalogue().listed(caller.project_name)
+    return [spec for spec in listed if may_use(caller, spec)]
+
+
+def _summary(spec: ModelSpec) -> dict[str, Any]:
+    found = spec.file.stat() if spec.file and spec.file.exists() else None
+    family = _family(spec)
+    modified = datetime.fromtimestamp(found.st_mtime if found else 0, UTC)
+    return {
+        "name": spec.id,
+        "model": spec.id,
+        "modified_at": modified.isoformat().replace("+00:00", "Z"),
+        "size": found.st_size if found else 0,
+        # What a file is to Ollama; here a model is its name.
+        "digest": hashlib.sha256(spec.id.encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": family,
+            "families": [family] if family else None,
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+def _running(spec: ModelSpec) -> dict[str, Any]:
+    summary = _summary(spec)
+    del summary["modified_at"]
+    in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": spec.context_length}
+    return {**summary, **in_memory}
+
+
+def _family(spec: ModelSpec) -> str:
+    return "" if spec.file is None else _architecture(spec.file)
+
+
+@cache
+def _architecture(path: Path) -> str:
+    return str(read_fields(path)("general.architecture", ""))
+
+
+def _capabilities(ours: Collection[str]) -> list[str]:
+    return [theirs for name, theirs in _CAPABILITIES.items() if name in ours]

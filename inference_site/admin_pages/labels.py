@@ -1,0 +1,49 @@
+"""Values as lists and pages of the admin show them; ``duration`` is also a template filter."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+register = template.Library()
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def status_label(status: str) -> SafeString:
+    """Return a status as a coloured badge."""
+    return format_html('<span class="status status-{}">{}</span>', status, status.replace("_", " "))
+
+
+def time_label(moment: dt.datetime) -> SafeString:
+    """Return a moment in UTC, to the second."""
+    return format_html('<span class="nowrap">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
+
+
+def milliseconds(value: float | None) -> str:
+    """Return milliseconds; a dash for None."""
+    return "—" if value is None else f"{value:,.0f} ms"
+
+
+@register.filter
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units, such as ``8 s`` or ``2 h 5 min``."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+@register.filter
+def time_since(moment: dt.datetime | None) -> str:
+    """Return how long ago a moment was, as ``duration`` does; a dash for None."""
+    return "—" if moment is None else duration((timezone.now() - moment).total_seconds())

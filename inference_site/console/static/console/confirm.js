@@ -1,0 +1,5 @@
+// A button with data-confirm asks before it submits its form.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-confirm]");
+  if (button && !window.confirm(button.dataset.confirm)) event.preventDefault();
+});

@@ -1,0 +1,33 @@
+"""Requests for a queue that was full a moment ago: refused before they wait for a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.conf import settings
+
+from inference_site.domain.errors import QueueFull
+from inference_site.errors.exceptions import api_error
+from inference_site.generations.places import crowds
+
+_LARGEST = 64 * 1024
+"""Bytes of a body that is decoded on the event loop; the view looks into a larger one."""
+
+
+def refuse_if_full(scope: dict[str, Any], body: bytes) -> None:
+    """Raise UnavailableError, ``queue_full``, if the view would find the queue full.
+
+    A request that may be a repeated one is left to the view, which may know its answer.
+    """
+    if not crowds.any_full() or len(body) > _LARGEST:
+        return
+    if any(name == b"idempotency-key" for name, _ in scope["headers"]):
+        return
+    try:
+        asked = orjson.loads(body)
+    except ValueError:
+        return
+    model = asked.get("model", settings.DEFAULT_MODEL) if isinstance(asked, dict) else None
+    if isinstance(model, str) and crowds.is_full(model):
+        raise api_error(QueueFull())

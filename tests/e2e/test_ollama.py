@@ -1,0 +1,162 @@
+"""Ollama's API, through Ollama's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.served_stack import ServedStack
+
+GREEDY = {"temperature": 0, "num_predict": 60, "num_ctx": 2048}
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+OSLO: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city"""
+    return city
+
+
+@contextmanager
+def ollama_client(stack: ServedStack, key: str) -> Iterator[ollama.Client]:
+    """Ollama's client with this key."""
+    opened = ollama.Client(stack.url, headers={"Authorization": f"Bearer {key}"})
+    yield opened
+    opened._client.close()
+
+
+@pytest.fixture
+def client(stack: ServedStack) -> Iterator[ollama.Client]:
+    """The official client."""
+    with ollama_client(stack, stack.key) as opened:
+        yield opened
+
+
+def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
+    asked: dict[str, Any] = {"model": "demo:latest", "messages": HELLO, "options": GREEDY}
+    whole = client.chat(**asked, keep_alive="5m")
+    assert whole.message.role == "assistant"
+    assert whole.message.content
+    assert (whole.model, whole.done, whole.done_reason) == ("demo:latest", True, "stop")
+    assert whole.eval_count
+    assert whole.prompt_eval_count
+    assert whole.total_duration
+    parts = list(client.chat(**asked, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].eval_count == whole.eval_count
+    short = client.chat(**{**asked, "options": {**GREEDY, "num_predict": 2}})
+    assert (short.done_reason, short.eval_count) == ("length", 2)
+
+
+def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
+    asked: dict[str, Any] = {"model": "demo", "tools": [get_weather], "options": GREEDY}
+    first = client.chat(messages=OSLO, **asked)
+    [call] = list(first.message.tool_calls or [])
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Oslo"})
+    parts = list(client.chat(messages=OSLO, stream=True, **asked))
+    calls = [call for part in parts for call in part.message.tool_calls or ()]
+    assert calls == [call]
+    result = {"role": "tool", "tool_name": "get_weather", "content": '{"weather": "sunny"}'}
+    second = client.chat(messages=[*OSLO, first.message, result], **asked)
+    assert second.message.content
+    assert not second.message.tool_calls
+
+
+def test_format_and_thinking_are_as_asked(client: ollama.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "green"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    bound = client.chat("demo", HELLO, format=schema, options=GREEDY)
+    assert json.loads(bound.message.content or "")["colour"] in ("red", "green")
+    made = client.generate("demo", "Hello", format="json", options={**GREEDY, "num_predict": 200})
+    assert (made.response or "").startswith("{")
+    thought = client.chat("demo", OSLO, think=True, options={**GREEDY, "num_predict": 300})
+    assert thought.message.thinking
+    assert not client.chat("demo", OSLO, think=False, options=GREEDY).message.thinking
+
+
+def test_prompts_are_answered_or_continued(client: ollama.Client) -> None:
+    answered = client.generate("demo", "Hello", system="Be brief.", options=GREEDY)
+    assert answered.response
+    assert answered.done
+    parts = list(client.generate("demo", "Hello", system="Be brief.", options=GREEDY, stream=True))
+    assert "".join(part.response or "" for part in parts) == answered.response
+    raw = client.generate("demo", "The capital of France is", raw=True, options=GREEDY)
+    assert (raw.response or "").startswith(" Paris")
+    assert client.generate("demo", "").done_reason == "load"
+    filled = client.generate("tuned", "Once", suffix="the end.", options=GREEDY)
+    assert filled.eval_count
+
+
+def test_texts_are_embedded(client: ollama.Client) -> None:
+    found = client.embed("demo-embedding", ["a word", "another"])
+    assert [len(vector) for vector in found.embeddings] == [192, 192]
+    assert found.prompt_eval_count
+    assert len(client.embed("demo-embedding", "a word", dimensions=64).embeddings[0]) == 64
+    single = client.embeddings("demo-embedding", "a word").embedding
+    assert single == pytest.approx(found.embeddings[0], abs=1e-3)
+
+
+def test_models_are_listed_and_described(client: ollama.Client, http: httpx.Client) -> None:
+    names = [model.model for model in client.list().models]
+    assert {"demo", "demo-embedding", "scripted"} <= set(names)
+    assert "demo" in [model.model for model in client.ps().models]
+    shown = client.show("demo")
+    assert {"completion", "tools"} <= set(shown.capabilities or ())
+    assert shown.modelinfo
+    assert "llama.context_length" in shown.modelinfo
+    assert client.show("demo-embedding").capabilities == ["embedding"]
+    assert http.get("/api/version").json()["version"]
+
+
+def test_errors_have_the_form_of_ollama(
+    client: ollama.Client, http: httpx.Client, stack: ServedStack
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(ollama.ResponseError) as caught:
+            list(client.chat("nothing", HELLO, stream=stream))
+        assert caught.value.status_code == 404
+        assert "nothing" in caught.value.error
+    script: list[Any] = [{"role": "user", "content": '[{"fail": "broken"}]'}]
+    with pytest.raises(ollama.ResponseError, match="broken") as caught:
+        client.chat("scripted", script)
+    assert caught.value.status_code == 500
+    late: list[Any] = [{"role": "user", "content": '[{"text": "a "}, {"fail": "broken"}]'}]
+    with pytest.raises(ollama.ResponseError, match="broken"):
+        list(client.chat("scripted", late, stream=True))
+    with ollama_client(stack, "sk-wrong") as other, pytest.raises(ollama.ResponseError) as caught:
+        other.chat("demo", HELLO)
+    assert caught.value.status_code == 401
+    for path, body, status in [
+        ("/api/chat", b"{", 400),
+        ("/api/chat", b'{"model": "demo", "messages": [{"role": "model"}]}', 400),
+        ("/api/generate", b'{"model": "demo", "prompt": "a", "options": {"top_p": 5}}', 400),
+        ("/api/embed", b'{"model": "demo", "input": "a"}', 400),
+        ("/api/pull", b"{}", 404),
+    ]:
+        refused = http.post(path, content=body)
+        assert refused.status_code == status, path
+        assert list(refused.json()) == ["error"]
+        assert isinstance(refused.json()["error"], str)
+    assert http.get("/api/chat").json()["error"]
+
+
+def test_what_is_asked_counts_in_the_limits_and_the_usage_of_the_key(stack: ServedStack) -> None:
+    key = make_key(stack)
+    with ollama_client(stack, key.secret) as other:
+        other.chat("demo", HELLO, options=GREEDY)
+    rows = stack.sql(
+        "SELECT kind, status FROM generations_generation WHERE api_key_id = %s", key.id
+    )
+    assert rows == [("ollama", "completed")]

@@ -1,0 +1,112 @@
+"""The queue as clients see it: places, fairness among projects, and its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+
+from tests.e2e.keys import MadeKey, make_key
+from tests.e2e.scripts import ENDLESS, script
+from tests.e2e.test_disconnect import busy
+from tests.served_stack import ServedStack, wait_until
+
+SLOTS = 4
+BRIEF = {"model": "scripted", "input": script({"sleep_ms": 30}, {"text": "ok"})}
+_BEFORE = """
+SELECT count(*) FROM generations_generation crowd, generations_generation one
+WHERE one.api_key_id = %s AND crowd.api_key_id = %s
+    AND crowd.claimed_at BETWEEN one.created_at AND one.claimed_at
+"""
+_FILL = """
+INSERT INTO generations_generation
+SELECT filled.* FROM generations_generation one, generate_series(1, 2000) number,
+    LATERAL jsonb_populate_record(one, jsonb_build_object(
+        'id', nextval(pg_get_serial_sequence('generations_generation', 'id')),
+        'public_id', 'filling-' || number, 'status', 'queued', 'worker', '', 'claimed_at', null,
+        'attempt', 0, 'service_class', 10)) filled
+WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
+"""
+
+
+@contextmanager
+def all_slots_held(stack: ServedStack, key: MadeKey) -> Iterator[None]:
+    """Have as much run as can."""
+    held = {"model": "scripted", "stream": True}
+    held["messages"] = [{"role": "user", "content": ENDLESS}]
+    with key.http(stack) as http, ExitStack() as streams:
+        lines = []
+        for _ in range(SLOTS):
+            stream = http.stream("POST", "/v1/chat/completions", json=held)
+            lines.append(streams.enter_context(stream).iter_lines())
+        for one in lines:
+            next(one)
+        wait_until(lambda: busy(stack, "scripted") == SLOTS, 30, "all slots known to be taken")
+        yield
+
+
+def has_ended(http: httpx.Client, made: Any) -> bool:
+    return bool(http.get(f"/v1/responses/{made['id']}").json()["status"] == "completed")
+
+
+def test_who_waits_is_told_of_its_place(stack: ServedStack, http: httpx.Client) -> None:
+    """Afterwards, and with a slot free, there is none."""
+    wait_until(lambda: place(http.post("/v1/responses", json=BRIEF)) == 0, 30, "a free slot")
+    owner = make_key(stack)
+    with all_slots_held(stack, owner):
+        late = {**BRIEF, "background": True}
+        made = [http.post("/v1/responses", json=late) for _ in range(3)]
+        assert [place(answer) for answer in made] == [1, 2, 3]
+        assert all(int(answer.headers["x-queue-estimated-wait"]) >= 0 for answer in made)
+        now = [http.get(f"/v1/responses/{answer.json()['id']}") for answer in made]
+        assert [place(answer) for answer in now] == [1, 2, 3]
+        with http.stream("POST", "/v1/responses", json={**late, "stream": True}) as stream:
+            assert stream.headers["x-queue-position"] == "4"
+    for answer in made:
+        wait_until(partial(has_ended, http, answer.json()), 30, "its end")
+    ended = http.get(f"/v1/responses/{made[0].json()['id']}")
+    assert "x-queue-position" not in ended.headers
+
+
+def place(answer: httpx.Response) -> int:
+    """The position that an answer tells."""
+    assert answer.status_code == 200, answer.text
+    return int(answer.headers["x-queue-position"])
+
+
+def test_a_crowd_delays_another_project_by_one_run_of_each_slot(stack: ServedStack) -> None:
+    crowd, one = make_key(stack), make_key(stack)
+    late = {**BRIEF, "background": True}
+    with crowd.http(stack) as many, one.http(stack) as single:
+        with all_slots_held(stack, crowd):
+            made = [many.post("/v1/responses", json=late).json() for _ in range(40)]
+            alone = single.post("/v1/responses", json=late).json()
+        wait_until(lambda: has_ended(single, alone), 60, "the end of the one")
+        assert stack.sql(_BEFORE, one.id, crowd.id)[0][0] <= SLOTS
+        wait_until(lambda: has_ended(many, made[-1]), 60, "the end of the crowd")
+
+
+def test_a_full_queue_refuses_at_once_and_has_room_again(stack: ServedStack) -> None:
+    filler, one = make_key(stack), make_key(stack)
+    late = {**BRIEF, "background": True}
+    with one.http(stack) as http:
+        try:
+            with all_slots_held(stack, filler):
+                stack.sql(_FILL)
+                wait_until(lambda: is_full(http, late), 30, "a full queue")
+                refused = [http.post("/v1/responses", json=late) for _ in range(5)]
+                assert {answer.status_code for answer in refused} == {503}
+                assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+                stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
+                wait_until(lambda: not is_full(http, late), 30, "room")
+        finally:
+            stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
+
+
+def is_full(http: httpx.Client, body: dict[str, Any]) -> bool:
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code in (200, 503), answer.text
+    return answer.status_code == 503 and answer.json()["error"]["code"] == "queue_full"

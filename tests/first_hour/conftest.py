@@ -1,0 +1,27 @@
+"""A site as a newcomer has it: started with a model to fetch, from a hub on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.hub_server import Hub
+from tests.served_stack import ServedStack, served_stack
+
+
+@pytest.fixture(scope="session")
+def hub() -> Iterator[Hub]:
+    """The hub that the site was told of."""
+    content = DEMO_FILE.read_bytes()
+    with Hub({"tiny.Q4_K_M.gguf": content, "tiny.Q8_0.gguf": content}).running() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def stack(hub: Hub) -> Iterator[ServedStack]:
+    """What ``make serve MODEL=org/repo:Q4_K_M`` starts, without a models file."""
+    env = {"MODELS_FILE": "", "MODEL": "org/repo:Q4_K_M", "HF_ENDPOINT": hub.url}
+    with served_stack(**env, SECRET_KEY="") as running:
+        yield running

@@ -1,0 +1,175 @@
+"""Places in the queue: positions by the order of claims, estimated waits, and the bound."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+from django.db import connection
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from inference_site.domain.errors import QueueFull
+from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
+from inference_site.generations import places
+from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.places import Crowd, Crowds, Place, place_of, place_of_waiting
+from inference_site.generations.queue import enqueue, new_id
+from inference_site.generations.wake_ups import queue_name
+from inference_site.storage.redis_clients import broker_client
+from tests.generations.rows import create_generation
+from tests.generations.test_queue import new_row
+
+Key = tuple[ApiKey, str]
+NORMAL, LATE = int(ServiceClass.FOREGROUND), int(ServiceClass.BACKGROUND)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count each time anew."""
+    monkeypatch.setattr(places, "crowds", Crowds())
+    monkeypatch.setattr(places, "_COUNTED_S", -1.0)
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    name = new_id("model-")
+    yield name
+    broker_client().delete(queue_name(name))
+
+
+def served_by(monkeypatch: pytest.MonkeyPatch, *workers: tuple[int, float]) -> None:
+    """Have workers with so many slots serve ``m``, whose runs take so long."""
+    view = LiveView()
+    live = [
+        LiveWorker(f"w{n}", (ModelReport("m", slots, slots, run_s=run_s),))
+        for n, (slots, run_s) in enumerate(workers)
+    ]
+    monkeypatch.setattr(view, "workers", lambda: live)
+    monkeypatch.setattr(places, "live_view", view)
+
+
+def claims_until(crowd: Crowd, project: int, ended: list[int]) -> int:
+    """How many claims it takes to reach a new one of a project, as the database would order them.
+
+    ``ended`` are the projects whose runs end, one before each claim.
+    """
+    waiting, running = Counter(crowd.waiting), Counter(crowd.running)
+    own, served = waiting[project, NORMAL] + 1, dict[int, int]()
+    waiting[project, NORMAL] += 1
+    for claims, over in enumerate(ended, start=1):
+        if running[over]:
+            running[over] -= 1
+        else:
+            running[next(p for p in running if running[p])] -= 1
+        here = [key for key, count in waiting.items() if count]
+        chosen = min(
+            here,
+            key=lambda key: (key[1], running[key[0]], served.get(key[0], 0), key[0] == project),
+        )
+        served[chosen[0]] = claims
+        waiting[chosen] -= 1
+        running[chosen[0]] += 1
+        own -= chosen == (project, NORMAL)
+        if not own:
+            return claims
+    raise AssertionError("it was never claimed")
+
+
+CROWDS = st.builds(
+    Crowd,
+    st.dictionaries(
+        st.tuples(st.integers(1, 4), st.sampled_from([NORMAL, LATE])), st.integers(0, 8)
+    ).map(Counter),
+    st.dictionaries(st.integers(1, 4), st.integers(1, 5), min_size=1).map(Counter),
+)
+
+
+@limits(deadline=None)
+@given(CROWDS, st.integers(1, 4), st.randoms())
+def test_a_position_is_about_the_number_of_claims_until_its_own(
+    crowd: Crowd, project: int, chance: Random
+) -> None:
+    """Whose runs end next is not known, so it is off by what may run meanwhile."""
+    ends = [chance.randint(1, 4) for _ in range(120)]
+    position = crowd.position(project, NORMAL)
+    slack = 4 * crowd.running.total() + 4
+    assert abs(claims_until(crowd, project, ends) - position) <= slack
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "position"),
+    [
+        ({}, {}, 1),
+        ({(1, NORMAL): 500}, {1: 4}, 1),
+        ({(2, NORMAL): 7}, {1: 4}, 8),
+        ({(1, NORMAL): 500, (2, NORMAL): 2}, {1: 2, 2: 2}, 6),
+        ({(1, LATE): 500}, {}, 1),
+        ({(1, int(ServiceClass.URGENT)): 3}, {2: 1}, 4),
+    ],
+)
+def test_who_starts_first(
+    waiting: dict[tuple[int, int], int], running: dict[int, int], position: int
+) -> None:
+    assert Crowd(Counter(waiting), Counter(running)).position(2, NORMAL) == position
+
+
+@pytest.mark.django_db
+def test_a_wait_is_the_position_by_how_fast_runs_end(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    served_by(monkeypatch, (2, 4.0), (1, 2.0))  # One start a second.
+    rows = [create_generation(api_key[0]) for _ in range(3)]
+    for _ in range(3):
+        create_generation(api_key[0], status=Status.RUNNING)
+    assert place_of("m", api_key[0].project_id, NORMAL) == Place(4, 4.0)
+    found = [place_of_waiting(row.public_id) for row in rows]
+    assert found == [Place(1, 1.0), Place(2, 2.0), Place(3, 3.0)]
+    assert found[0] is not None
+    assert found[0].headers == {"x-queue-position": "1", "x-queue-estimated-wait": "1"}
+    served_by(monkeypatch, (2, 0.0))  # Nothing has run yet.
+    assert place_of("m", api_key[0].project_id, NORMAL).headers == {"x-queue-position": "4"}
+
+
+@pytest.mark.django_db
+def test_who_finds_a_free_slot_has_no_place(monkeypatch: pytest.MonkeyPatch, api_key: Key) -> None:
+    served_by(monkeypatch, (2, 4.0))
+    create_generation(api_key[0], status=Status.RUNNING)
+    assert place_of("m", api_key[0].project_id, NORMAL) == Place(0, 0.0)
+    ended = create_generation(api_key[0], status=Status.RUNNING)
+    assert place_of_waiting(ended.public_id) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_however_many_come_at_once_no_more_wait_than_may(
+    api_key: Key, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_LIMIT = 20
+    began = threading.Barrier(4)
+
+    def come(_: int) -> int:
+        accepted = 0
+        began.wait()
+        for _ in range(12):
+            try:
+                enqueue(*new_row(api_key[0], model), "web.one")
+                accepted += 1
+            except QueueFull:
+                pass
+            finally:
+                connection.close()
+        return accepted
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(come, range(4))) == 20
+    assert Generation.objects.filter(model=model).count() == 20
+    Generation.objects.claim(model, "w")
+    places.crowds._full.clear()  # A moment later.
+    enqueue(*new_row(api_key[0], model), "web.one")

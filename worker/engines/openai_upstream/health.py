@@ -1,0 +1,120 @@
+"""Health: each server of a model is asked for its models now and then, and so is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+import orjson
+
+from worker.engines.openai_upstream.addresses import Address, Addresses
+from worker.engines.openai_upstream.server import Server
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+_DOWN_S = 1.0
+"""How often servers are asked while one of them is down."""
+_NAMES_SHOWN = 10
+_ALIVE = (429,)
+"""A server that limits requests answers, and has the model that it had."""
+
+
+class Fault(Exception):
+    """Why a server cannot be used; names its address."""
+
+
+class Health:
+    """Finds the model on each of its servers, and keeps their faults true."""
+
+    def __init__(
+        self, model_id: str, server: Server, addresses: Addresses, session: aiohttp.ClientSession
+    ) -> None:
+        self._id, self._server = model_id, server
+        self._addresses, self._session = addresses, session
+        self._patience_s = min(server.timeout_s, PATIENCE_S)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the model can be run again, or cannot any more."""
+
+    async def watch(self) -> None:
+        """Ask for ever."""
+        while True:
+            is_whole = all(address.is_up for address in self._addresses.all)
+            await asyncio.sleep(self._server.check_every_s if is_whole else _DOWN_S)
+            try:
+                await self.check()
+            except Exception:  # The watch must go on: nothing else finds a server again.
+                logger.exception("model %s: its servers could not be checked", self._id)
+
+    async def check(self) -> None:
+        """Ask each once."""
+        await asyncio.gather(*map(self._check, self._addresses.all))
+
+    async def _check(self, address: Address) -> None:
+        if address.is_up and address.was_heard_within(self._server.check_every_s):
+            return
+        try:
+            address.model = await self._found(address)
+        except Fault as exc:
+            # One that is busy may be slow to answer this; what it sends to runs counts for more.
+            if not address.was_heard_within(self._patience_s + self._server.check_every_s):
+                self.note(address, str(exc))
+        else:
+            self.note(address, "")
+
+    def note(self, address: Address, fault: str) -> None:
+        """Note what is wrong with a server, or that nothing is."""
+        before, could_run = address.fault, not self._addresses.fault
+        address.fault = fault
+        if fault and fault != before:
+            logger.error("%s", fault)
+        elif before and not fault:
+            logger.info("model %s: %s can be used", self._id, address.base_url)
+        if could_run != (not self._addresses.fault):
+            self.on_change()
+
+    async def _found(self, address: Address) -> str:
+        """Return the model's name there: the option, else the id, else the only one there is.
+
+        Raise Fault naming the address and the reason.
+        """
+        url = f"{address.base_url}/models"
+        listed = await self._listed(url)
+        if listed is None:
+            return address.model or self._server.model or self._id
+        wanted = self._server.model or self._id
+        for name in (wanted, f"{wanted}:latest"):  # The tag that Ollama lets one leave out.
+            if name in listed:
+                return wanted
+        if self._server.model is None and len(set(listed.values())) == 1:
+            return next(iter(listed.values()))
+        names = sorted(set(listed.values()))
+        more = ", …" if len(names) > _NAMES_SHOWN else ""
+        raise Fault(
+            f"Model '{self._id}': {url} lists no model '{wanted}'; it has "
+            f"{', '.join(names[:_NAMES_SHOWN]) or 'none'}{more}."
+        )
+
+    async def _listed(self, url: str) -> dict[str, str] | None:
+        """Return the names of the server's models, aliases included, and whose they are."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                async with self._session.get(url, allow_redirects=False) as answer:
+                    body, status = await answer.read(), answer.status
+        except (aiohttp.ClientError, OSError) as exc:
+            said = str(exc) or type(exc).__name__
+            raise Fault(f"Model '{self._id}': {url} cannot be reached: {said}") from exc
+        if status in _ALIVE:
+            return None
+        if status != 200:
+            said = self._server.without_key(body[:200].decode(errors="replace"))
+            raise Fault(f"Model '{self._id}': {url} answers with status {status}: {said}")
+        try:
+            entries = orjson.loads(body)["data"]
+            names = {str(entry["id"]): str(entry["id"]) for entry in entries}
+            aliases = {str(a): str(e["id"]) for e in entries for a in e.get("aliases") or ()}
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise Fault(f"Model '{self._id}': {url} is no list of models.") from exc
+        return aliases | names

@@ -1,0 +1,173 @@
+"""The runs of a worker process: slots are filled with what waits, and filled again at each end.
+
+An engine that blocks runs a generation on the thread that has claimed it. One that does not is only
+begun there; a few threads end its runs. Either thread then looks for the next generation itself, so
+under load none waits for a wake-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from django.db import OperationalError
+from redis.exceptions import RedisError
+
+from inference_site.fleet.leases import ModelState, live_view
+from inference_site.generations.models import Claim, Generation
+from inference_site.generations.wake_ups import send_wake_up
+from worker.runtime.publisher import Publisher, StopReason, Stream
+from worker.runtime.run import Run
+from worker.runtime.served_model import Company, ServedModel
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 32
+_POLL_S = 0.02
+
+
+class Runs:
+    """What runs in this process. ``takes_nothing`` says whether nothing more is to be begun.
+
+    ``changed`` is called when ``is_open`` has changed.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        publisher: Publisher,
+        takes_nothing: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self._changed, self._company = changed, Company()
+        self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
+        self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
+        """For what an engine's own thread must not be blocked by."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run may begin: not while one must have nothing beside it."""
+        return self._company.is_open
+
+    @property
+    def attempts(self) -> set[tuple[str, int]]:
+        """What runs here, by id and attempt."""
+        return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}
+
+    def serve(self, model: ServedModel) -> None:
+        """Run waiting generations of the model until none waits or no slot is free."""
+        model.missed_wake_up = True
+        self._serve(model)
+
+    def stop(self, model: ServedModel) -> None:
+        """Have what runs on this model stop."""
+        for runs_on, stream in list(self._running.values()):
+            if runs_on is model:
+                stream.stop(StopReason.SHUTDOWN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the ends of what engines run by themselves."""
+        until = time.monotonic() + timeout_s
+        while self._running and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        self.pool.shutdown(wait=not self._running)
+
+    def _serve(self, model: ServedModel) -> None:
+        while model.missed_wake_up:
+            if not model.take():
+                self._pass_on(model.spec.id)
+                return
+            model.missed_wake_up = False
+            if not self._fill(model):
+                return
+            if self._takes_nothing() or not self.is_open:
+                self._pass_on(model.spec.id)
+                return
+
+    def _pass_on(self, model: str) -> None:
+        """Leave a wake-up that cannot be answered here any more to the others, if there are."""
+        try:
+            if any(worker.id != self._worker for worker in live_view.serving(model)):
+                send_wake_up(model)
+        except RedisError as exc:
+            logger.warning("a wake-up for %s is lost; maintenance sends another: %s", model, exc)
+
+    def _fill(self, model: ServedModel) -> bool:
+        """Run what waits in the slot that was taken; return whether it was given back.
+
+        If not, an engine goes on by itself, and what waits is run at its end.
+        """
+        try:
+            while model.state == ModelState.READY and not self._takes_nothing():
+                claim = self._claimed(model)
+                if claim is None:
+                    break
+                model.note_served(claim.project_id)
+                if self._run(model, claim):
+                    return False
+        except BaseException:
+            model.release()
+            raise
+        model.release()
+        return True
+
+    def _claimed(self, model: ServedModel) -> Claim | None:
+        """Claim what may run now, beside what runs; None when there is nothing."""
+        if not self._company.enter():
+            return None
+        claim = None
+        try:
+            claim = Generation.objects.claim(
+                model.spec.id, self._worker, model.served, is_idle=self._company.is_single
+            )
+        finally:
+            if claim is None:
+                self._company.leave()
+        return claim
+
+    def _leave(self, claim: Claim) -> None:
+        """Let others begin, once a run has ended."""
+        self._running.pop(claim)
+        self._company.leave(was_alone=claim.alone)
+        if claim.alone:
+            self._changed()
+
+    def _run(self, model: ServedModel, claim: Claim) -> bool:
+        """Run what was claimed; return whether its engine goes on by itself."""
+        stream = self._publisher.open(claim.public_id, claim.attempt)
+        run = Run(claim, stream)
+        self._running[claim] = model, stream
+        if claim.alone:  # It may end the process, and what runs beside it with that.
+            self._company.be_alone()
+            self._changed()
+        began_at = time.monotonic()
+
+        def on_end(error: Exception | None) -> None:
+            model.note_run(time.monotonic() - began_at)
+            self.pool.submit(self._end, model, claim, run, error)
+
+        goes_on = False
+        try:
+            goes_on = run.start(model.engine, on_end)
+        finally:
+            if not goes_on:
+                self._leave(claim)
+                model.note_run(time.monotonic() - began_at)
+        return goes_on
+
+    def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
+        """End what went on by itself, and run in its slot what waits."""
+        try:
+            run.end(error)
+        finally:
+            self._leave(claim)
+        try:
+            if self._fill(model):
+                self._serve(model)
+        except OperationalError as exc:
+            logger.warning("cannot claim for %s: %s", model.spec.id, exc)
+        except Exception:
+            logger.exception("model %s: a slot could not be filled again", model.spec.id)
