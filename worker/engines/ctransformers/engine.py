@@ -18,6 +18,7 @@ from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary,
 from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary
+from worker.engines.step_clock import StepClock
 
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
@@ -76,6 +77,7 @@ class CtransformersEngine(Engine):
             llms[0], own_texts(spec.file), adds_space=adds_space(spec.file)
         )
         self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
+        self._clock = StepClock()
         # The library may lower the context length to what the model can read.
         self._context_length = min(spec.context_length, int(llms[0].context_length))
 
@@ -89,6 +91,10 @@ class CtransformersEngine(Engine):
         for prompt in prompts:
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
+        with self._clock.watched(sink) as watched:
+            self._continue(request, prompts, watched)
+
+    def _continue(self, request: GenerationRequest, prompts: list[list[int]], sink: Sink) -> None:
         usage = RunUsage()
         try:
             for number, prompt in enumerate(prompts):
@@ -128,12 +134,13 @@ class CtransformersEngine(Engine):
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        for index, prompt in enumerate(request.prompts):
-            tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
-            pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
-            texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
-            sink.feed(TokensDelta(tuple(tokens), index, texts))
-            sink.feed(Finish("stop", index))
+        with self._clock.watched(sink) as watched:
+            for index, prompt in enumerate(request.prompts):
+                tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+                pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+                texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+                watched.feed(TokensDelta(tuple(tokens), index, texts))
+                watched.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
@@ -142,6 +149,11 @@ class CtransformersEngine(Engine):
             text = b"".join(self._vocabulary.bytes_of(token) for token in tokens)
             sink.feed(TextDelta(text.decode("utf-8", "replace"), index))
             sink.feed(Finish("stop", index))
+
+    @property
+    def steps(self) -> int | None:
+        """Count looks at the sink: one for each batch of a prompt, and for each token."""
+        return self._clock.steps
 
     def close(self) -> None:
         """Drop the contexts; their memory goes with the last reference."""
