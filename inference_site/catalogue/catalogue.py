@@ -17,6 +17,7 @@ from pathlib import Path
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.discovery import Folder, discover
 from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.models_file import read_models_file, site_sampling
@@ -68,11 +69,19 @@ class Catalogue:
         """Return the model of this name, or None; with a project, only one that it may use.
 
         The name is trimmed and its case does not matter. It is looked for among the ids and
-        aliases, then by what is before its ``:``, then as ``default``.
+        aliases, then by what is before its ``:``, then as ``default``, then as an architecture, if
+        one model has it.
         """
         candidates = self._candidates(_folded(name))
         found = (self._by_name[name] for name in candidates if name in self._by_name)
-        return next((spec for spec in found if project is None or spec.is_for(project)), None)
+        named = next((spec for spec in found if project is None or spec.is_for(project)), None)
+        return named or self._only_one_of(_folded(name), project)
+
+    def _only_one_of(self, architecture: str, project: str | None) -> ModelSpec | None:
+        mine = (spec for spec in self.models.values() if project is None or spec.is_for(project))
+        known = [(spec, architecture_of(spec)) for spec in mine]
+        found = [spec for spec, name in known if name and _folded(name) == architecture]
+        return found[0] if len(found) == 1 else None
 
     def listed(self, project: str) -> list[ModelSpec]:
         """Return what the list of models shows to a project."""

@@ -84,6 +84,7 @@ class Entry(OperatorSettings):
     price: PriceEntry = PriceEntry()
     lora_adapters: dict[str, FileName] = {}
     sampling: SamplerDefaults = SamplerDefaults()
+    keep_alive: float | None = Field(None, gt=0)
     forced_sampling: SamplerDefaults = SamplerDefaults()
 
     @field_validator("projects", mode="before")

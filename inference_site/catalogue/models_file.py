@@ -122,6 +122,7 @@ def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
         price=entry.price.to_price(),
         lora_adapters={name: Path(file) for name, file in entry.lora_adapters.items()},
         sampling=entry.sampling.to_defaults().over(site_sampling()),
+        keep_alive_s=entry.keep_alive,
         forced_sampling=entry.forced_sampling.to_defaults(),
         options=_options(entry.engine, given, locate),
     )

@@ -37,7 +37,8 @@ class ModelSpec:
     names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
     use it, none for all.
     ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
-    leave out, ``forced_sampling`` what holds whatever they say. ``options`` belong to the engine
+    leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
+    model that was loaded at run time may be idle, None for ever. ``options`` belong to the engine
     alone; each engine documents its own.
     """
 
@@ -54,6 +55,7 @@ class ModelSpec:
     price: Price = field(default_factory=Price)
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
+    keep_alive_s: float | None = None
     forced_sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
 

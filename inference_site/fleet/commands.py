@@ -29,14 +29,10 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: load or unload a model, drain the worker, or resume it.
+    """A command: load or unload a model, drain the worker, or resume it."""
 
-    A child worker that cannot load its model sends ``failed`` to its parent, with a ``reason``.
-    """
-
-    do: Literal["load", "unload", "failed", "drain", "resume"]
+    do: Literal["load", "unload", "drain", "resume"]
     model: str = ""
-    reason: str = ""
 
 
 def _key(worker: str) -> str:

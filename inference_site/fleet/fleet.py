@@ -8,6 +8,7 @@ API requires the scope ``models:write``, because models belong to the whole site
     ├── UnknownModel     the catalogue has no such model
     ├── UnknownWorker    no live worker has this id
     ├── NotLoadable      no live worker can load the model
+    │   └── AlreadyLoading   a worker is loading it
     └── NotLoaded        the worker does not have the model
 """
 
@@ -21,11 +22,19 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
-from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
+from inference_site.fleet.leases import (
+    HOST_MEMORY,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_view,
+    live_workers,
+)
 from inference_site.storage.redis_clients import site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""
+_SEEN_S = 2
 _UNLOADED = "unloaded-on-purpose"
 _UNLOAD_REQUEST_S = 3
 """A requested unload counts as pending for this time, until leases show it."""
@@ -45,6 +54,10 @@ class UnknownWorker(FleetError):
 
 class NotLoadable(FleetError):
     """No live worker can load this model."""
+
+
+class AlreadyLoading(NotLoadable):
+    """A worker is loading the model."""
 
 
 class NotLoaded(FleetError):
@@ -104,13 +117,17 @@ def load(worker: str | None, model: str) -> str:
     """Have a worker load an additional model; return the id of the worker.
 
     ``model`` is a name of the catalogue. Without ``worker``, choose the worker with the most free
-    memory among those that can load the model; if a load is already pending, send no other.
+    memory among those that can load the model; if a load is already pending, send no other, and if
+    a worker has announced it, raise AlreadyLoading.
     Raise UnknownModel, UnknownWorker or NotLoadable.
     """
     spec = _known(model)
     if worker is None and (pending := loading_worker(spec.id)) is not None:
         return pending
-    chosen = _loader(spec.id, _found(worker))
+    live = live_workers()
+    if worker is None and _announced(live, spec.id) == ModelStatus.LOADING:
+        raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
+    chosen = _loader(spec.id, live if worker is None else [_only(live, worker)], live)
     key = _load_key(spec.id)
     if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
         return loading_worker(spec.id) or chosen.id  # Another request came first.
@@ -175,6 +192,11 @@ def unloaded_on_purpose() -> frozenset[str]:
     return frozenset(name.decode() for name in names)
 
 
+def note_announced_load(model: str) -> None:
+    """Note that a worker has announced the load; web processes see its lease a second later."""
+    site_client().expire(_load_key(model), _SEEN_S)
+
+
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for, as its workers announce it.
 
@@ -211,11 +233,21 @@ def _with_child_workers(worker: str) -> list[LiveWorker]:
     return [_only(live, worker), *(found for found in live if found.parent == worker)]
 
 
-def _loader(model: str, candidates: Iterable[LiveWorker]) -> LiveWorker:
+def _loader(model: str, candidates: Iterable[LiveWorker], live: Sequence[LiveWorker]) -> LiveWorker:
     able = [found for found in candidates if model in found.loadable and not found.is_draining]
     if not able:
         raise NotLoadable(f"No live worker can load the model '{model}'.")
-    return max(able, key=lambda found: max((d.memory_free for d in found.devices), default=0))
+    return max(able, key=lambda found: _memory_free(found, live))
+
+
+def _memory_free(worker: LiveWorker, live: Sequence[LiveWorker]) -> int:
+    """Return the most memory that a device of the worker has free.
+
+    Only its child workers load the library that sees GPUs; without one, it is the host's memory.
+    """
+    children = [found.devices for found in live if found.parent == worker.id]
+    gpus = [d for devices in children for d in devices if d.name != HOST_MEMORY]
+    return max((d.memory_free for d in gpus or worker.devices), default=0)
 
 
 def _load_key(model: str) -> str:
@@ -227,6 +259,7 @@ def _unload_key(model: str) -> str:
 
 
 __all__ = [
+    "AlreadyLoading",
     "FleetError",
     "LiveWorker",
     "ModelReport",

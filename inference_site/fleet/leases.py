@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
 LEASE_S = 5
+HOST_MEMORY = "memory"
+"""The name of the device that is the host's memory."""
 _RUNS_A_SECOND = 100
 """For each so many runs a lease lives a second longer: of as many threads that want to compute, the
 one that renews it has its turn late."""

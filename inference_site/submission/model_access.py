@@ -18,7 +18,7 @@ from inference_site.errors.api_errors import (
 )
 from inference_site.errors.exceptions import LOAD_RETRY_S
 from inference_site.fleet import fleet
-from inference_site.fleet.fleet import ModelStatus, NotLoadable
+from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
 
 _TRY_AGAIN_S = 60.0
@@ -103,6 +103,8 @@ def _is_loading(spec: ModelSpec) -> bool:
         return False
     try:
         fleet.load(None, spec.id)
+    except AlreadyLoading:
+        return True
     except NotLoadable:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,28 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must be a mapping"),
         (
             "models: {m: {engine: openai_upstream}}",
-            "models.m.base_urls: it is missing, as is 'base_url': the address of a server, up to /v1",
+            "models.m.base_urls: it is missing, as is 'base_url': the address of a server",
         ),
         ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls' or"),
         ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),
+        ("models: {m: {cache_type_k: q9}}", "models.m.cache_type_k: Input should be 'f32', 'f16'"),
+        (
+            "models: {m: {cache_type_v: q8_0, flash_attn: off}}",
+            "models.m.flash_attn: cannot be off with 'cache_type_v' q8_0",
+        ),
+        ("models: {m: {n_ubatch: 513}}", "models.m.n_ubatch: cannot be more than 'n_batch', 512"),
+        ("models: {m: {tensor_split: [0, 0]}}", "models.m.tensor_split: needs a share above 0"),
+        ("models: {m: {rope_freq_base: -1}}", "models.m.rope_freq_base: Input should be greater"),
+        ("models: {m: {numa: yes}}", "models.m.numa: Input should be 'distribute', 'isolate'"),
+        ("models: {m: {draft_max: 4}}", "models.m.draft_max: needs a smaller model, 'draft_model'"),
+        (
+            "models: {m: {n_batch: 64, embedding: mean}}",
+            "models.m.embedding: cannot be used together with 'n_batch'",
+        ),
+        (
+            "models: {m: {engine: ctransformers, model_type: bert}}",
+            "models.m.model_type: unknown architecture; there are dolly-v2, falcon",
+        ),
         ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
     ],
 )
@@ -287,6 +306,21 @@ def test_a_name_is_an_id_an_alias_what_is_before_its_colon_or_the_default(
     one = ModelSpec("one", "scripted", aliases=("small",))
     spec = Catalogue([one, ModelSpec("two:8b", "scripted")]).find(name)
     assert (spec and spec.id) == found
+
+
+def test_a_model_may_be_asked_for_by_its_architecture_when_one_is_meant(tmp_path: Path) -> None:
+    demo = ModelSpec("demo", "llama_cpp", DEMO_FILE)
+    coder = ModelSpec("coder", "ctransformers", options={"model_type": "starcoder"})
+    gone = ModelSpec("gone", "llama_cpp", tmp_path / "gone.gguf")
+    two = Catalogue([demo, coder, gone])
+    assert two.find("Llama") == demo
+    assert two.find("starcoder") == coder
+    assert two.find("gone.gguf") is None
+    others = replace(demo, id="others", projects=("research",))
+    three = Catalogue([demo, others])
+    assert three.find("llama") is None
+    assert three.find("llama", "web") == demo
+    assert Catalogue([demo, replace(coder, id="llama")]).find("llama", "web") != demo
 
 
 @pytest.mark.parametrize("aliases", [("ONE",), ("two", "one")])

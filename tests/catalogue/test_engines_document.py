@@ -12,7 +12,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
-from tests.tiny_gpt2 import CONTEXT, write_gpt2
+from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.chat.families import FAMILIES
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
@@ -56,7 +56,7 @@ def test_llama_cpp_can_do_what_its_column_says() -> None:
 def test_ctransformers_can_do_what_its_column_says(tmp_path: Path) -> None:
     told = table()["ctransformers"]
     path = tmp_path / "gpt2.bin"
-    write_gpt2(path)
+    write_ggml(path, "gpt2")
     bare = ModelSpec("m", "ctransformers", path, context_length=CONTEXT)
     assert model_capabilities(bare) == {what for what, cell in told.items() if cell == "✓"}
     assert model_capabilities(ModelSpec("m", "ctransformers", DEMO_FILE)) == told.keys()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.served_stack import ServedStack, served_stack
 
 
@@ -18,18 +19,23 @@ def stack() -> Iterator[ServedStack]:
 
 
 MODELS = """
-  single: {engine: scripted, slots: 1}
-  slow: {engine: scripted, slots: 2, load_ms: 3000, aliases: [sluggish]}
-  broken: {engine: scripted, load_fails: its weights are torn}
+  apart: {{file: {demo}, slots: 2, threads: 1, context_length: 512}}
+  cut: {{file: {cut}}}
+  single: {{engine: scripted, slots: 1}}
+  slow: {{engine: scripted, slots: 2, load_ms: 8000, aliases: [sluggish]}}
+  brief: {{engine: scripted, slots: 2, keep_alive: 2}}
+  broken: {{engine: scripted, load_fails: its weights are torn}}
 """
 GRACE_S = 2
 
 
 @pytest.fixture(scope="package")
-def other_stack() -> Iterator[ServedStack]:
+def other_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
     """A stack that loads models on demand, stops workers soon, and has a grace for clients."""
+    cut = tmp_path_factory.mktemp("weights") / "cut.gguf"
+    cut.write_bytes(DEMO_FILE.read_bytes()[:100_000])
     with served_stack(
-        MODELS,
+        MODELS.format(demo=DEMO_FILE, cut=cut),
         START_MODELS="demo,scripted,single",
         LOAD_ON_DEMAND="true",
         DRAIN_TIMEOUT_S="1",

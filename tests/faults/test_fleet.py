@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.served_stack import ROOT, ServedStack, wait_until
@@ -108,6 +110,102 @@ def test_a_model_that_cannot_be_loaded_says_why_and_harms_nobody(
     assert refused.value.code == "no_worker"  # It is not tried again at once.
     assert ask(stack, "scripted").output_text == "hello"
     assert http.get("/health/ready").json()["status"] == "ready"
+
+
+def process_of(stack: ServedStack, worker: str) -> psutil.Process:
+    """The process of a worker, by its id."""
+    return psutil.Process(int(worker.split(":")[1]))
+
+
+def is_back(http: httpx.Client, name: str, before: psutil.Process) -> bool:
+    """Whether the model is loaded, and its process of before is gone."""
+    return model(http, name)["status"] == "loaded" and not before.is_running()
+
+
+def is_unloaded(http: httpx.Client, name: str) -> bool:
+    """Have the model unloaded; return whether nobody has it any more."""
+    is_gone = http.post("/v1/models/unload", json={"model": name}).status_code == 409
+    return is_gone and events(http, name)[-1]["status"] == "unloaded"
+
+
+ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 400}
+
+
+def stream(stack: ServedStack, name: str, what: str, **extra: Any) -> Any:
+    return stack.client().chat.completions.create(
+        model=name, messages=[{"role": "user", "content": what}], stream=True, extra_body=extra
+    )
+
+
+def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    if model(http, "apart")["status"] != "loaded":
+        assert http.post("/v1/models/load", json={"model": "apart"}).status_code == 200
+        wait_until(lambda: model(http, "apart")["workers"] == 1, 60, "the second library model")
+    parent = stack.pid_of("worker")
+    for victim, beside in (("demo", "apart"), ("apart", "demo")):
+        dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
+        first = next(dying)
+        going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
+        next(going_on)
+        scripted = stream(
+            stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
+        )
+        process = process_of(stack, stack.row(first.id)["worker"])
+        process.send_signal(signal.SIGSEGV)
+        texts = [chunk.choices[0].delta.content or "" for chunk in scripted if chunk.choices]
+        assert "".join(texts) == "ab"
+        *_, last = [chunk for chunk in going_on if chunk.choices]
+        assert last.choices[0].finish_reason == "length"
+        with pytest.raises(openai.APIError, match="worker"):
+            list(dying)
+        wait_until(partial(is_back, http, victim, process), 60, "the model is loaded again")
+        again = stack.client().chat.completions.create(
+            model=victim, messages=[{"role": "user", "content": "Hello"}], max_tokens=3, timeout=60
+        )
+        assert again.usage is not None
+        assert again.usage.completion_tokens == 3
+    assert stack.pid_of("worker") == parent
+
+
+def test_a_model_that_was_loaded_on_demand_goes_when_it_is_idle_and_not_before(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    with pytest.raises(openai.InternalServerError, match="being loaded"):
+        ask(stack, "brief")
+    wait_until(lambda: model(http, "brief")["status"] == "loaded", 60, "the load")
+    # What runs for longer than it may be idle goes on to its end.
+    running = ask(stack, "brief", script({"text": "a"}, {"sleep_ms": 5000}, {"text": "b"}))
+    assert running.output_text == "ab"
+    assert model(http, "brief")["status"] == "loaded"
+    wait_until(lambda: model(http, "brief")["status"] == "unloaded", 60, "its end")
+    with pytest.raises(openai.InternalServerError) as refused:
+        ask(stack, "brief")
+    assert refused.value.code == "model_loading"
+    assert http.get("/health/ready").json()["status"] == "ready"
+
+
+def test_a_file_that_is_cut_off_is_told_and_harms_nobody(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    assert http.post("/v1/models/load", json={"model": "cut"}).status_code == 200
+    last = events(http, "cut")[-1]
+    assert last["status"] == "failed"
+    assert "damaged file" in last["workers"][0]["reason"]
+    assert http.get("/health/ready").json()["status"] == "ready"
+
+
+def test_loads_and_unloads_at_once_end_in_one_state(stack: ServedStack, http: httpx.Client) -> None:
+    def command(path: str) -> int:
+        with stack.http() as client:
+            return client.post(f"/v1/models/{path}", json={"model": "slow"}).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(command, ["load", "unload"] * 8))
+    assert set(codes) <= {200, 409}
+    # A worker that is loading obeys once it has loaded, so it is told until it is so.
+    wait_until(lambda: is_unloaded(http, "slow"), 90, "the end of what was asked for")
 
 
 @pytest.mark.parametrize(

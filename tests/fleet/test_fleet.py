@@ -14,6 +14,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.commands import Command, Listener, send
 from inference_site.fleet.fleet import (
+    AlreadyLoading,
     ModelStatus,
     NotLoadable,
     NotLoaded,
@@ -138,6 +139,23 @@ def test_a_load_that_is_asked_for_twice_is_one_load(model: str, announce: Announ
     chosen = {fleet.load(None, model), fleet.load(None, f"{model}-too")}
     assert len(chosen) == 1
     assert sum(len(told(worker)) for worker in workers) == 1
+
+
+def test_a_load_that_takes_long_is_not_begun_again(model: str, announce: Announce) -> None:
+    loading = announce(ModelReport(model, 1, 0, ModelState.LOADING))
+    other = announce(loadable=(model,))
+    with pytest.raises(AlreadyLoading):
+        fleet.load(None, model)
+    assert told(loading) == told(other) == []
+    assert fleet.load(other, model) == other
+
+
+def test_the_gpus_of_a_worker_are_seen_by_its_child_workers(model: str, announce: Announce) -> None:
+    host = (Device("memory", 100, 80),)
+    full, roomy = (announce(loadable=(model,), devices=host) for _ in range(2))
+    announce(parent=full, devices=memory(10))
+    announce(parent=roomy, devices=memory(20))
+    assert fleet.load(None, model) == roomy
 
 
 def test_a_load_may_name_its_worker_beside_one_that_goes_on(model: str, announce: Announce) -> None:

@@ -8,6 +8,7 @@ grammar; the answer is what is wrong with it, and its Lark form if it is GBNF.
 from __future__ import annotations
 
 import random
+import re
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
@@ -18,6 +19,8 @@ _CPU_S = 0.5
 """For one grammar: ordinary ones take a hundredth of it."""
 _MEMORY = 2**30
 _STEPS = 300
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
+_REASON = re.compile(r"^error: (.*)", re.MULTILINE)
 _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
@@ -47,8 +50,18 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
     except ValueError as exc:
         return str(exc), ""
     if error := LLMatcher.validate_grammar(grammar, limits=_LIMITS):
-        return error, ""
+        return _told(error), ""
     return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
+
+
+def _told(error: str) -> str:
+    """Return llguidance's error in one line, with line, column and reason."""
+    place = _PLACE.match(error)
+    if place is None:
+        return f"{error.splitlines()[0]} (llguidance)"
+    reason = _REASON.search(error)
+    told = f"{place[3]} {reason[1]}" if reason else place[3]
+    return f"line {place[1]}, column {place[2]}: {told} (llguidance)"
 
 
 def _walk(matcher: LLMatcher) -> str:

@@ -15,6 +15,8 @@ from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.limited_process import LimitedProcess
 
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space between the parts of JSON; a model that may would put it there without end."""
 _TRIALS_KEPT = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
@@ -62,11 +64,21 @@ def llguidance_grammar(constraint: Constraint) -> str:
     check_grammar(constraint)
     match constraint.kind:
         case "json_object":
-            return grammar_from("json_schema", '{"type": "object"}')
+            return _json_grammar({"type": "object"})
+        case "json_schema":
+            return _json_grammar(orjson.loads(constraint.source))
         case "gbnf":
             return grammar_from("lark", gbnf_as_lark(constraint))
         case kind:
             return grammar_from(kind, constraint.source)
+
+
+def _json_grammar(schema: Any) -> str:
+    from llguidance import grammar_from
+
+    if isinstance(schema, dict):
+        schema = {"x-guidance": JSON_FORM, **schema}
+    return grammar_from("json_schema", orjson.dumps(schema).decode())
 
 
 def regex_as_lark(source: str) -> str:

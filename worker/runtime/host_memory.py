@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from inference_site.fleet.leases import Device
+from inference_site.fleet.leases import HOST_MEMORY, Device
 
 _CHUNK_BYTES = 16 * 2**20
 
@@ -17,11 +18,12 @@ def devices() -> tuple[Device, ...]:
 
     Asking it loads its library, which a worker without a model of it has no use for.
     """
-    library = sys.modules.get("xllamacpp")
-    seen = [] if library is None else library.get_device_info()
+    # While it is being imported, it is there without its functions.
+    get_device_info = getattr(sys.modules.get("xllamacpp"), "get_device_info", list)
+    seen: list[Any] = get_device_info()
     gpus = [d for d in seen if "CPU" not in d["type"].name and d["memory_total"]]
     found = tuple(Device(d["name"], d["memory_total"], d["memory_free"]) for d in gpus)
-    return found or (Device("memory", *host_memory_bytes()),)
+    return found or (Device(HOST_MEMORY, *host_memory_bytes()),)
 
 
 def host_memory_bytes() -> tuple[int, int]:

@@ -6,25 +6,32 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import redis.exceptions
 from celery import Celery, signals
+from django.conf import settings
 
-from inference_site.catalogue.catalogue import watch_folder
+from inference_site.catalogue.catalogue import catalogue, start_specs, watch_folder
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.observability.tracing import start_tracing
-from worker.runtime.child_workers import end_with_parent
+from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
 
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
+
+_USED_LATER = ("celery.apps.worker", "celery.concurrency.thread", "kombu.transport.redis")
+"""What Celery imports only when its worker starts."""
 
 _runtime: Runtime | None = None
 
@@ -38,31 +45,63 @@ def current_runtime() -> Runtime:
 
 def run_worker(
     app: Celery,
-    specs: list[ModelSpec],
+    names: Sequence[str],
     loglevel: str = "INFO",
-    parent: str = "",
+    wait: Callable[[], None] = lambda: None,
     *,
     takes_new: bool = False,
 ) -> int:
-    """Serve these models until stopped; return the exit status. Raise EngineLoadError.
+    """Serve the models of these names until stopped; return the exit status.
 
     SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
-    models are loading, SIGTERM ends it at once. ``parent`` is the id of a child worker's parent.
-    A worker that ``takes_new`` loads each model whose file appears while it runs.
+    models are loading, SIGTERM ends it at once. The function returns in child workers too, which
+    are forked from here. ``wait`` is called before anything is served. A worker that ``takes_new``
+    loads each model whose file appears while it runs.
+    Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
+    specs = start_specs(names)
+    _import_all()
+    role = start_fork_server()  # Before this process has threads or connections.
+    if isinstance(role, ChildOrder):
+        return _serve(app, _child_specs(role), loglevel, role)
+    wait()
+    return _serve(app, specs, loglevel, role, takes_new=takes_new)
+
+
+def _import_all() -> None:
+    """Import what every worker uses, so that what is forked from this process has it."""
+    for name in _USED_LATER:
+        import_module(name)
+    import_kinds()
+
+
+def _child_specs(order: ChildOrder) -> list[ModelSpec]:
+    """Become the child worker of a model; return its spec as the models file has it now."""
+    settings.METRICS_PORT, settings.METRICS_HOST = order.metrics_port, "127.0.0.1"
+    with contextlib.suppress(OSError):  # What `top` shows, on Linux.
+        Path("/proc/self/comm").write_text(order.model)
+    catalogue.cache_clear()
+    return start_specs([order.model])
+
+
+def _serve(
+    app: Celery,
+    specs: list[ModelSpec],
+    loglevel: str,
+    role: ForkServer | ChildOrder,
+    *,
+    takes_new: bool = False,
+) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
-    runtime = _runtime = Runtime(specs, parent)
+    runtime = _runtime = Runtime(specs, role)
     watch_worker(runtime)
     start_tracing("worker")
-    import_kinds()
     runtime.start()
     if takes_new:
         watch_folder(lambda spec: runtime.obey(Command("load", spec.id)))
-    elif not parent:
+    elif isinstance(role, ForkServer):
         watch_folder()  # They can be loaded.
-    if parent:
-        end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:

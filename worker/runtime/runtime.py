@@ -16,10 +16,11 @@ from dataclasses import replace
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.commands import Command, Listener, send
+from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.leases import (
     LEASE_S,
     Lease,
@@ -28,7 +29,9 @@ from inference_site.fleet.leases import (
     ModelState,
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
-from worker.runtime.child_workers import ChildWorkers
+from worker.runtime.children.child_workers import ChildWorkers, ParentLink
+from worker.runtime.children.fork_server import ChildOrder, ForkServer
+from worker.runtime.children.idle import IdleWatch
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host_memory import devices, read_ahead
 from worker.runtime.publisher import Publisher
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _STOPPING_S = 5.0
+_PARENT_S = 5.0
 _BUILDS_BYTES_PER_S = 200e6
 """How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
 renewed: libraries keep the thread that does so from running."""
@@ -48,18 +52,28 @@ renewed: libraries keep the thread that does so from running."""
 class Runtime:
     """One worker process. ``start`` before the first task, ``stop`` after the last.
 
-    ``parent`` is the worker that started it as a child worker, if one did.
+    ``role`` is the order of a child worker, or what forks the child workers of this one; without
+    it, all models are in this process.
     """
 
-    def __init__(self, specs: list[ModelSpec], parent: str = "") -> None:
+    def __init__(self, specs: list[ModelSpec], role: ForkServer | ChildOrder | None = None) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._parent, self._started_at = parent, time.time()
+        self._started_at = time.time()
+        self._order = role if isinstance(role, ChildOrder) else None
+        self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
-        self._child_workers = ChildWorkers(self.id, self._fail)
+        self._idle_watches = [
+            IdleWatch(model, self._tell_leaving, _end_gently)
+            for model in self._models.values()
+            if self._order and self._order.may_idle
+        ]
+        server = role if isinstance(role, ForkServer) else None
+        self._child_workers = ChildWorkers(self.id, server, self)
+        self._apart = [] if server is None else _apart(specs)
         self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
         self._is_up = self._is_draining = self._is_ending = False
         self._stopped = threading.Event()
@@ -67,22 +81,32 @@ class Runtime:
         """Called, from any thread, when other models may be open than before."""
 
     def start(self) -> None:
-        """Announce the models and load them, one after the other.
+        """Announce the models and load them, one after the other; those in child workers later.
 
-        Raise EngineLoadError when none of them can be loaded, and ImproperlyConfigured for a bad
-        hook. A model that cannot be loaded beside others that can is announced as failed.
+        Return when one at least takes work. Raise EngineLoadError when none of them can be loaded,
+        and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others that
+        can is announced as failed.
         """
         check_hooks()
         self._lease.start()
+        if self._parent:
+            self._parent.watch(self._end_now)
+            self._parent.tell("announced")
         try:
             self._load_all()
         except EngineLoadError as exc:
+            if self._parent:  # It tells of the failure before this lease is gone.
+                self._parent.tell("failed", str(exc))
+                self._parent.gone.wait(_PARENT_S)
             self._lease.stop()
-            self._tell_parent(str(exc))
             raise
         self._publisher.start()
         self._is_up = True
         self._lease.renew()
+        if self._parent:
+            self._parent.tell("loaded")
+        for watch in self._idle_watches:
+            watch.start()
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self._watchdog.start()
@@ -128,6 +152,8 @@ class Runtime:
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
         self._is_ending = True
+        for watch in self._idle_watches:
+            watch.stop()
         self._child_workers.terminate()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
@@ -160,8 +186,6 @@ class Runtime:
                 self._load_beside(command.model)
             case "unload":
                 threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
-            case "failed":
-                self._fail(command.model, command.reason)
             case "drain":
                 self._is_draining = True
             case "resume":
@@ -180,7 +204,7 @@ class Runtime:
             is_draining=self._takes_nothing,
             devices=devices(),
             loadable=self._loadable(),
-            parent=self._parent,
+            parent=self._order.parent if self._order else "",
             release=settings.VERSION,
         )
 
@@ -193,7 +217,7 @@ class Runtime:
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
-        if self._parent or not self._is_up or self._takes_nothing:
+        if not (self._child_workers.can_start and self._is_up) or self._takes_nothing:
             return ()
         models = tuple(self._models.items())
         taken = {id_ for id_, m in models if m.is_loaded or m.state != ModelState.FAILED}
@@ -206,15 +230,20 @@ class Runtime:
         )
 
     def _load_all(self) -> None:
-        reasons = []
-        for model in tuple(self._models.values()):
+        for id_ in self._apart:
+            self._child_workers.start(id_, may_idle=False)
+        own = [model for id_, model in tuple(self._models.items()) if id_ not in self._apart]
+        for model in own:
             try:
                 self._load(model)
             except EngineLoadError as exc:
                 logger.error("%s", exc)  # It says all there is to say.
-                reasons.append(str(exc))
-        if reasons and len(reasons) == len(self._models):
-            raise EngineLoadError("\n".join(reasons))
+        if any(model.is_loaded for model in own):
+            return
+        self._child_workers.wait_for_one()
+        models = tuple(self._models.values())
+        if models and not self._child_workers.models:
+            raise EngineLoadError("\n".join(model.report.reason for model in models))
 
     def _load(self, model: ServedModel) -> None:
         spec = model.spec
@@ -235,9 +264,12 @@ class Runtime:
         spec = catalogue().find(model)
         if spec is None or spec.id not in self._loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
+            fleet.clear_pending_load(model)  # Of a request that saw an older lease.
             return
-        self._models.pop(spec.id, None)  # It failed before.
+        self._models[spec.id] = ServedModel(spec)  # Until the child worker announces it.
         self._child_workers.start(spec.id)
+        self._lease.renew()
+        fleet.note_announced_load(spec.id)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model; the process of a child worker ends with it."""
@@ -245,8 +277,9 @@ class Runtime:
         if model is None:
             return
         if self._parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            _end_gently()
             return
+        self._child_workers.stop(model_id)
         if not model.drain(settings.DRAIN_TIMEOUT_S):
             self._runs.stop(model)
         if not model.drain(_STOPPING_S):
@@ -257,22 +290,39 @@ class Runtime:
         self._lease.renew()
         logger.info("dropped model %s", model_id)
 
-    def _fail(self, model_id: str, reason: str) -> None:
-        """Announce that a child worker could not load its model, or has died with it."""
-        known, spec = self._models.get(model_id), catalogue().find(model_id)
-        if spec is None or (known is not None and known.state != ModelState.FAILED):
-            return
-        if known is None:
-            model = self._models[model_id] = ServedModel(spec)
-            model.fail(reason)
-            self._lease.renew()
-            fleet.clear_pending_load(model_id)
+    def on_child_announced(self, model: str) -> None:
+        """Leave it to the child's own lease to tell of the model."""
+        self._models.pop(model, None)
+        self._lease.renew()
 
-    def _tell_parent(self, reason: str) -> None:
-        if not self._parent:
+    def on_child_gone(self) -> None:
+        """Tell which models may be loaded now."""
+        if not self._is_ending:
+            self._lease.renew()
+
+    def on_child_failed(self, model: str, reason: str) -> None:
+        """Announce that a child worker could not load its model."""
+        logger.error("%s: %s", model, reason)
+        self._tell_of(model, reason, has_failed=True)
+
+    def on_child_crashed(self, model: str, reason: str) -> None:
+        """Announce that a model is being loaded again."""
+        logger.error("%s: %s It is loaded again.", model, reason)
+        self._tell_of(model, reason, has_failed=False)
+
+    def _tell_of(self, model_id: str, reason: str, *, has_failed: bool) -> None:
+        spec = catalogue().find(model_id)
+        if spec is None:
             return
-        for model in tuple(self._models):
-            send(self._parent, Command("failed", model, reason))
+        model = self._models[spec.id] = ServedModel(spec, reason=reason)
+        if has_failed:
+            model.fail(reason)
+        self._lease.renew()
+
+    def _tell_leaving(self, is_leaving: bool) -> None:
+        self._lease.renew()
+        if self._parent:
+            self._parent.tell("leaving" if is_leaving else "loaded")
 
     def _steps(self) -> dict[str, int]:
         models = tuple(self._models.values())
@@ -285,6 +335,10 @@ class Runtime:
             model_id,
             settings.ENGINE_STALL_S,
         )
+        self._end_now()
+
+    def _end_now(self) -> None:
+        """End this process as if it had been killed, but give back its lease."""
         self._lease.stop()
         os._exit(1)
 
@@ -292,3 +346,18 @@ class Runtime:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
         while not self._stopped.wait(_ORPHANS_S):
             attempt("orphans", lambda: give_up_orphans(self.id, lambda: self._runs.attempts))
+
+
+def _end_gently() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _apart(specs: list[ModelSpec]) -> list[str]:
+    """Return the models that get a process of their own: those that a library runs.
+
+    The only model stays in the worker, unless others may come on demand: there is nothing else that
+    its crash could harm.
+    """
+    if len(specs) == 1 and not settings.LOAD_ON_DEMAND:
+        return []
+    return [spec.id for spec in specs if spec.engine in LIBRARIES]

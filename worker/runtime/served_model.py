@@ -24,7 +24,8 @@ class ServedModel:
     """An entry of the catalogue, from the beginning of its load until it is dropped.
 
     ``on_change`` is called when it takes generations again, or takes no more; ``on_fault`` before
-    that when this is because its engine can run nothing, or can again.
+    that when this is because its engine can run nothing, or can again. ``reason`` is why it has to
+    be loaded again, if it has.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class ServedModel:
         spec: ModelSpec,
         on_change: Callable[[], None] = lambda: None,
         on_fault: Callable[[], None] = lambda: None,
+        reason: str = "",
     ) -> None:
         self.spec = spec
         self.progress: float | None = None
@@ -39,9 +41,10 @@ class ServedModel:
         """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
         self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
-        self._state, self._reason, self._since = ModelState.LOADING, "", time.time()
+        self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
         self._busy = self._expected = 0
+        self._used_at = time.monotonic()
         self._run_s = 0.0
         self._served: dict[int, None] = {}
         self._changed = threading.Condition()
@@ -86,6 +89,11 @@ class ServedModel:
         return self.state == ModelState.READY and taken < self.spec.slots
 
     @property
+    def idle_s(self) -> float:
+        """For how many seconds nothing has run; 0 while something does."""
+        return 0.0 if self._busy or self._expected else time.monotonic() - self._used_at
+
+    @property
     def report(self) -> ModelReport:
         """What the lease says of this model."""
         fault = self._fault
@@ -110,8 +118,9 @@ class ServedModel:
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
-        self._library = library_of(self.spec.engine)
+        self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
+        self._used_at = time.monotonic()
         self._engine.watch(self._note_fault)
 
     def _note_fault(self) -> None:
@@ -130,6 +139,13 @@ class ServedModel:
                 self._state, self._since = ModelState.DRAINING, time.time()
                 self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
+
+    def resume(self) -> None:
+        """Take work again after a drain."""
+        with self._changed:
+            if self._state == ModelState.DRAINING:
+                self._state, self._since = ModelState.READY, time.time()
+        self._on_change()
 
     def close(self) -> None:
         """Free its memory. Nothing runs when this is called."""
@@ -176,6 +192,7 @@ class ServedModel:
         with self._changed:
             was_open = self.is_open
             self._busy -= 1
+            self._used_at = time.monotonic()
             self._changed.notify_all()
         if not was_open:
             self._on_change()

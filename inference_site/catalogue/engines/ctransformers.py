@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
 from inference_site.catalogue.gguf_file import read_fields
@@ -17,11 +20,28 @@ COMPLETES = frozenset(
 )
 
 
+_ARCHITECTURES = (
+    *("dolly-v2", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj"),
+    *("llama", "mpt", "replit", "starcoder"),
+)
+
+
+def library_name(model_type: str) -> str:
+    """Return what the library makes of the name of an architecture: letters and digits alone."""
+    return "".join(filter(str.isalnum, model_type))
+
+
+def _known_architecture(name: str) -> str:
+    if library_name(name) not in map(library_name, _ARCHITECTURES):
+        raise ValueError(f"unknown architecture; there are {', '.join(_ARCHITECTURES)}")
+    return name
+
+
 class CtransformersOptions(ChatOptions):
     """``model_type`` is the architecture of a GGML file; ``lib`` the build of the library."""
 
     lib: str | None = None
-    model_type: str | None = None
+    model_type: Annotated[str, AfterValidator(_known_architecture)] | None = None
 
 
 def has_chat(spec: ModelSpec) -> bool:

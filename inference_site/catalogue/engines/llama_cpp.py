@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.operator_settings import FileName
 from inference_site.domain.model_spec import ModelSpec
+
+PREFILL_BATCH = 512
+"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
 
 _GENERATES = frozenset(
     {
@@ -19,7 +29,72 @@ _GENERATES = frozenset(
 )
 
 
-class LlamaCppOptions(ChatOptions):
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+_WHOLE = ("f32", "f16", "bf16")
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Tuning(ChatOptions):
+    """What llama.cpp itself has of this name; None leaves it to llama.cpp.
+
+    See docs/engines.md. ``flash_attn`` is a boolean or "auto"; ``tensor_split`` has a share for
+    each GPU. ``draft_model`` is the GGUF file of a smaller model of the same vocabulary, whose
+    tokens the model only checks.
+    """
+
+    cache_type_k: CacheType | None = None
+    cache_type_v: CacheType | None = None
+    flash_attn: bool | Literal["auto"] = "auto"
+    n_batch: PositiveInt | None = None
+    n_ubatch: PositiveInt | None = None
+    rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
+    rope_freq_base: PositiveFloat | None = None
+    rope_freq_scale: PositiveFloat | None = None
+    yarn_orig_ctx: PositiveInt | None = None
+    split_mode: Literal["none", "layer", "row"] | None = None
+    main_gpu: NonNegativeInt | None = None
+    tensor_split: Annotated[list[NonNegativeFloat], Field(min_length=1, max_length=16)] | None = (
+        None
+    )
+    mlock: bool = False
+    numa: Literal["distribute", "isolate", "numactl"] | None = None
+    draft_model: FileName | None = None
+    draft_max: PositiveInt | None = None
+    draft_min: NonNegativeInt | None = None
+    draft_p_min: Annotated[float, Field(ge=0, le=1)] | None = None
+    draft_gpu_layers: Annotated[int, Field(ge=-1)] | None = None
+
+    @field_validator("flash_attn")
+    @classmethod
+    def _serves_the_cache(cls, value: bool | str, info: ValidationInfo) -> bool | str:
+        kind = info.data.get("cache_type_v")
+        if value is False and kind is not None and kind not in _WHOLE:
+            raise ValueError(f"cannot be off with 'cache_type_v' {kind}")
+        return value
+
+    @field_validator("n_ubatch")
+    @classmethod
+    def _fits_the_batch(cls, value: int, info: ValidationInfo) -> int:
+        if value > (batch := info.data.get("n_batch") or PREFILL_BATCH):
+            raise ValueError(f"cannot be more than 'n_batch', {batch}")
+        return value
+
+    @field_validator("tensor_split")
+    @classmethod
+    def _has_a_share(cls, value: list[float]) -> list[float]:
+        if not any(value):
+            raise ValueError("needs a share above 0")
+        return value
+
+    @field_validator("draft_max", "draft_min", "draft_p_min", "draft_gpu_layers")
+    @classmethod
+    def _need_a_draft(cls, value: float, info: ValidationInfo) -> float:
+        if info.data.get("draft_model") is None:
+            raise ValueError("needs a smaller model, 'draft_model'")
+        return value
+
+
+class LlamaCppOptions(Tuning):
     """What llama.cpp has beside the settings that all engines share.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
@@ -35,6 +110,14 @@ class LlamaCppOptions(ChatOptions):
     mmproj: FileName | None = None
     modalities: list[Literal["vision", "audio"]] = ["vision"]
     prompt_cache_mib: NonNegativeInt = 256
+
+    @field_validator("embedding")
+    @classmethod
+    def _sets_the_batch(cls, value: str, info: ValidationInfo) -> str:
+        for name in ("n_batch", "n_ubatch", "draft_model"):
+            if info.data.get(name) is not None:
+                raise ValueError(f"cannot be used together with '{name}'")
+        return value
 
     @field_validator("modalities")
     @classmethod

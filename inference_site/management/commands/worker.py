@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.catalogue.catalogue import start_specs
 from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
 from inference_site.storage.migrated import add_wait, wait_if_asked
@@ -28,18 +27,15 @@ class Command(BaseCommand):
             "--models", help="ids separated by commas, or none (default: START_MODELS, or all)"
         )
         parser.add_argument("--loglevel", default="INFO")
-        parser.add_argument("--parent", default="", help=argparse.SUPPRESS)
         add_wait(parser)
 
-    def handle(
-        self, *_: Any, models: str | None, loglevel: str, parent: str, **options: Any
-    ) -> None:
-        wait_if_asked(options)
+    def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
         names = settings.START_MODELS if models is None else models.split(",")
         try:
             # With names it has only those; on demand, models wait until they are asked for.
-            takes_new = not (names or parent or settings.LOAD_ON_DEMAND)
-            status = run_worker(app, start_specs(names), loglevel, parent, takes_new=takes_new)
+            takes_new = not (names or settings.LOAD_ON_DEMAND)
+            wait = partial(wait_if_asked, options)
+            status = run_worker(app, names, loglevel, wait, takes_new=takes_new)
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         sys.exit(status)

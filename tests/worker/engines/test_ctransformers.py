@@ -25,7 +25,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_gpt2 import CONTEXT, write_gpt2
+from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.base import Engine
 from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
@@ -55,7 +55,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tmp_path_factory.mktemp("ggml") / "gpt2.bin"
-    write_gpt2(path)
+    write_ggml(path, "gpt2")
     spec = replace(SPEC, file=path, slots=1, context_length=CONTEXT, options={"model_type": "gpt2"})
     loaded = load_engine(spec)
     yield loaded
@@ -147,9 +147,22 @@ def test_json_schema_is_met(engine: Engine) -> None:
     assert 0 <= json.loads(sink.text)["n"] <= 9
 
 
-def test_bad_grammar_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="Invalid grammar") as caught:
-        complete(engine, FRANCE, constraint=Constraint("regex", "(", "grammar"))
+@pytest.mark.parametrize(
+    ("kind", "source", "told"),
+    [
+        ("regex", "a(", "line 1, column 8: .* unclosed group (llguidance)"),
+        ("lark", 'start: "a"\n\nx ::= y', "line 3, column 4: Expected .* (llguidance)"),
+        ("gbnf", 'root ::= "a" b\nb ::= [0-9', "line 2: cannot read '[0-9'"),
+        ("gbnf", 'root ::= "a"\n\n  )', "line 3: ')' belongs to no rule"),
+        ("gbnf", 'root ::= b\nb ::= ("a"', "line 2: a group is not closed"),
+    ],
+)
+def test_bad_grammar_is_refused_with_its_line_and_the_reason(
+    engine: Engine, kind: Any, source: str, told: str
+) -> None:
+    pattern = f"^Invalid grammar: {re.escape(told).replace(chr(92) + '.' + chr(92) + '*', '.*')}$"
+    with pytest.raises(InvalidRequest, match=pattern) as caught:
+        complete(engine, FRANCE, constraint=Constraint(kind, source, "grammar"))
     assert caught.value.param == "grammar"
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
@@ -128,6 +130,61 @@ def test_a_bad_file_is_named_with_the_model_and_the_reason(
         load_engine(replace(SPEC, file=path))
     assert str(caught.value).startswith("Model 'demo': ")
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "cache_type_k": "q8_0",
+            "cache_type_v": "q8_0",
+            "flash_attn": True,
+            "n_batch": 64,
+            "n_ubatch": 32,
+            "rope_scaling": "none",
+            "rope_freq_base": 1e4,
+            "main_gpu": 0,
+            "rope_freq_scale": 1.0,
+            "yarn_orig_ctx": 256,
+            "split_mode": "layer",
+            "mlock": True,
+            "tensor_split": [1, 0.5],
+            "numa": "distribute",
+        },
+        {
+            "draft_model": str(DEMO_FILE),
+            "draft_max": 8,
+            "draft_min": 1,
+            "draft_p_min": 0.1,
+            "draft_gpu_layers": 0,
+            "flash_attn": False,
+        },
+    ],
+    ids=["all", "draft"],
+)
+def test_its_own_options_are_llama_cpps_and_change_no_answer(
+    engine: Engine, options: dict[str, Any]
+) -> None:
+    checked = LlamaCppOptions.read(options).model_dump(exclude_unset=True)
+    spec = replace(SPEC, slots=1, context_length=256, options={**SPEC.options, **checked})
+    asked = GenerationRequest(
+        "demo",
+        (Message("user", "Count from 1 to 20."),),
+        Sampling(temperature=0, seed=1),
+        max_output_tokens=12,
+    )
+    expected, sink = RecordingSink(), RecordingSink()
+    engine.chat(asked, expected)
+    tuned = load_engine(spec)
+    tuned.chat(asked, sink)
+    tuned.close()
+    assert sink.text == expected.text
+
+
+def test_a_draft_model_that_is_missing_is_named(tmp_path: Path) -> None:
+    options = {"draft_model": str(tmp_path / "gone.gguf")}
+    with pytest.raises(EngineLoadError, match=r"cannot read .*gone\.gguf: No such file"):
+        load_engine(replace(SPEC, options=options))
 
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis.exceptions
 from django.db import OperationalError
@@ -36,6 +37,7 @@ from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 from worker.runtime import host_memory, runs, served_model
+from worker.runtime.children.fork_server import ChildOrder
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -229,9 +231,9 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
 
 
 @contextmanager
-def started(specs: list[ModelSpec], parent: str = "") -> Iterator[Runtime]:
+def started(specs: list[ModelSpec]) -> Iterator[Runtime]:
     """A worker that serves these models."""
-    worker = Runtime(specs, parent)
+    worker = Runtime(specs)
     worker.start()
     try:
         yield worker
@@ -360,20 +362,29 @@ def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> 
 
 
 def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
-    send(runtime.id, Command("failed", "demo", "no memory"))
-    wait_until(lambda: runtime.described().model("demo") is not None)
-    failed = runtime.described().model("demo")
+    runtime.on_child_failed("demo", "no memory")
+    found = announced(runtime)
+    failed = found.model("demo") if found else None
     assert failed is not None
     assert (failed.state, failed.reason) == (ModelState.FAILED, "no memory")
-    assert "demo" in runtime.described().loadable  # It may be tried again.
 
 
-def test_a_child_worker_tells_its_parent_why_it_has_not_started(runtime: Runtime) -> None:
-    child = Runtime([replace(BROKEN, id="demo")], runtime.id)
-    with pytest.raises(EngineLoadError):
-        child.start()
+def test_a_child_worker_tells_its_parent_why_it_has_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Runtime, "_end_now", lambda _: None)  # It ends with its parent's link.
+    ours, theirs = socket.socketpair()
+    child = Runtime(
+        [replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, False, theirs)
+    )
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)  # It need not wait until its failure is told.
+        with pytest.raises(EngineLoadError):
+            child.start()
+        told = [orjson.loads(line) for line in ours.recv(4096).splitlines()]
     child._publisher._loop.close()  # It never ran.
-    wait_until(lambda: runtime.described().model("demo") is not None)
+    assert [stage for stage, _ in told] == ["announced", "failed"]
+    assert "needs a 'file'" in told[-1][1]
 
 
 def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from inference_site.catalogue.engines.ctransformers import COMPLETES, CtransformersOptions, has_chat
+from inference_site.catalogue.engines.ctransformers import (
+    COMPLETES,
+    CtransformersOptions,
+    has_chat,
+    library_name,
+)
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
@@ -14,9 +20,17 @@ from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import configure_chat
 from worker.engines.ctransformers.contexts import Context, Contexts
-from worker.engines.ctransformers.model_file import adds_space, chat_vocabulary, own_texts
+from worker.engines.ctransformers.ggml_file import GgmlFile, read_ggml
+from worker.engines.ctransformers.model_file import (
+    adds_space,
+    chat_vocabulary,
+    check_gguf,
+    is_gguf,
+    own_texts,
+)
 from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
+from worker.engines.ctransformers.tokenizers import own_tokenizer
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.step_clock import StepClock
 
@@ -33,6 +47,7 @@ def load(spec: ModelSpec) -> Engine:
     if not spec.file.is_file():
         raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
     options = CtransformersOptions.of(spec)
+    ggml = _checked(spec, options)
     config = Config(
         context_length=spec.context_length,
         threads=spec.threads,
@@ -42,18 +57,44 @@ def load(spec: ModelSpec) -> Engine:
         llms = [
             LLM(
                 str(spec.file),
-                options.model_type,
+                options.model_type and library_name(options.model_type),
                 config=config,
-                lib=options.lib,
+                lib=options.lib or (None if config.gpu_layers else _build()),
             )
             for _ in range(spec.slots)
         ]
     except (OSError, RuntimeError, ValueError) as exc:
         raise EngineLoadError(f"Model '{spec.id}': {_reason(spec, exc)}") from exc
-    engine = CtransformersEngine(spec, llms)
+    engine = CtransformersEngine(spec, llms, ggml)
     if not has_chat(spec):
         return engine
     return ChatAdapter(engine, configure_chat(spec, options, chat_vocabulary(spec.file)), COMPLETES)
+
+
+def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
+    """Return what a GGML file says, None for GGUF. Raise EngineLoadError for a bad one."""
+    assert spec.file is not None
+    try:
+        if is_gguf(spec.file):
+            check_gguf(spec.file)
+            return None
+        if options.model_type is None:
+            return None  # The library asks for it.
+        return read_ggml(spec.file, library_name(options.model_type))
+    except (OSError, ValueError) as exc:
+        kind = f" as {options.model_type}" if options.model_type else ""
+        raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}{kind}: {exc}.") from exc
+
+
+@cache
+def _build() -> str:
+    """Return the build of the library for this processor, as the library itself would find it.
+
+    It would ask the processor anew for each copy of each model, which takes a second.
+    """
+    from ctransformers.lib import find_library
+
+    return str(find_library())
 
 
 def _reason(spec: ModelSpec, exc: Exception) -> str:
@@ -70,16 +111,22 @@ def _reason(spec: ModelSpec, exc: Exception) -> str:
 class CtransformersEngine(Engine):
     """A model loaded in ctransformers (see ``worker.engines.base.Engine``)."""
 
-    def __init__(self, spec: ModelSpec, llms: list[Any]) -> None:
+    def __init__(self, spec: ModelSpec, llms: list[Any], ggml: GgmlFile | None) -> None:
         self._spec = spec
         assert spec.file is not None
         self._vocabulary = Vocabulary(
-            llms[0], own_texts(spec.file), adds_space=adds_space(spec.file)
+            llms[0],
+            own_texts(spec.file),
+            adds_space=adds_space(spec.file),
+            tokenize=own_tokenizer(ggml) if ggml else None,
+            eos=ggml.end if ggml else None,
         )
-        self._contexts = Contexts([Context(llm, spec.threads) for llm in llms])
         self._clock = StepClock()
         # The library may lower the context length to what the model can read.
         self._context_length = min(spec.context_length, int(llms[0].context_length))
+        architecture = ggml.architecture if ggml else ""
+        contexts = [Context(llm, spec.threads, architecture) for llm in llms]
+        self._contexts = Contexts(contexts)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Chats come as prompts, through the chat adapter."""

@@ -8,8 +8,22 @@ from pathlib import Path
 from inference_site.catalogue.gguf_file import read_fields
 from worker.engines.chat.configuration import Vocabulary
 
+_GGUF = b"GGUF"
 _USER_DEFINED = 4
 """Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file says that it is GGUF. Raise OSError as ``open`` does."""
+    with path.open("rb") as file:
+        return file.read(len(_GGUF)) == _GGUF
+
+
+def check_gguf(path: Path) -> None:
+    """Raise ValueError for a GGUF file with a vocabulary that the library reads wrongly."""
+    kind = read_fields(path)("tokenizer.ggml.model", "llama")
+    if kind != "llama":
+        raise ValueError(f"its vocabulary is of the kind '{kind}'; the engine llama_cpp reads it")
 
 
 @cache

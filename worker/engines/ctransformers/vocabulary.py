@@ -10,20 +10,34 @@ from typing import Any
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from inference_site.domain.errors import InvalidRequest
+from worker.engines.ctransformers.tokenizers import Tokenize
 
 _APART = b"\x01"
+_MOST_TOKENS = 3
+"""Of a byte: a vocabulary without SentencePiece's mark for a space has three tokens for one."""
 
 
 class Vocabulary:
     """The tokens of one model. The library's own calls are not used where they can overrun.
 
-    What it says of a token is remembered: each question goes through several calls of Python.
+    ``tokenize`` and ``eos``, if given, take the place of what the library has. What it says of a
+    token is remembered: each question goes through several calls of Python.
     """
 
-    def __init__(self, llm: Any, own_texts: Mapping[int, bytes], *, adds_space: bool) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        own_texts: Mapping[int, bytes],
+        *,
+        adds_space: bool,
+        tokenize: Tokenize | None = None,
+        eos: int | None = None,
+    ) -> None:
         self._llm, self._own_texts, self._adds_space = llm, own_texts, adds_space
+        self._tokenize = tokenize
         self.size: int = llm.vocab_size
-        self.eos: int = llm.eos_token_id
+        self._not_an_end = llm.eos_token_id if eos is not None else None
+        self.eos: int = llm.eos_token_id if eos is None else eos
         self.bos: int = llm.bos_token_id
         self._adds_bos = llm.model_type == "llama"
         self._pieces: dict[int, bytes] = {}
@@ -50,8 +64,10 @@ class Vocabulary:
         return found[:start] + found[start + 2 :]
 
     def _found(self, encoded: bytes) -> list[int]:
-        # The library allots one token a character; a character may be as many tokens as bytes.
-        found = (c_int * (len(encoded) + 2))()
+        if self._tokenize is not None:
+            return self._tokenize(encoded)
+        # The library does not ask how much room there is. It adds a space and a beginning.
+        found = (c_int * (_MOST_TOKENS * (len(encoded) + 1) + 1))()
         count = self._llm.ctransformers_llm_tokenize(encoded, self._adds_bos, found)
         return list(found[:count])
 
@@ -65,7 +81,8 @@ class Vocabulary:
     def is_end(self, token: int) -> bool:
         """Whether the token ends a sequence."""
         if (ends := self._ends.get(token)) is None:
-            ends = self._ends[token] = bool(self._llm.is_eos_token(token))
+            ends = token != self._not_an_end and bool(self._llm.is_eos_token(token))
+            self._ends[token] = ends = ends or token == self.eos
         return ends
 
     def checked(self, tokens: tuple[int, ...], param: str) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
@@ -84,7 +85,8 @@ Node = Text | Chars | Token | Reference | Repeat | Sequence | Alternatives
 class _Body:
     """What comes after the ``::=`` of a rule. ``levels`` are the groups that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: int) -> None:
+        self.line = line
         self.levels: list[list[list[Node]]] = [[[]]]
         self.goes_on = True
 
@@ -110,7 +112,7 @@ class _Body:
     def node(self) -> Node:
         """Return all of it. Raise ValueError while a group is open."""
         if len(self.levels) > 1:
-            raise ValueError("a group is not closed")
+            raise ValueError(f"line {self.line}: a group is not closed")
         return self._close()
 
     def _close(self) -> Node:
@@ -122,30 +124,42 @@ def parse(source: str) -> dict[str, Node]:
     """Return the rules by name. Raise ValueError for what is no GBNF."""
     bodies: dict[str, _Body] = {}
     body: _Body | None = None
-    for kind, value in _tokens(source):
-        if kind == "head":
-            body = bodies[value] = _Body()
-        elif kind == "newline":
-            # A rule goes on after "::=", after "|" and in a group.
-            body = body if body and (body.goes_on or len(body.levels) > 1) else None
-        elif body is None:
-            raise ValueError(f"{value!r} belongs to no rule")
-        else:
-            body.add(kind, value)
+    for kind, value, line in _tokens(source):
+        with _at_line(line):
+            if kind == "head":
+                body = bodies[value] = _Body(line)
+            elif kind == "newline":
+                # A rule goes on after "::=", after "|" and in a group.
+                body = body if body and (body.goes_on or len(body.levels) > 1) else None
+            elif body is None:
+                raise ValueError(f"{value!r} belongs to no rule")
+            else:
+                body.add(kind, value)
     if "root" not in bodies:
         raise ValueError("there is no rule 'root'")
     return {name: body.node() for name, body in bodies.items()}
 
 
-def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    position = 0
+@contextmanager
+def _at_line(line: int) -> Iterator[None]:
+    """Have errors say in which line of the grammar they are."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ValueError(f"line {line}: {exc}") from exc
+
+
+def _tokens(source: str) -> Iterator[tuple[str, str, int]]:
+    """Yield each token's kind and value, and the line in which it begins."""
+    position, line = 0, 1
     while position < len(source):
         match = _TOKEN.match(source, position)
         if match is None:
-            raise ValueError(f"cannot read {source[position : position + 20]!r}")
+            raise ValueError(f"line {line}: cannot read {source[position : position + 20]!r}")
         kind = str(match.lastgroup)
         if kind != "space":
-            yield kind, match[kind]
+            yield kind, match[kind], line
+        line += match[0].count("\n")
         position = match.end()
 
 

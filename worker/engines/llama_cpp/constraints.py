@@ -16,6 +16,7 @@ import orjson
 from inference_site.domain.request import Constraint
 from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.grammars import (
+    JSON_FORM,
     check_grammar,
     gbnf_as_lark,
     is_known_schema,
@@ -25,8 +26,6 @@ from worker.engines.grammars import (
 from worker.engines.llama_cpp.bounds import check_schemas
 
 _LLGUIDANCE = "%llguidance {}\n"
-_GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space between the parts of JSON; a model that may would put it there without end."""
 
 
 def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> di
 
     Raise InvalidRequest for one that is too complex.
     """
-    text = orjson.dumps({"x-guidance": _GUIDANCE, **schema}).decode()
+    text = orjson.dumps({"x-guidance": JSON_FORM, **schema}).decode()
     if from_start and is_known_schema(text, param):
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
     plain = plain_schema(schema)

@@ -33,12 +33,11 @@ from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
+from worker.engines.llama_cpp.tuning import tune
 from worker.engines.step_clock import StepClock
 
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""
-_PREFILL_BATCH = 512
-"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
 
 
 def load(spec: ModelSpec) -> LlamaCppEngine:
@@ -55,6 +54,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
         server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
     except RuntimeError as exc:
         projector = f" with {options.mmproj}" if options.mmproj else ""
+        projector += f" and {options.draft_model}" if options.draft_model else ""
         template = ", or a chat template that is not valid" if options.chat_template else ""
         raise EngineLoadError(
             f"Model '{spec.id}': llama.cpp could not load {spec.file}{projector} "
@@ -75,7 +75,7 @@ def _params(spec: ModelSpec, options: LlamaCppOptions) -> Any:
     params.n_gpu_layers = spec.gpu_layers
     params.n_parallel = spec.slots
     params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
-    params.n_batch = max(_PREFILL_BATCH, spec.slots)
+    tune(params, spec, options)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
     # llama.cpp would give a prompt that was read with adapters to a request without them.
     params.cache_ram_mib = 0 if spec.lora_adapters else options.prompt_cache_mib
