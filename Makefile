@@ -16,7 +16,7 @@ MODEL ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
-	lock clean
+	attacks lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -79,6 +79,10 @@ faults: .venv/.installed-dev
 # Half an hour of clients of every kind, and what each process holds meanwhile.
 soak: .venv/.installed-dev
 	$(BIN)/python -m tests.faults.soak --write
+
+# What one project's attacks cost another, in ten minutes.
+attacks: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.attacks --write
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

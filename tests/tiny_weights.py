@@ -24,12 +24,17 @@ Tensor = np.ndarray[Any, np.dtype[np.float32]]
 Tensors = Iterator[tuple[str, Tensor]]
 
 
-def write_model(path: Path, seed: int = 0) -> Path:
-    """Write a model with the demo model's vocabulary and chat template; return its path."""
+def write_model(path: Path, seed: int = 0, chat_template: str | None = None) -> Path:
+    """Write a model with the demo model's vocabulary; return its path.
+
+    Without a ``chat_template`` it has the demo model's.
+    """
     demo = gguf.GGUFReader(DEMO_FILE)
     writer = gguf.GGUFWriter(path, "llama")
     for field in demo.fields.values():
-        if field.name.startswith("tokenizer."):
+        if field.name == "tokenizer.chat_template" and chat_template is not None:
+            writer.add_chat_template(chat_template)
+        elif field.name.startswith("tokenizer."):
             main, *inner = field.types
             writer.add_key_value(field.name, field.contents(), main, inner[-1] if inner else None)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -21,9 +23,19 @@ from inference_site.request_fields.wire.sampling import SamplingFields
 
 def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Take a list of nothing but token ids as it is: to look at each takes six times as long."""
-    is_all_numbers = isinstance(value, list) and set(map(type, value)) == {int}
-    is_good = is_all_numbers and min(value) >= 0 and max(value) < 2**31  # type: ignore[call-overload]
-    return value if is_good else validate(value)
+    return value if isinstance(value, list) and _are_token_ids(value) else validate(value)
+
+
+def _are_token_ids(values: list[int]) -> bool:
+    if set(map(type, values)) != {int}:
+        return False
+    try:
+        unsigned = array("I", values)
+    except OverflowError:
+        return False
+    # Below 2**31 the highest bit is not set.
+    highest = unsigned.tobytes()[3 if sys.byteorder == "little" else 0 :: 4]
+    return highest.isascii()
 
 
 TokenIds = Annotated[

@@ -18,7 +18,8 @@ _MOST_VALUES = 1_000_000
 _MOST_CONTAINERS = 30_000
 """Bounds on what a body becomes: a value takes up to 80 bytes of memory and an array or object up
 to 250, however few bytes it has in the body, and a microsecond and several to be checked."""
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STRING = re.compile(rb'"[^"]*"')
+_NOT_COUNTED = bytes(set(range(256)) - set(b'"[{'))
 
 
 class JsonParser(BaseParser):
@@ -66,7 +67,9 @@ def _containers(encoded: bytes) -> int:
     most = encoded.count(b"[") + encoded.count(b"{")
     if most <= _MOST_CONTAINERS:
         return most
-    bare = _STRING.sub(b"", encoded)
+    # Only quotes and brackets are left, and most texts are two quotes then: a tenth of the time.
+    marks = encoded.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_COUNTED)
+    bare = _STRING.sub(b"", marks.replace(b'""', b""))
     return bare.count(b"[") + bare.count(b"{")
 
 

@@ -32,7 +32,7 @@ _LONGEST_ECHO = 100
 def _bound(schema: Any) -> None:
     """Have every array and object of a schema stop at its first error, and bound its entries.
 
-    Tokens and free-form JSON are bounded by the body's size and its number of values.
+    Tokens, and arrays in free-form JSON, are bounded by the body's size and its number of values.
     """
     if isinstance(schema, list):
         for inner in schema:
@@ -42,7 +42,7 @@ def _bound(schema: Any) -> None:
     if schema.get("type") in ("list", "dict"):
         schema["fail_fast"] = True
         entries = schema.get("items_schema") or schema.get("values_schema") or {"type": "any"}
-        if entries["type"] not in ("any", "int"):
+        if schema["type"] == "dict" or entries["type"] not in ("any", "int"):
             schema.setdefault("max_length", _MOST_ENTRIES)
     for inner in schema.values():
         _bound(inner)
@@ -98,6 +98,10 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
     """Return the body as a wire model. Raise InvalidRequestError for the first invalid field."""
     if not isinstance(body, dict):
         raise InvalidRequestError("The JSON body of your request must be an object.")
+    if len(body) > _MOST_ENTRIES:
+        raise InvalidRequestError(
+            f"The JSON body of your request has more than {_MOST_ENTRIES} parameters."
+        )
     try:
         request = model.model_validate(body)
     except ValidationError as exc:

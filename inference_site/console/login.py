@@ -3,19 +3,34 @@
 ``AXES_FAILURE_LIMIT`` wrong passwords from one address lock the user name for that address, for
 ``AXES_COOLOFF_TIME``. Nobody locks others out: they log in from their own addresses. PostgreSQL
 keeps the count for all web processes.
+
+Passwords are slow to check by design, so an address has ``_TRIES_A_MINUTE`` of all user names
+together. Redis counts them.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.http import HttpRequest
+from redis.exceptions import RedisError
 from unfold.forms import AuthenticationForm
 
+from inference_site.storage.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+_TRIES_A_MINUTE, _MINUTE_S = 30, 60
+_COUNT = """
+local tries = redis.call('INCR', KEYS[1])
+if tries == 1 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
+return tries
+"""
 _IPV6_SITE = 64
 """A subscriber has a network of this many bits, and all addresses in it."""
 
@@ -29,6 +44,9 @@ class LoginForm(AuthenticationForm):
 
     def clean(self) -> dict[str, Any]:
         """Return the data of a login that succeeds. Raise ValidationError for any other."""
+        if self.request is not None and _has_too_many_tries(self.request):
+            self.request.axes_locked_out = True  # type: ignore[attr-defined]  # As axes marks it.
+            raise ValidationError("Too many logins from your address. Wait a minute.")
         with transaction.atomic():
             if not self._is_alone():
                 failure = ValidationError("Another login of this user is being checked. Try again.")
@@ -64,6 +82,16 @@ class LoginForm(AuthenticationForm):
 def is_locked_out(request: HttpRequest | None) -> bool:
     """Return whether the login that this request tried is locked."""
     return getattr(request, "axes_locked_out", False)
+
+
+def _has_too_many_tries(request: HttpRequest) -> bool:
+    """Count a login of this request's address; return whether there were too many in a minute."""
+    try:
+        tries: Any = site_client().eval(_COUNT, 1, f"logins:{client_address(request)}", _MINUTE_S)
+    except RedisError as exc:
+        logger.warning("a login is not counted: %s", exc)
+        return False
+    return int(tries) > _TRIES_A_MINUTE
 
 
 def client_address(request: HttpRequest) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.core.paginator import InvalidPage
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
@@ -45,6 +46,16 @@ class ConsoleSite(UnfoldAdminSite):
         """Show usage, the queue and the workers."""
         context = {**home_context(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
+        return found
+
+    def search(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> TemplateResponse:
+        """Search as the theme does, which does not expect a page that there is not."""
+        try:
+            found: TemplateResponse = super().search(request, extra_context)
+        except (InvalidPage, ValueError) as exc:
+            raise Http404("There is no such page.") from exc
         return found
 
     def login(

@@ -17,7 +17,11 @@ from inference_site.gateway.delivery import ClientGone
 from inference_site.gateway.head import length_of_body, too_large
 from inference_site.gateway.http_answers import Receive, Send, send_response
 
+ROOM_KEY = "inference_site.message_room"
+"""In the scope of a WebSocket: its ``MessageRoom``."""
 _LARGEST_FORM = 1024 * 1024
+_MOST_WAITING = 1000
+"""Bodies of one project that may wait for room. A client that has left waits, too, for a time."""
 
 
 class BodyRoom:
@@ -32,31 +36,22 @@ class BodyRoom:
 
     @asynccontextmanager
     async def held(self, project_id: int | None, size: int) -> AsyncIterator[None]:
-        """Hold room for a body. Raise UnavailableError when there is none in time."""
+        """Hold room for a body. Raise UnavailableError when there is none in time, or too many of
+        the project wait."""
         await self._take(project_id, size)
         try:
             yield
         finally:
-            self._give_back(project_id, size)
+            self.give_back(project_id, size)
 
-    async def _take(self, project_id: int | None, size: int) -> None:
-        if self._fits(project_id, size):
-            self._held[project_id] += size
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = project_id, size
-        try:
-            async with asyncio.timeout(settings.BODY_TIMEOUT_S):
-                await turn
-        except BaseException as exc:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled():
-                self._give_back(project_id, size)
-            if isinstance(exc, TimeoutError):
-                raise UnavailableError("Too many large requests are being received.") from None
-            raise
+    def takes(self, project_id: int | None, size: int) -> bool:
+        """Hold room at once, if there is; return whether there was."""
+        fits = self._fits(project_id, size)
+        self._held[project_id] += size if fits else 0
+        return fits
 
-    def _give_back(self, project_id: int | None, size: int) -> None:
+    def give_back(self, project_id: int | None, size: int) -> None:
+        """Hold so much less."""
         self._held[project_id] -= size
         if not self._held[project_id]:
             del self._held[project_id]
@@ -66,11 +61,65 @@ class BodyRoom:
                 self._held[waiting_id] += wanted
                 turn.set_result(None)
 
+    async def _take(self, project_id: int | None, size: int) -> None:
+        if self._fits(project_id, size):
+            self._held[project_id] += size
+            return
+        if (
+            sum(waiting_id == project_id for waiting_id, _ in self._waiting.values())
+            >= _MOST_WAITING
+        ):
+            raise UnavailableError("Too many requests of this project wait with large bodies.")
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = project_id, size
+        try:
+            async with asyncio.timeout(settings.BODY_TIMEOUT_S):
+                await turn
+        except BaseException as exc:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled():
+                self.give_back(project_id, size)
+            if isinstance(exc, TimeoutError):
+                raise UnavailableError("Too many large requests are being received.") from None
+            raise
+
     def _fits(self, project_id: int | None, size: int) -> bool:
         most, own = settings.MAX_BODIES_BYTES, self._held[project_id]
         return (own == 0 or own + size <= most // 4) and (
             self._held.total() == 0 or self._held.total() + size <= most
         )
+
+
+body_room = BodyRoom()
+"""That of this process."""
+
+
+class MessageRoom:
+    """What one WebSocket holds of the room: a message from its first byte until it is a request.
+
+    Who has accepted the socket sets ``project_id``. For the event loop's thread only.
+    """
+
+    def __init__(self) -> None:
+        self.project_id: int | None = None
+        self._held = 0
+
+    def takes(self, size: int) -> bool:
+        """Hold room for a part of a message; return whether there is."""
+        fits = body_room.takes(self.project_id, size)
+        self._held += size if fits else 0
+        return fits
+
+    def give_back(self, size: int) -> None:
+        """Hold so much less; nothing more after the end."""
+        size = min(size, self._held)
+        self._held -= size
+        if size:
+            body_room.give_back(self.project_id, size)
+
+    def end(self) -> None:
+        """Hold nothing: the socket is closed."""
+        self.give_back(self._held)
 
 
 def bounded_forms(application: Application) -> Application:

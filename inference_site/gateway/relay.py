@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.errors.api_errors import ApiError
-from inference_site.gateway.bodies import BodyRoom, read_body
+from inference_site.errors.api_errors import ApiError, UnavailableError
+from inference_site.gateway.bodies import body_room, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
 from inference_site.gateway.full_queues import refuse_if_full
 from inference_site.gateway.handler import ApiHandler
@@ -62,7 +62,6 @@ class Relay:
     def __init__(self, look_at: LookAt) -> None:
         self._look_at = look_at
         self._handler = ApiHandler()
-        self._bodies = BodyRoom()
         self._views = ViewPool(settings.WEB_THREADS)
         # Apart from the others, and from each other: they must answer when all of those hang.
         self._health_views = {
@@ -80,14 +79,36 @@ class Relay:
     async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         hub.ensure_running()
+        with contextlib.ExitStack() as held:
+            try:
+                answer = await self._answer(scope, receive, started_at)
+                held.enter_context(self._room_for_known(scope, answer[1]))
+            except ClientGone:
+                return
+            except ApiError as exc:
+                await send_response(self._handler.refuse(scope, exc, started_at), send)
+                return
+            await _send_answer(answer, started_at, receive, send)
+
+    @contextlib.contextmanager
+    def _room_for_known(self, scope: dict[str, Any], outcome: Outcome) -> Iterator[None]:
+        """Hold room for a long stream that was made anew. Raise UnavailableError if there is none.
+
+        Its reader may take its time, and no log has what is not held.
+        """
+        known = outcome.handoff.known if outcome.handoff else ()
+        size = sum(len(frame) for batch in known for frame in batch.frames)
+        if size <= _LARGE:
+            yield
+            return
+        project_id = self._look_at(scope).project_id
+        if not body_room.takes(project_id, size):
+            _abandon(outcome)
+            raise UnavailableError("Too many long streams are being read.")
         try:
-            answer = await self._answer(scope, receive, started_at)
-        except ClientGone:
-            return
-        except ApiError as exc:
-            await send_response(self._handler.refuse(scope, exc, started_at), send)
-            return
-        await _send_answer(answer, started_at, receive, send)
+            yield
+        finally:
+            body_room.give_back(project_id, size)
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
         """Return the view's answer, or the refusal of a body that is not taken."""
@@ -101,7 +122,7 @@ class Relay:
         if not head.takes_body:
             return await self._call(scope, b"", Share(head.project_id), started_at)
         size = length_of_body(scope)
-        async with self._bodies.held(head.project_id, size):
+        async with body_room.held(head.project_id, size):
             share = Share(head.project_id, is_large=size > _LARGE)
             body = await read_body(receive)
             if head.is_queued:

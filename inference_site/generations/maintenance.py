@@ -148,7 +148,7 @@ def give_up_abandoned() -> None:
     for worker in dead:
         logger.warning("worker %s is dead", worker)
     if dead:
-        _give_up(running.filter(worker__in=dead), MAX_ATTEMPTS_DYING)
+        _give_up(running.filter(worker__in=dead), MAX_ATTEMPTS_DYING, alone=True)
 
 
 def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int]]]) -> None:
@@ -168,20 +168,20 @@ def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int
         _give_up(orphans, MAX_ATTEMPTS)
 
 
-def _give_up(generations: Iterable[Generation], most: int) -> None:
+def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = False) -> None:
     """Give up those that still run on the worker they are seen with.
 
-    Those in the background are begun anew, up to ``most`` attempts; the others are failed, and
-    their streams ended.
+    Those in the background are begun anew, ``alone`` or not, up to ``most`` attempts; the others
+    are failed, and their streams ended.
     """
-    _each((each.public_id, partial(_give_up_one, each, most)) for each in generations)
+    _each((each.public_id, partial(_give_up_one, each, most, alone)) for each in generations)
 
 
-def _give_up_one(generation: Generation, most: int) -> None:
+def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
     if generation.background and generation.attempt < most:
         with impatient_transaction():
-            is_waiting = Generation.objects.requeue(*held)
+            is_waiting = Generation.objects.requeue(*held, alone=alone)
         if is_waiting and is_cancel_requested(generation.public_id):
             cancel_waiting([generation.public_id])  # It may be long until a worker reads the flag.
         elif is_waiting:

@@ -58,6 +58,8 @@ WHERE id = (
     WHERE waiting.status = 'queued' AND waiting.model = %(model)s
           AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
                OR waiting.preferred_until <= clock_timestamp())
+          AND (waiting.alone_since IS NULL OR %(is_idle)s
+               OR waiting.alone_since <= clock_timestamp() - interval '60 s')
     ORDER BY waiting.service_class, coalesce(share.runs, 0),
              coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
              waiting.created_at
@@ -65,7 +67,7 @@ WHERE id = (
     FOR UPDATE OF waiting SKIP LOCKED
 )
 RETURNING public_id, kind, attempt, background, request_id,
-          extract(epoch FROM claimed_at - created_at)::float, project_id
+          extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL
 """
 
 
@@ -82,6 +84,8 @@ class Claim:
     model: str = ""
     waited_s: float = field(default=0.0, compare=False)
     project_id: int = field(default=0, compare=False)
+    alone: bool = False
+    """Its last worker died: it may be what that has died of, so nothing may run beside it."""
 
     @property
     def may_restart(self) -> bool:
@@ -92,23 +96,26 @@ class Claim:
 class GenerationQuerySet(models.QuerySet["Generation"]):
     """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
 
-    def claim(self, model: str, worker: str, served: Sequence[int] = ()) -> Claim | None:
+    def claim(
+        self, model: str, worker: str, served: Sequence[int] = (), *, is_idle: bool = True
+    ) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
-        worker is left to that until its time. Two workers never take the same row, and none waits
-        for the other.
+        worker is left to that until its time, and one that must run alone is left to a worker that
+        is idle, for a minute. Two workers never take the same row, and none waits for the other.
         """
         given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
+        given["is_idle"] = is_idle
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(_CLAIM, given)
             row = cursor.fetchone()
         if row is None:
             return None
-        public_id, kind, attempt, background, request_id, waited_s, project_id = row
+        public_id, kind, attempt, background, request_id, waited_s, project_id, alone = row
         known = (public_id, kind, attempt, worker, background, request_id, model)
-        return Claim(*known, max(0.0, waited_s), project_id)
+        return Claim(*known, max(0.0, waited_s), project_id, alone)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""
@@ -116,11 +123,15 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return bool(held.update(status=status, finished_at=timezone.now(), **result))
 
-    def requeue(self, public_id: str, worker: str, attempt: int) -> bool:
-        """Have another worker begin it anew; False if this attempt does not run any more."""
+    def requeue(self, public_id: str, worker: str, attempt: int, *, alone: bool = False) -> bool:
+        """Have another worker begin it anew; False if this attempt does not run any more.
+
+        ``alone``: with nothing beside it, now and whenever it is begun again.
+        """
         held = self._held(public_id, worker, attempt)
+        since = {"alone_since": timezone.now()} if alone else {}
         with lent_connection():
-            return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None))
+            return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **since))
 
     def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
         """Return the row while this attempt runs: an earlier one may not know that it was lost."""
@@ -194,6 +205,8 @@ class Generation(models.Model):
     # Who has its prefix in memory, and until when it waits for nobody else.
     preferred_worker = models.CharField(max_length=128, blank=True, default="")
     preferred_until = models.DateTimeField(null=True, blank=True)
+    # Its worker died then; from there on nothing runs beside it.
+    alone_since = models.DateTimeField(null=True, blank=True)
     attempt = models.PositiveSmallIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)

@@ -10,6 +10,7 @@ import psycopg
 from django.db import connection, transaction
 
 _LOCK_TIMEOUT_MS = 2_000
+_STILL_MS = 10_000
 
 
 @contextmanager
@@ -37,6 +38,15 @@ def impatient_transaction() -> Iterator[None]:
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
         yield
+
+
+def end_if_still() -> None:
+    """Have the server end this transaction when it hears nothing for ``_STILL_MS``.
+
+    For one that holds a row which others wait for: this process may be stopped in it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {_STILL_MS}")
 
 
 def own_connection() -> psycopg.Connection[Any]:

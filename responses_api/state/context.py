@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from django.db.models import Q
 
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.storage.connections import end_if_still
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.state.history import history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
@@ -98,6 +99,8 @@ def find_conversation(
             param=param or "conversation_id",
             code="invalid_value",
         )
+    if lock:
+        end_if_still()
     rows = Conversation.objects.select_for_update() if lock else Conversation.objects
     found = rows.filter(project_id=project_id, public_id=public_id, deleted_at=None).first()
     if found is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
+from inference_site.storage.connections import end_if_still
 from inference_site.streams.request_documents import drop_document
 from responses_api.models import Conversation, Item, StoredResponse
 
@@ -44,6 +45,7 @@ def _lock(pk: int) -> StoredResponse | None:
 
 
 def _lock_conversation(pk: int) -> Conversation | None:
+    end_if_still()
     return Conversation.objects.select_for_update().filter(pk=pk).first()
 
 

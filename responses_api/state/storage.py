@@ -13,6 +13,7 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
+from inference_site.storage.connections import end_if_still
 from inference_site.streams.request_documents import ToStore
 from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.output.assembler import ResponseAssembler
@@ -83,6 +84,7 @@ def _lock(conversation: Conversation, response_id: str) -> None:
     # The row first, then the questions: each statement sees what was committed before it began, and
     # a statement that waits for a row asks all but that row as it was before the wait.
     rows = Conversation.objects.filter(pk=conversation.pk, deleted_at=None)
+    end_if_still()
     found = rows.select_for_update().first()
     if found is None:
         raise conversation_not_found(conversation.public_id, "conversation")

@@ -28,6 +28,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.errors.exceptions import api_error
+from inference_site.gateway.bodies import ROOM_KEY, MessageRoom
 from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
@@ -69,11 +70,13 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         given = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
         try:
             self._given = given
-            await _in_thread(self._authenticated)
+            caller = await _in_thread(self._authenticated)
         except ApiError as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
+        self._room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
+        self._room.project_id = caller.project_id
         self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MOST_WAITING)
         self._waiting_bytes = 0
         self._memory: dict[str, list[IdentifiedItem]] = {}
@@ -89,15 +92,20 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message."""
-        given = text_data if text_data is not None else bytes_data or b""
+        given = bytes_data if text_data is None else text_data.encode()
+        given, is_waiting = given or b"", False
         try:
             is_large = len(given) > _LARGE
             message = await asyncio.to_thread(decoded, given) if is_large else decoded(given)
-            self._take(message, len(given))
+            is_waiting = self._take(message, len(given))
         except ApiError as exc:
             await self.send(text_data=error_message(exc))
+        finally:
+            if not is_waiting:
+                self._room.give_back(len(given))
 
-    def _take(self, message: dict[str, Any], size: int) -> None:
+    def _take(self, message: dict[str, Any], size: int) -> bool:
+        """Do what a message says; return whether it waits for its turn."""
         match message.get("type"):
             case "response.create":
                 waiting = self._waiting_bytes + size
@@ -107,8 +115,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     )
                 self._waiting.put_nowait((message, size))
                 self._waiting_bytes = waiting
+                return True
             case "response.cancel":
                 self._cancel()
+                return False
             case other:
                 raise InvalidRequestError(
                     f"Invalid value: {str(other)[:100]!r}. Supported values are: "
@@ -132,7 +142,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             stream_id = message.get("stream_id")
             self._is_busy = True
             try:
-                await self._respond(message, stream_id)
+                await self._respond(message, size, stream_id)
             except Exception as exc:
                 error = api_error(exc)
                 if error.status >= 500 and not isinstance(exc, ApiError):
@@ -142,8 +152,11 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             finally:
                 self._is_busy = self._cancels_next = False
 
-    async def _respond(self, message: dict[str, Any], stream_id: object) -> None:
-        creation, follower = await self._start(await asyncio.to_thread(to_request, message))
+    async def _respond(self, message: dict[str, Any], size: int, stream_id: object) -> None:
+        try:
+            creation, follower = await self._start(await asyncio.to_thread(to_request, message))
+        finally:
+            self._room.give_back(size)
         sink = _SocketSink(self.send, creation, stream_id)
         self._running_id = follower.generation_id
         try:

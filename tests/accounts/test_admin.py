@@ -18,7 +18,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference_site.accounts.keys import create_key, find_caller
+from inference_site.accounts.keys import create_key, find_caller, issue_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.admin_pages import keyset
 from inference_site.generations.models import Generation, Status
@@ -258,6 +258,23 @@ def test_the_secret_of_a_key_does_not_leave_the_page(admin: Client, project: Pro
     assert "Copy the key" not in page(admin.get(KEYS))
     admin.cookies["messages"] = carried
     assert re.search(r"sk-[A-Za-z0-9_-]{40,}", page(admin.get(KEYS)))
+
+
+def test_secrets_that_do_not_fit_into_the_cookie_are_sealed_in_the_session(
+    admin: Client, project: Project
+) -> None:
+    records = [ApiKey(project=project, name=f"key {number}") for number in range(40)]
+    old = [issue_key(record) for record in records]
+    form = {"action": "rotate", "_selected_action": [record.pk for record in records]}
+    admin.post(KEYS, form)
+    assert admin.session["_messages"]
+    kept = f"{dict(admin.session)}"
+    assert "sk-" not in kept
+    assert "Copy" not in kept
+    shown = set(re.findall(r"sk-[A-Za-z0-9_-]{40,}", page(admin.get(KEYS))))
+    assert len(shown) == 40
+    assert not shown & set(old)
+    assert "_messages" not in admin.session
 
 
 def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key: Key) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -16,6 +18,7 @@ from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.embedding import EmbeddingRequest
 from completions.wire.tokens import DetokenizeRequest
+from inference_site.api import parsers
 from inference_site.api.payload import WireRequest, parse
 from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.wire.conversations import ItemsRequest
@@ -121,3 +124,27 @@ def test_an_array_has_at_most_2048_entries(
     with pytest.raises(InvalidRequestError) as refused:
         parse(model, {"model": "m", **body})
     assert (refused.value.param, refused.value.code) == (param, "array_above_max_length")
+
+
+@pytest.mark.parametrize("place", ["chat_template_kwargs", "template_vars", None])
+def test_an_object_has_at_most_2048_fields(place: str | None) -> None:
+    fields = {f"k{number}": 0 for number in range(2049)}
+    body = {"model": "m", "messages": "x", **({place: fields} if place else fields)}
+    with pytest.raises(InvalidRequestError) as refused:
+        parse(ChatCompletionRequest, body)
+    assert refused.value.param == place
+
+
+_TEXTS = st.text(st.sampled_from('"\\[{]},:n\n x'), max_size=8)
+
+
+@given(st.recursive(_TEXTS, lambda inner: st.lists(inner) | st.dictionaries(_TEXTS, inner)))
+def test_arrays_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any) -> None:
+    def count(inner: Any) -> int:
+        if isinstance(inner, str):
+            return 0
+        return 1 + sum(map(count, inner.values() if isinstance(inner, dict) else inner))
+
+    with patch.object(parsers, "_MOST_CONTAINERS", 0):  # Below that, nothing is counted so exactly.
+        for encoded in (orjson.dumps(value), json.dumps(value, indent=1).encode()):
+            assert parsers._containers(encoded) == count(value)

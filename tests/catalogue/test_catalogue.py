@@ -164,7 +164,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {lora_adapters: [a.gguf]}}", "models.m.lora_adapters: must be a mapping"),
         (
             "models: {m: {engine: openai_upstream}}",
-            "models.m.base_url: it is missing; expected the address of an OpenAI-compatible API",
+            "models.m.base_urls: it is missing, as is 'base_url': the address of a server",
         ),
         ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls' or"),
         ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),

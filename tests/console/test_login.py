@@ -10,6 +10,7 @@ from axes.models import AccessFailureLog
 from django.test import Client, RequestFactory
 
 from inference_site.console.login import client_address
+from inference_site.storage.redis_clients import site_client
 
 PROXIES = [ipaddress.ip_network(one) for one in ("10.0.0.0/8", "::1/128")]
 
@@ -55,3 +56,17 @@ def test_an_odd_name_is_one_line_of_the_log(
     assert all(len(message.splitlines()) == 1 for message in messages)
     assert "a secret" not in caplog.text
     assert admin.get("/admin/axes/accessfailurelog/").status_code == 200
+
+
+@pytest.mark.django_db
+def test_an_address_has_so_many_logins_a_minute_whatever_the_names() -> None:
+    here, elsewhere = Client(REMOTE_ADDR="192.0.2.1"), Client(REMOTE_ADDR="192.0.2.2")
+    site_client().set("logins:192.0.2.1", 29, ex=60)
+    form = {"username": "a", "password": "wrong"}
+    statuses = [
+        here.post("/admin/login/", {**form, "username": f"{name}"}).status_code for name in range(3)
+    ]
+    assert statuses == [200, 429, 429]
+    assert AccessFailureLog.objects.count() == 1  # No other password was looked at.
+    assert elsewhere.post("/admin/login/", form).status_code == 200
+    assert 0 < site_client().ttl("logins:192.0.2.2") <= 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -214,12 +215,31 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
     bodies = [stream.partition(b"\r\n\r\n")[2].replace(PING, b"") for stream in streams]
     assert [len(body) for body in bodies] == [len(whole)] * patient
     assert set(bodies) == {whole}
+    _check_readers_without_a_log(stack, made["id"], head)
+
+
+def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str) -> None:
+    """A stream that is made anew is held as a whole: so many at a time as bodies may be."""
+    with stack.redis() as redis:
+        redis.delete(f"{{{response_id}}}:log")
+    with bystander(stack), contextlib.ExitStack() as opened:
+        web = Web(stack)
+        readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(16)]
+        assert {reader.recv(12)[9:] for reader in readers} == {b"200", b"503"}
+        assert web.grown < 200 * MIB
+    wait_until(lambda: _status(stack, head) == b"200", 30, "room")
+
+
+def _status(stack: ServedStack, head: str) -> bytes:
+    with raw(stack, head, small=True) as reader:
+        return reader.recv(12)[9:]
 
 
 def _read_all(connection: socket.socket) -> bytes:
     received = []
-    while piece := connection.recv(MIB):
-        received.append(piece)
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(MIB):
+            received.append(piece)
     return b"".join(received)
 
 
@@ -236,3 +256,30 @@ def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     assert str(LIMIT) in closed.value.rcvd.reason
+
+
+def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: MadeKey) -> None:
+    headers = {"Authorization": f"Bearer {attacker.secret}"}
+    url = f"ws://127.0.0.1:{stack.port}/v1/responses"
+    # A text of 15 MiB under a mask of zeros, of which half comes.
+    begun = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
+
+    def is_refused() -> bool:
+        with connect(url, additional_headers=headers, proxy=None) as connection:
+            connection.socket.sendall(begun[:14])
+            try:
+                connection.recv(1)
+            except ConnectionClosed as closed:
+                return closed.rcvd is not None and closed.rcvd.code == 1013
+            except TimeoutError:
+                connection.socket.close()  # It will not send the rest.
+            return False
+
+    with bystander(stack):
+        with contextlib.ExitStack() as opened:
+            for _ in range(2):
+                connection = connect(url, additional_headers=headers, proxy=None)
+                opened.callback(connection.socket.close)
+                connection.socket.sendall(begun)
+            wait_until(is_refused, 30, "a refusal")
+        wait_until(lambda: not is_refused(), 30, "room")

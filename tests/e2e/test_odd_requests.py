@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 
 CHAT = "/v1/chat/completions"
 NUL = "%00"
+JSON = {"content-type": "application/json"}
 
 
 def _nested(levels: int) -> str:
@@ -88,3 +91,48 @@ def test_metadata_with_nul_can_replace_other(http: httpx.Client) -> None:
     stored = http.post(CHAT, json=_ask(store=True)).json()["id"]
     changed = http.post(f"{CHAT}/{stored}", json={"metadata": {"a\0": "\0"}})
     assert (changed.status_code, changed.json()["metadata"]) == (200, {"a\ufffd": "\ufffd"})
+
+
+ODD = [
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "\u202e\u2028\x1b[31m",
+    "9" * 40,
+    "-1",
+    "null",
+    "../../../etc/passwd",
+    "{{ 7 * 7 }}%s{0}",
+    "'; DROP TABLE generations_generation; --",
+    "é" * 1_000,
+]
+"""Strings that a program may take for something else."""
+_CHAT_FIELDS = ["model", "messages", "user", "stop", "prompt_cache_key", "grammar", "lora"]
+_RESPONSE_FIELDS = ["input", "instructions", "conversation", "previous_response_id", "tools"]
+
+
+def _requests(odd: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Requests with this string in one place each."""
+    said = {"model": "scripted", "max_tokens": 1}
+    for field in _CHAT_FIELDS:
+        yield "POST", CHAT, {"json": {**said, "messages": "hi", field: odd}}
+    for field in _RESPONSE_FIELDS:
+        yield "POST", "/v1/responses", {"json": {"model": "scripted", "input": "hi", field: odd}}
+    tool = {"type": "function", "function": {"name": odd, "description": odd}}
+    yield "POST", CHAT, {"json": {**said, "messages": "hi", "tools": [tool]}}
+    yield "POST", "/v1/conversations", {"json": {"metadata": {odd: odd}}}
+    for query in ("after", "q", "order", "status"):
+        yield "GET", "/v1/responses", {"params": {query: odd.encode("utf-8", "replace").decode()}}
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda text: ascii(text[:20]))
+def test_an_odd_string_is_no_fault_of_the_server(http: httpx.Client, text: str) -> None:
+    for method, path, sent in _requests(text):
+        # As ASCII, so that half of a pair can be written.
+        content = {"content": json.dumps(sent["json"]), "headers": JSON} if "json" in sent else sent
+        answer = http.request(method, path, **content)
+        assert answer.status_code < 500, (method, path, sent, answer.text)
+        if not answer.is_success:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert http.post(CHAT, json=_ask()).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -23,12 +24,19 @@ def get_weather(city: str) -> str:
     return city
 
 
+@contextmanager
+def ollama_client(stack: ServedStack, key: str) -> Iterator[ollama.Client]:
+    """Ollama's client with this key."""
+    opened = ollama.Client(stack.url, headers={"Authorization": f"Bearer {key}"})
+    yield opened
+    opened._client.close()
+
+
 @pytest.fixture
 def client(stack: ServedStack) -> Iterator[ollama.Client]:
     """The official client."""
-    opened = ollama.Client(stack.url, headers={"Authorization": f"Bearer {stack.key}"})
-    yield opened
-    opened._client.close()
+    with ollama_client(stack, stack.key) as opened:
+        yield opened
 
 
 def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
@@ -127,8 +135,8 @@ def test_errors_have_the_form_of_ollama(
     late: list[Any] = [{"role": "user", "content": '[{"text": "a "}, {"fail": "broken"}]'}]
     with pytest.raises(ollama.ResponseError, match="broken"):
         list(client.chat("scripted", late, stream=True))
-    with pytest.raises(ollama.ResponseError) as caught:
-        ollama.Client(stack.url).chat("demo", HELLO)
+    with ollama_client(stack, "sk-wrong") as other, pytest.raises(ollama.ResponseError) as caught:
+        other.chat("demo", HELLO)
     assert caught.value.status_code == 401
     for path, body, status in [
         ("/api/chat", b"{", 400),
@@ -146,8 +154,8 @@ def test_errors_have_the_form_of_ollama(
 
 def test_what_is_asked_counts_in_the_limits_and_the_usage_of_the_key(stack: ServedStack) -> None:
     key = make_key(stack)
-    limited = ollama.Client(stack.url, headers={"Authorization": f"Bearer {key.secret}"})
-    limited.chat("demo", HELLO, options=GREEDY)
+    with ollama_client(stack, key.secret) as other:
+        other.chat("demo", HELLO, options=GREEDY)
     rows = stack.sql(
         "SELECT kind, status FROM generations_generation WHERE api_key_id = %s", key.id
     )

@@ -221,8 +221,9 @@ def test_what_the_server_cannot_do_is_refused_before_it_is_asked(
 ) -> None:
     odd.answers = [streamed("Hello")]
     asked = len(odd.asked)
+    switch = {"enable_thinking": True}
     with pytest.raises(openai.BadRequestError) as caught:
-        remote.chat.completions.create(model="odd", messages=HELLO, reasoning_effort="low")
+        remote.chat.completions.create(model="odd", messages=HELLO, extra_body=switch)
     assert caught.value.code == "unsupported_parameter"
     assert len(odd.asked) == asked
 

@@ -13,7 +13,8 @@ from tests.served_stack import ServedStack, served_stack
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
-    with served_stack(ENGINE_STALL_S="5", ON_CHUNK="tests.hook_functions.freeze") as running:
+    soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3"}
+    with served_stack(**soon, ON_CHUNK="tests.hook_functions.freeze") as running:
         yield running
 
 

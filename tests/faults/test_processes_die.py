@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -91,6 +93,28 @@ def test_an_engine_that_stands_still_takes_its_worker_along(stack: ServedStack) 
     assert "worker exited with status 1; restarting" in stack.text()
     wait_until(lambda: works(stack), 30, "the next request")
     assert stack.pid_of("worker") != worker
+
+
+def test_client_that_stands_still_is_dropped(stack: ServedStack) -> None:
+    """There, after three seconds."""
+    long = messages({"repeat": 1_500, "steps": [{"text": "abcdefgh" * 1280}]})
+    body = json.dumps({"model": "scripted", "stream": True, "messages": long}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    log = stack.data_dir / "log" / "web.log"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", stack.port))
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: "a client that reads nothing is dropped" in log.read_text(), 60, "it")
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(2**20):
+                received += piece
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" not in received
 
 
 def test_frozen_redis_delays_a_stream_and_loses_nothing(stack: ServedStack) -> None:

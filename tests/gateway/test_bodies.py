@@ -92,6 +92,20 @@ def test_who_finds_no_room_in_time_is_refused_and_leaves_none_taken(settings: Se
     asyncio.run(main())
 
 
+def test_so_many_of_a_project_wait_and_others_are_not_kept_from_it() -> None:
+    async def main() -> None:
+        room = BodyRoom()
+        holders = [Holder(room, 1, 20) for _ in range(1001)]
+        await _settled()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(Holder(room, 1, 20).task, 1)
+        await asyncio.wait_for(Holder(room, 2, 20).end(), 1)
+        for holder in holders:
+            await asyncio.wait_for(holder.end(), 1)
+
+    asyncio.run(main())
+
+
 def test_a_waiter_that_leaves_holds_no_room() -> None:
     async def main() -> None:
         room = BodyRoom()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
+from inference_site.cors import with_cors
 from inference_site.gateway import http_answers
-from inference_site.gateway.cors import with_cors
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from tests.gateway.asgi import FakeClient, error_of

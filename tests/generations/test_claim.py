@@ -107,6 +107,21 @@ def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None
     assert claim.waited_s == pytest.approx(row.queue_ms / 1000)
 
 
+def test_what_must_run_alone_is_left_to_an_idle_worker_for_a_minute(api_key: Key) -> None:
+    suspect = waiting(api_key[0], age_s=90, alone_since=timezone.now())
+    assert Generation.objects.claim("m", "busy", is_idle=False) is None
+    claim = Generation.objects.claim("m", "idle")
+    assert claim is not None
+    assert claim.alone
+    Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
+    assert Generation.objects.claim("m", "busy", is_idle=False) is None
+    later = timezone.now() - timedelta(seconds=61)
+    Generation.objects.filter(pk=suspect.pk).update(alone_since=later)
+    claim = Generation.objects.claim("m", "busy", is_idle=False)
+    assert claim is not None
+    assert claim.alone
+
+
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key) -> None:
     rows = {waiting(api_key[0], age_s=n).public_id for n in range(60)}

@@ -136,6 +136,7 @@ def test_what_may_have_killed_its_worker_is_tried_once_more(
     suspect(worker, ago_s=30)
     give_up_abandoned()
     assert state(row)[0] == status
+    assert (row.alone_since is not None) == (status == Status.QUEUED)
 
 
 def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(

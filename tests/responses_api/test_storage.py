@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.apps import apps
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
@@ -16,11 +21,12 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
+from inference_site.storage import connections
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.output.events import DONE
 from responses_api.request.mending import contradictions, mend
 from responses_api.request.recovery import rebuild
-from responses_api.state.context import Context
+from responses_api.state.context import Context, find_conversation
 from responses_api.state.deletion import delete, delete_conversation
 from responses_api.state.history import before, history_of, items_of
 from responses_api.state.items import IdentifiedItem, new_item
@@ -359,6 +365,58 @@ def test_deleted_conversation_without_responses_is_gone_with_its_items(
     assert not Conversation.objects.exists()
     assert not Item.objects.exists()
     assert not kept()
+
+
+def test_conversations_that_were_hidden_by_earlier_releases_are_swept(
+    chain: Chain, project: Project
+) -> None:
+    def hidden(*, responses_too: bool = True) -> StoredResponse:
+        conversation = Conversation.objects.create(public_id=new_id("conv_"), project=project)
+        made = chain.turn("a", conversation=conversation.public_id)
+        Conversation.objects.filter(pk=conversation.pk).update(deleted_at=timezone.now())
+        if responses_too:
+            StoredResponse.objects.filter(pk=made.pk).update(deleted_at=timezone.now())
+        return made
+
+    gone, shown, built_on = hidden(), hidden(responses_too=False), hidden(responses_too=False)
+    chain.turn("b", previous_response_id=built_on.public_id)
+    StoredResponse.objects.filter(pk=built_on.pk).update(deleted_at=timezone.now())
+    migration = import_module("responses_api.migrations.0004_sweep_deleted_conversations")
+    for _ in range(2):
+        migration.sweep(apps, None)
+        left = set(Conversation.objects.values_list("pk", flat=True))
+        assert left == {shown.conversation_id, built_on.conversation_id}
+    assert not Item.objects.filter(response=gone.pk).exists()
+    assert not StoredResponse.objects.filter(pk=gone.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_stands_still_in_a_transaction_holds_no_conversation_for_long(
+    chain: Chain, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_STILL_MS", 300)
+    holds, is_over = threading.Event(), threading.Event()
+
+    def stand_still() -> str:
+        try:
+            with transaction.atomic():
+                find_conversation(chain.project_id, conversation.public_id, lock=True)
+                holds.set()
+                is_over.wait(30)
+                Conversation.objects.update(metadata={"too": "late"})
+        except DatabaseError as exc:
+            return type(exc).__name__
+        finally:
+            connection.close()
+        return "committed"
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(stand_still)
+        assert holds.wait(10)
+        with transaction.atomic():  # It waits for the row.
+            chain.accept("a", conversation=conversation.public_id)
+        is_over.set()
+        assert other.result(10) != "committed"
 
 
 def test_nothing_is_accepted_on_what_was_deleted_meanwhile(

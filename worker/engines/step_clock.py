@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from inference_site.domain.deltas import Delta
+from worker.engines.base import Sink
+
 
 class StepClock:
     """Counts the steps of an engine, and what runs on it. Thread-safe."""
@@ -39,3 +42,31 @@ class StepClock:
             return callback(chunk)
 
         return called
+
+    @contextmanager
+    def watched(self, sink: Sink) -> Iterator[Sink]:
+        """Count something that runs; yield its sink, each use of which is a step."""
+        with self.running():
+            yield _SteppingSink(self, sink)
+
+    def step(self) -> None:
+        """Count a step."""
+        self._steps += 1
+
+
+class _SteppingSink:
+    """A sink whose engine makes a step whenever it feeds it, or looks whether it is cancelled."""
+
+    def __init__(self, clock: StepClock, sink: Sink) -> None:
+        self._clock, self._sink = clock, sink
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the engine must stop now (see ``Sink``)."""
+        self._clock.step()
+        return self._sink.cancelled
+
+    def feed(self, delta: Delta) -> None:
+        """Pass the delta on."""
+        self._clock.step()
+        self._sink.feed(delta)

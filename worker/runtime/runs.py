@@ -20,7 +20,7 @@ from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import ServedModel
+from worker.runtime.served_model import Company, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +29,28 @@ _POLL_S = 0.02
 
 
 class Runs:
-    """What runs in this process. ``takes_nothing`` says whether nothing more is to be begun."""
+    """What runs in this process. ``takes_nothing`` says whether nothing more is to be begun.
+
+    ``changed`` is called when ``is_open`` has changed.
+    """
 
     def __init__(
-        self, worker: str, publisher: Publisher, takes_nothing: Callable[[], bool]
+        self,
+        worker: str,
+        publisher: Publisher,
+        takes_nothing: Callable[[], bool],
+        changed: Callable[[], None],
     ) -> None:
+        self._changed, self._company = changed, Company()
         self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
         self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For what an engine's own thread must not be blocked by."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run may begin: not while one must have nothing beside it."""
+        return self._company.is_open
 
     @property
     def attempts(self) -> set[tuple[str, int]]:
@@ -70,7 +83,7 @@ class Runs:
             model.missed_wake_up = False
             if not self._fill(model):
                 return
-            if self._takes_nothing():
+            if self._takes_nothing() or not self.is_open:
                 self._pass_on(model.spec.id)
                 return
 
@@ -89,7 +102,7 @@ class Runs:
         """
         try:
             while model.state == ModelState.READY and not self._takes_nothing():
-                claim = Generation.objects.claim(model.spec.id, self._worker, model.served)
+                claim = self._claimed(model)
                 if claim is None:
                     break
                 model.note_served(claim.project_id)
@@ -101,11 +114,35 @@ class Runs:
         model.release()
         return True
 
+    def _claimed(self, model: ServedModel) -> Claim | None:
+        """Claim what may run now, beside what runs; None when there is nothing."""
+        if not self._company.enter():
+            return None
+        claim = None
+        try:
+            claim = Generation.objects.claim(
+                model.spec.id, self._worker, model.served, is_idle=self._company.is_single
+            )
+        finally:
+            if claim is None:
+                self._company.leave()
+        return claim
+
+    def _leave(self, claim: Claim) -> None:
+        """Let others begin, once a run has ended."""
+        self._running.pop(claim)
+        self._company.leave(was_alone=claim.alone)
+        if claim.alone:
+            self._changed()
+
     def _run(self, model: ServedModel, claim: Claim) -> bool:
         """Run what was claimed; return whether its engine goes on by itself."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream)
         self._running[claim] = model, stream
+        if claim.alone:  # It may end the process, and what runs beside it with that.
+            self._company.be_alone()
+            self._changed()
         began_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
@@ -117,7 +154,7 @@ class Runs:
             goes_on = run.start(model.engine, on_end)
         finally:
             if not goes_on:
-                self._running.pop(claim)
+                self._leave(claim)
                 model.note_run(time.monotonic() - began_at)
         return goes_on
 
@@ -126,7 +163,7 @@ class Runs:
         try:
             run.end(error)
         finally:
-            self._running.pop(claim)
+            self._leave(claim)
         try:
             if self._fill(model):
                 self._serve(model)

@@ -63,7 +63,7 @@ class Runtime:
         self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
         self._publisher = Publisher()
-        self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing)
+        self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
         self._idle_watches = [
@@ -123,7 +123,7 @@ class Runtime:
 
     def open_models(self) -> list[str]:
         """Return the models of which a generation would be taken now."""
-        if self._takes_nothing:
+        if self._takes_nothing or not self._runs.is_open:
             return []
         return [id_ for id_, model in tuple(self._models.items()) if model.is_open]
 

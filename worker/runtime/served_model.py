@@ -1,4 +1,4 @@
-"""A model in this process: its state, its engine and its slots."""
+"""A model in this process, its state, its engine and its slots; and who runs beside whom."""
 
 from __future__ import annotations
 
@@ -196,3 +196,53 @@ class ServedModel:
             self._changed.notify_all()
         if not was_open:
             self._on_change()
+
+
+class Company:
+    """Who runs in this process: many at a time, or one that must have nothing beside it.
+
+    Thread-safe. A run enters before its claim, and leaves when it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._running = self._solitary = 0
+        self._is_alone = False
+        self._changed = threading.Condition()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run may enter: not while one is alone, or waits to be."""
+        return not self._solitary
+
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing runs beside the one that asks."""
+        return self._running == 1
+
+    def enter(self) -> bool:
+        """Count a run; False if it may not run now."""
+        with self._changed:
+            self._running += self.is_open
+            return self.is_open
+
+    def be_alone(self) -> None:
+        """Wait until all others have ended, and let none in until the run that has entered leaves.
+
+        Those that wait for it do so one after the other.
+        """
+        with self._changed:
+            self._solitary += 1
+            self._running -= 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._running and not self._is_alone)
+            self._is_alone = True
+
+    def leave(self, *, was_alone: bool = False) -> None:
+        """Count a run no more."""
+        with self._changed:
+            if was_alone:
+                self._is_alone = False
+                self._solitary -= 1
+            else:
+                self._running -= 1
+            self._changed.notify_all()

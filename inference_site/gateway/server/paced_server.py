@@ -11,6 +11,7 @@ from daphne.server import Server
 from daphne.ws_protocol import WebSocketFactory
 from django.conf import settings
 
+from inference_site.gateway.bodies import ROOM_KEY
 from inference_site.gateway.server.pacing import Paced
 from inference_site.gateway.server.request_bounds import BoundedFactory, bounded_sockets
 
@@ -62,6 +63,8 @@ def _receiving(application: Any) -> Any:
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         protocol = scope.pop(_PROTOCOL)
+        if scope["type"] == "websocket":
+            scope[ROOM_KEY] = protocol.room
         await application(scope, partial(protocol.receive, receive), send)
 
     return app

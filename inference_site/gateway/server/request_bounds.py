@@ -16,6 +16,7 @@ from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 
+from inference_site.gateway.bodies import MessageRoom
 from inference_site.gateway.server.pacing import Paced
 
 _HEAD_S = 30.0
@@ -23,6 +24,8 @@ _HEAD_S = 30.0
 _LINGER_S = 30.0
 """For how long a body that was answered without being taken is read and dropped: a client that
 still sends would lose the answer if the connection were closed."""
+_TRY_AGAIN_LATER = 1013
+"""The code with which a WebSocket is closed (IANA's registry of close codes)."""
 _later: Any = reactor  # Its class is chosen at run time.
 
 
@@ -122,6 +125,16 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
 class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above.
     """A WebSocket that is read and written at the pace of the application and the client."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.room = MessageRoom()
+
+    def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.
+        """Hold room for what comes, or close the socket: the client may try again later."""
+        super().onMessageFrameBegin(length)
+        if not self.failedByMe and not self.room.takes(length):
+            self._fail_connection(_TRY_AGAIN_LATER, "Too many large messages are being received.")
+
     def onOpen(self) -> None:  # Autobahn's name.
         """Take the place of the HTTP connection that the socket was."""
         self.transport.unregisterProducer()
@@ -142,6 +155,7 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # Autobahn's name.
         """End what waits for the client."""
         self.stopProducing()
+        self.room.end()
         super().onClose(wasClean, code, reason)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
-from inference_site.domain.deltas import Finish, TextDelta
-from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import Constraint
 from tests.sinks import RecordingSink
-from worker.engines.llama_cpp.grammar_meter import GrammarMeter
+from worker.engines.llama_cpp.grammar_meter import GrammarMeter, measured
 
 AMBIGUOUS = "root ::= w w w\nw ::= [^\\x00] | [^\\x00] w | [^\\x00] w w | [^\\x00] w w w"
 
@@ -35,11 +37,59 @@ def _feed(meter: GrammarMeter, pieces: int) -> None:
         meter.feed(TextDelta("ab"))
 
 
-@pytest.mark.parametrize("text", ["abc" * 2_000, "ABC" * 10])
-def test_what_is_cheap_or_is_no_part_of_the_grammar_passes(text: str) -> None:
+def test_what_is_cheap_passes() -> None:
     sink = RecordingSink()
     meter = GrammarMeter(sink, _late("zyxwvuzyxwvu"))
+    text = "abc" * 2_000
     for index in (0, 1):
         meter.feed(TextDelta(text, index))
         meter.feed(Finish("stop", index))
     assert sink.text == text * 2
+
+
+def test_a_text_that_does_not_fit_the_grammar_is_an_error() -> None:
+    sink = RecordingSink()
+    meter = GrammarMeter(sink, Constraint("regex", "[a-y]+", "grammar"))
+    meter.feed(TextDelta("abc"))
+    meter.feed(TextDelta("abc", 1))
+    with pytest.raises(GenerationFailed, match="does not fit its constraint"):
+        meter.feed(TextDelta("Z, and on without a grammar"))
+    assert sink.text == "abcabc"
+
+
+@pytest.mark.parametrize(
+    ("source", "before"),
+    [
+        ("start: <tool_call> /[a-y]+/", TextDelta("")),
+        ("start: /[a-y]+/", ReasoningDelta("Hm.")),
+        ("start: /[a-y]+/", ToolCallDelta(0, "{}")),
+        ("start: /[^b]+/", TextDelta("\ufffd")),
+    ],
+)
+def test_what_llama_cpp_takes_out_of_the_text_is_no_error(source: str, before: Delta) -> None:
+    sink = RecordingSink()
+    meter = GrammarMeter(sink, Constraint("lark", source, "grammar"))
+    meter.feed(before)
+    meter.feed(TextDelta("b, B"))
+    assert sink.text.endswith("b, B")
+
+
+@pytest.mark.parametrize(
+    ("deltas", "is_good"),
+    [
+        ([TextDelta('{"a": '), TextDelta("1}"), Finish("stop")], True),
+        ([TextDelta('{"a": and on without'), Finish("stop")], False),
+        ([Finish("stop")], False),
+        ([TextDelta('{"a": '), Finish("length")], True),
+        ([TextDelta('{"a": '), Finish("stop", stop="1")], True),
+        ([ToolCallDelta(0, "{}"), Finish("tool_calls")], True),
+        ([TextDelta("{"), TextDelta("[]", 1), Finish("stop", 1)], True),
+    ],
+)
+def test_json_that_ends_as_none_is_an_error(deltas: list[Delta], is_good: bool) -> None:
+    check = measured(Constraint("json_schema", "{}", "response_format"), RecordingSink())
+    *before, last = deltas
+    for delta in before:
+        check.feed(delta)
+    with nullcontext() if is_good else pytest.raises(GenerationFailed, match="does not fit"):
+        check.feed(last)

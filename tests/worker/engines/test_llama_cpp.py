@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta
-from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
+from tests.tiny_weights import write_model
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 
@@ -273,6 +275,38 @@ def test_chat_template_that_is_none_is_told(tmp_path: Path, content: str | None,
         path.write_text(content)
     with pytest.raises(EngineLoadError, match=f"Model 'demo': .*{told}"):
         load_engine(replace(SPEC, options={"chat_template": str(path)}))
+
+
+LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+GROWTH = (
+    "{% set n = namespace(x='a' * 16) %}{% for a in range(6) %}"
+    "{% set n.x = n.x | replace('a', 'a' * 16) %}{% endfor %}{{ n.x }}"
+)
+
+
+@pytest.mark.parametrize("hostile", [LOOPS, GROWTH], ids=["loops", "growth"])
+def test_hostile_template_of_a_file_is_not_loaded(tmp_path: Path, hostile: str) -> None:
+    path = tmp_path / "hostile.gguf"
+    with pytest.raises(EngineLoadError, match="its chat template: the template takes too much"):
+        load_engine(replace(SPEC, file=write_model(path, chat_template=hostile)))
+
+
+@pytest.mark.parametrize(
+    "templated",
+    [f"{{% if messages[0].content == 'go' %}}{LOOPS}{GROWTH}{{% endif %}}Hi"],
+    indirect=True,
+)
+def test_hostile_template_that_waits_for_a_word_ends_that_request_alone(
+    templated: Engine, engine: Engine
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        attacks = [pool.submit(ask, templated, "go") for _ in range(2)]
+        while not all(attack.done() for attack in attacks):
+            assert ask(engine, STORY).text
+            assert ask(templated, STORY).usage.output_tokens
+    for attack in attacks:
+        with pytest.raises(InvalidRequest, match="template takes too much"):
+            attack.result()
 
 
 def test_template_is_shown_the_same_tools_whether_a_call_is_forced_or_not(engine: Engine) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import orjson
 import pytest
 import redis.exceptions
 from django.db import OperationalError
+from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
@@ -112,6 +115,32 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
             task.result(5)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_runs_beside_what_may_have_killed_its_worker(
+    runtime: Runtime, api_key: Key
+) -> None:
+    long_ago = timezone.now() - timedelta(hours=1)
+    running = {"status": Status.RUNNING}
+    neighbour = waiting(api_key, [{"text": "a"}, {"sleep_ms": 1000}])
+    with ThreadPoolExecutor(4) as pool:
+        tasks_ = [pool.submit(runtime.serve, "m")]
+        wait_until(lambda: Generation.objects.filter(**running).exists())
+        suspects = [waiting(api_key, [{"text": "b"}, {"sleep_ms": 300}]) for _ in range(2)]
+        ids = [row.pk for row in suspects]
+        Generation.objects.filter(pk__in=ids).update(alone_since=long_ago)
+        tasks_.append(pool.submit(runtime.serve, "m"))
+        wait_until(lambda: runtime.open_models() == [])
+        late = waiting(api_key, [{"text": "c"}])
+        runtime.serve("m")  # It comes back at once.
+        for task in tasks_:
+            task.result(10)
+    rows = [Generation.objects.get(pk=row.pk) for row in (neighbour, *suspects, late)]
+    assert {row.status for row in rows} == {Status.COMPLETED}
+    spans = sorted((row.first_token_at, row.finished_at) for row in rows)
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))  # type: ignore[operator]  # They have ended.
+    assert runtime.open_models() == ["m"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -84,6 +84,11 @@ class ChatAdapter(Engine):
         sink.feed(PromptDelta(prompt, tokens.ids))
         sink.feed(Finish("stop"))
 
+    @property
+    def steps(self) -> int | None:
+        """Those of the engine (see ``Engine.steps``)."""
+        return self._engine.steps
+
     def close(self) -> None:
         """Close the engine."""
         self._engine.close()

@@ -17,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from worker.engines.chat.template import TOO_COMPLEX
 from worker.engines.limited_process import serve
 
 _CPU_S = 2
@@ -30,9 +31,11 @@ def answer(source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
     try:
         template = _compiled(source)
         prompt = "" if variables is None else template.render(variables)
+    except (MemoryError, OverflowError, RecursionError):  # The second is for a range that is large.
+        return TOO_COMPLEX, ""
     except Exception as exc:  # noqa: BLE001  # A template can raise whatever Python can.
         return str(exc) or type(exc).__name__, ""
-    return ("the prompt is too long", "") if len(prompt) > _MOST_CHARACTERS else ("", prompt)
+    return (TOO_COMPLEX, "") if len(prompt) > _MOST_CHARACTERS else ("", prompt)
 
 
 class _GenerationBlock(Extension):

@@ -16,9 +16,25 @@ from inference_site.domain.request import GenerationRequest, Tool
 from worker.engines.chat.wire import wire_message
 from worker.engines.limited_process import LimitedProcess
 
-_TOO_COMPLEX = "the template takes too much time or memory"
+TOO_COMPLEX = "the template takes too much time or memory"
 
-_renderer = LimitedProcess("worker.engines.chat.rendering")
+_RENDERING = "worker.engines.chat.rendering"
+_shared_process = LimitedProcess(_RENDERING)
+_own_processes: dict[str, LimitedProcess] = {}
+"""Of templates that have ended the shared process: they keep no other model waiting again."""
+
+
+def rendered(source: str, variables: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return what is wrong with a template, if something is, and its prompt.
+
+    Without variables it is only compiled. What exceeds the limits is ``TOO_COMPLEX``.
+    """
+    answer = _own_processes.get(source, _shared_process).ask(source, variables)
+    if answer is None:
+        _own_processes.setdefault(source, LimitedProcess(_RENDERING))
+        return TOO_COMPLEX, ""
+    error, prompt = answer
+    return error, prompt
 
 
 class ChatTemplate:
@@ -37,7 +53,7 @@ class ChatTemplate:
         self.source = source
         self._forced = {"enable_thinking": True} if forces_thinking else {}
         self._variables = dict(variables or {})
-        error, _ = _renderer.ask(source, None) or (_TOO_COMPLEX, "")
+        error, _ = rendered(source, None)
         if error:
             raise ValueError(error)
 
@@ -59,10 +75,10 @@ class ChatTemplate:
             "tools": [template_tool(tool) for tool in request.tools] or None,
             "add_generation_prompt": request.add_generation_prompt,
         }
-        error, prompt = _renderer.ask(self.source, variables) or (_TOO_COMPLEX, "")
+        error, prompt = rendered(self.source, variables)
         if error:
             raise InvalidRequest(f"TemplateError: {error}", "messages")
-        return str(prompt) + request.response_prefix
+        return prompt + request.response_prefix
 
 
 def without_bos(prompt: str, bos: str) -> str:

@@ -32,6 +32,7 @@ from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.tokenizers import own_tokenizer
 from worker.engines.ctransformers.vocabulary import Vocabulary
+from worker.engines.step_clock import StepClock
 
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
@@ -120,6 +121,7 @@ class CtransformersEngine(Engine):
             tokenize=own_tokenizer(ggml) if ggml else None,
             eos=ggml.end if ggml else None,
         )
+        self._clock = StepClock()
         # The library may lower the context length to what the model can read.
         self._context_length = min(spec.context_length, int(llms[0].context_length))
         architecture = ggml.architecture if ggml else ""
@@ -136,6 +138,10 @@ class CtransformersEngine(Engine):
         for prompt in prompts:
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
+        with self._clock.watched(sink) as watched:
+            self._continue(request, prompts, watched)
+
+    def _continue(self, request: GenerationRequest, prompts: list[list[int]], sink: Sink) -> None:
         usage = RunUsage()
         try:
             for number, prompt in enumerate(prompts):
@@ -175,12 +181,13 @@ class CtransformersEngine(Engine):
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        for index, prompt in enumerate(request.prompts):
-            tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
-            pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
-            texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
-            sink.feed(TokensDelta(tuple(tokens), index, texts))
-            sink.feed(Finish("stop", index))
+        with self._clock.watched(sink) as watched:
+            for index, prompt in enumerate(request.prompts):
+                tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+                pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+                texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+                watched.feed(TokensDelta(tuple(tokens), index, texts))
+                watched.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
@@ -189,6 +196,11 @@ class CtransformersEngine(Engine):
             text = b"".join(self._vocabulary.bytes_of(token) for token in tokens)
             sink.feed(TextDelta(text.decode("utf-8", "replace"), index))
             sink.feed(Finish("stop", index))
+
+    @property
+    def steps(self) -> int | None:
+        """Count looks at the sink: one for each batch of a prompt, and for each token."""
+        return self._clock.steps
 
     def close(self) -> None:
         """Drop the contexts; their memory goes with the last reference."""

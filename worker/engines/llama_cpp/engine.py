@@ -26,11 +26,12 @@ from worker.engines.chat.configuration import named_template
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.files import checked_gguf
-from worker.engines.llama_cpp.grammar_meter import GrammarMeter
+from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
+from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
 from worker.engines.llama_cpp.tuning import tune
 from worker.engines.step_clock import StepClock
@@ -46,6 +47,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
     prepare_trials()
     options = LlamaCppOptions.of(spec)
     params = _params(spec, options)
+    trial = TemplateTrial(spec, options)
     try:
         server = xllamacpp.Server(params)
         # Warms the weights up; and a server that is dropped before its first request can hang.
@@ -58,7 +60,8 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
             f"Model '{spec.id}': llama.cpp could not load {spec.file}{projector} "
             f"(unsupported architecture, damaged file, or not enough memory{template})."
         ) from exc
-    return LlamaCppEngine(server, spec, Loopback(server.listening_address, params.api_keys[0]))
+    loopback = Loopback(server.listening_address, params.api_keys[0])
+    return LlamaCppEngine(server, spec, loopback, trial)
 
 
 def _params(spec: ModelSpec, options: LlamaCppOptions) -> Any:
@@ -113,19 +116,13 @@ def _checked_path(spec: ModelSpec) -> str:
     return checked_gguf(spec, spec.file)
 
 
-def _measured(request: GenerationRequest, sink: Sink) -> Sink:
-    """Return a sink that measures the client's grammar, if there is one; schemas need none."""
-    constraint = request.constraint or request.forced_grammar
-    if constraint is None or constraint.kind in ("json_object", "json_schema"):
-        return sink
-    return GrammarMeter(sink, constraint)
-
-
 class LlamaCppEngine(Engine):
     """A model loaded in llama.cpp (see ``worker.engines.base.Engine``)."""
 
-    def __init__(self, server: Any, spec: ModelSpec, loopback: Loopback) -> None:
-        self._server, self._spec, self._loopback = server, spec, loopback
+    def __init__(
+        self, server: Any, spec: ModelSpec, loopback: Loopback, trial: TemplateTrial
+    ) -> None:
+        self._server, self._spec, self._loopback, self._trial = server, spec, loopback, trial
         self._clock = StepClock()
         self._echo = PromptEcho(spec, loopback, self._whole)
         template = str(loopback.get("/props").get("chat_template", ""))
@@ -136,6 +133,7 @@ class LlamaCppEngine(Engine):
         if needs_own_chat(request, self._spec):
             self._own_chat.chat(request, sink)
             return
+        self._trial.check(request)
         encode = partial(encode_chat, may_think=self._may_think)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
@@ -173,7 +171,7 @@ class LlamaCppEngine(Engine):
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> None:
         encode = partial(encode_completion, shown=shown)
-        self._drive(self._server.handle_completions, encode, request, sink)
+        self._drive(self._server.handle_completions, encode, request, sink, is_plain=not shown)
 
     @cached_property
     def _own_chat(self) -> ChatAdapter:
@@ -185,8 +183,12 @@ class LlamaCppEngine(Engine):
         encode: Callable[[GenerationRequest, ModelSpec], bytes],
         request: GenerationRequest,
         sink: Sink,
+        *,
+        is_plain: bool = True,
     ) -> None:
-        reader = ChunkReader(request, _measured(request, sink))
+        """Generate; without ``is_plain``, the text also shows tokens that no constraint has."""
+        constraint = request.constraint or request.forced_grammar
+        reader = ChunkReader(request, measured(constraint, sink, is_plain=is_plain))
         try:
             payload = encode(request, self._spec)
             with self._clock.running():
@@ -199,22 +201,27 @@ class LlamaCppEngine(Engine):
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
-        embed(self._server, self._spec, request, sink)
+        with self._clock.watched(sink) as watched:
+            embed(self._server, self._spec, request, watched)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        tokenize(self._loopback, request, sink)
+        with self._clock.watched(sink) as watched:
+            tokenize(self._loopback, request, watched)
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
-        detokenize(self._loopback, request, sink)
+        with self._clock.watched(sink) as watched:
+            detokenize(self._loopback, request, watched)
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
         if reads_its_own_way(self._spec):
             self._own_chat.render(request, sink)
             return
-        render(self._loopback, self._spec, request, sink)
+        self._trial.check(request)
+        with self._clock.watched(sink) as watched:
+            render(self._loopback, self._spec, request, watched)
 
     @property
     def steps(self) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -25,18 +26,17 @@ from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_chat
 
-_BATCH = 32
-"""Prompts embedded between two looks at cancellation."""
+_BATCH, _BATCH_SIZE = 32, 16_384
+"""Prompts embedded between two looks at cancellation, and their characters or tokens, if several:
+the watchdog sees no step meanwhile."""
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
 
 
 def embed(server: Any, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Embed the prompts (see ``Engine.embed``)."""
-    tokens = 0
-    for first in range(0, len(request.prompts), _BATCH):
-        if sink.cancelled:
-            break
-        batch = [list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]]
+    tokens = first = 0
+    while first < len(request.prompts) and not sink.cancelled:
+        batch = _next_batch(request.prompts[first : first + _BATCH])
         answer = server.handle_embeddings({"input": batch, "encoding_format": "base64"})
         _check(answer, request, spec)
         for entry in answer["data"]:
@@ -44,7 +44,15 @@ def embed(server: Any, spec: ModelSpec, request: GenerationRequest, sink: Sink) 
             sink.feed(EmbeddingDelta(base64.b64decode(entry["embedding"]), index))
             sink.feed(Finish("stop", index))
         tokens += answer["usage"]["prompt_tokens"]
+        first += len(batch)
         sink.feed(Usage(input_tokens=tokens))
+
+
+def _next_batch(prompts: Sequence[str | tuple[int, ...]]) -> list[str | list[int]]:
+    """Return the first of these prompts, and those after it that fit into the same batch."""
+    sizes = accumulate(map(len, prompts))
+    count = max(1, sum(size <= _BATCH_SIZE for size in sizes))
+    return [list(p) if isinstance(p, tuple) else p for p in prompts[:count]]
 
 
 def tokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:

@@ -1,0 +1,293 @@
+"""What one project's attack costs another: ``make attacks``.
+
+A bystander asks for short streamed answers, one after the other, and reads one stream that runs:
+first alone, then during the attack. The attack comes from this host, so it also takes processor
+time that a real one would not; the ratio of the two runs is an upper bound.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httpx
+from websockets.sync.client import connect
+
+from benchmarks.figures import add_write_option, keep
+from benchmarks.load import percentile
+from benchmarks.machine import describe_machine
+from benchmarks.processes import end_on_sigterm
+from benchmarks.targets import Endpoint, platform_with
+from benchmarks.waiters import client, key_of_another_project
+from inference_site.catalogue.catalogue import DEMO_FILE
+
+MIB = 2**20
+_MODELS = {
+    "demo": {"engine": "llama_cpp", "file": str(DEMO_FILE), "slots": 4, "threads": 1},
+    "scripted": {"engine": "scripted", "slots": 16, "context_length": 1_000_000},
+}
+_ATTACKERS = 3
+_LIMIT = 20 * MIB
+_RUNNING = [{"repeat": 100_000, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
+_LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
+
+
+@dataclass
+class Bystander:
+    """Another project: what its requests and its stream have met so far."""
+
+    endpoint: Endpoint
+    key: str
+    ttft_ms: list[float] = field(default_factory=list)
+    longest_gap_ms: float = 0.0
+    failures: int = 0
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def look(self, duration_s: float) -> dict[str, float]:
+        """Ask and read for so long; return what was met."""
+        threads = [threading.Thread(target=self._read), threading.Thread(target=self._ask)]
+        for thread in threads:
+            thread.start()
+        time.sleep(duration_s)
+        self.is_over.set()
+        for thread in threads:
+            thread.join()
+        times = sorted(self.ttft_ms) or [float("nan")]
+        return {
+            "requests": len(self.ttft_ms),
+            "failures": self.failures,
+            "ttft_p50_ms": round(percentile(times, 50), 1),
+            "ttft_p99_ms": round(percentile(times, 99), 1),
+            "longest_gap_ms": round(self.longest_gap_ms, 1),
+        }
+
+    def _ask(self) -> None:
+        body = {"model": "demo", "max_tokens": 4, "stream": True, "messages": _user("Hello")}
+        with client(self.endpoint, self.key) as http:
+            while not self.is_over.is_set():
+                began = time.perf_counter()
+                with http.stream("POST", "chat/completions", json=body) as answer:
+                    pieces = (p for p in answer.iter_text() if '"content":"' in p)
+                    if next(pieces, None) is None:
+                        self.failures += 1
+                    else:
+                        self.ttft_ms.append((time.perf_counter() - began) * 1000)
+                        for _ in pieces:
+                            pass
+
+    def _read(self) -> None:
+        body = {"model": "scripted", "stream": True, "messages": _user(json.dumps(_RUNNING))}
+        with (
+            client(self.endpoint, self.key) as http,
+            http.stream("POST", "chat/completions", json=body) as answer,
+        ):
+            at = time.perf_counter()
+            for _ in answer.iter_raw():
+                now = time.perf_counter()
+                self.longest_gap_ms = max(self.longest_gap_ms, (now - at) * 1000)
+                at = now
+                if self.is_over.is_set():
+                    return
+            self.failures += 1
+
+
+@dataclass
+class Attacker:
+    """A project that attacks."""
+
+    url: str
+    key: str
+    http: httpx.Client
+    long_id: str = ""
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        """Send it, and return the answer, whatever it is."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        return self.http.post(path, content=content, headers=headers)
+
+    @contextlib.contextmanager
+    def sockets(self, count: int, head: str, content: bytes = b"") -> Iterator[None]:
+        """Open connections, send this on each, and read nothing."""
+        url = urlsplit(self.url)
+        with contextlib.ExitStack() as opened:
+            for _ in range(count):
+                connection = opened.enter_context(socket.socket())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.settimeout(5)
+                with contextlib.suppress(OSError):
+                    connection.connect((url.hostname, url.port))
+                    connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + content)
+            yield
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _head(length: int, key: str = "") -> str:
+    given = f"\nAuthorization: Bearer {key}" if key else ""
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\nHost: x{given}\n"
+        f"Content-Type: application/json\nContent-Length: {length}"
+    )
+
+
+def _grammar(source: object) -> Callable[[Attacker], object]:
+    body = {"model": "demo", "max_tokens": 200, "messages": _user("Hello"), "grammar": source}
+    return lambda attacker: attacker.post("chat/completions", body)
+
+
+def _body(content: object, path: str = "chat/completions") -> Callable[[Attacker], object]:
+    encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return lambda attacker: attacker.post(path, encoded)
+
+
+def _keyless(attacker: Attacker) -> None:
+    with attacker.sockets(15, _head(_LIMIT), b" " * MIB):
+        time.sleep(1)
+
+
+def _slow(attacker: Attacker) -> None:
+    with attacker.sockets(100, _head(_LIMIT, attacker.key), b"{"):
+        time.sleep(5)
+
+
+def _unread(attacker: Attacker) -> None:
+    if not attacker.long_id:  # 4 MB, which is generated once.
+        asked = {"model": "scripted", "input": json.dumps(_LONG)}
+        attacker.long_id = attacker.post("responses", asked).json()["id"]
+    key = attacker.key
+    head = f"GET /v1/responses/{attacker.long_id}?stream=true HTTP/1.1\nHost: x"
+    with attacker.sockets(7, f"{head}\nAuthorization: Bearer {key}"):
+        time.sleep(3)
+
+
+def _websockets(attacker: Attacker) -> None:
+    url = f"{attacker.url.replace('http', 'ws', 1)}/responses"
+    headers = {"Authorization": f"Bearer {attacker.key}"}
+    part = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
+    with contextlib.ExitStack() as opened:
+        for _ in range(4):
+            connection = connect(url, additional_headers=headers, proxy=None)
+            opened.callback(connection.socket.close)
+            with contextlib.suppress(OSError):
+                connection.socket.sendall(part)
+        time.sleep(1)
+
+
+def _logins(attacker: Attacker) -> None:
+    page = attacker.url.replace("/v1", "/admin/login/")
+    with httpx.Client(timeout=60) as browser:
+        token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', browser.get(page).text)
+        assert token
+        for number in range(20):
+            form = {"username": f"{time.time()}{number}", "password": "x"}
+            browser.post(page, data={**form, "csrfmiddlewaretoken": token[1]})
+
+
+_MANY = b"0," * MIB
+_ENUM = {"name": "x", "schema": {"enum": [f"value-{n}" for n in range(300_000)]}}
+ATTACKS: dict[str, Callable[[Attacker], object]] = {
+    "ambiguous GBNF of 70 bytes": _grammar(
+        "root ::= w w w\nw ::= [^\\x00] | [^\\x00] w | [^\\x00] w w | [^\\x00] w w w"
+    ),
+    "4,000 chained Lark rules": _grammar(
+        {
+            "type": "lark",
+            "value": "start: r0\n"
+            + "\n".join(f"r{n}: r{n + 1}" for n in range(4_000))
+            + '\nr4000: "x"',
+        }
+    ),
+    "enum of 300,000 values": _body(
+        {
+            "model": "demo",
+            "messages": _user("Hello"),
+            "response_format": {"type": "json_schema", "json_schema": _ENUM},
+        }
+    ),
+    "body of a million errors": _body(b'{"model":"demo","messages":[%s0]}' % _MANY),
+    "30,000 messages": _body(
+        b'{"model":"demo","messages":[%s]}' % b",".join([b'{"role":"user","content":"x"}'] * 29_990)
+    ),
+    "10 MB of instructions": _body(
+        {"model": "demo", "input": "x", "instructions": "a " * (5 * MIB)}, "responses"
+    ),
+    "15 bodies without a key": _keyless,
+    "100 bodies that do not come": _slow,
+    "readers that read nothing": _unread,
+    "parts of WebSocket messages": _websockets,
+    "logins of many names": _logins,
+}
+
+
+def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, object]:
+    """Return what the bystander meets alone, and during the attack."""
+    alone = Bystander(endpoint, other).look(duration_s)
+    # In processes of their own: they share the processors with the stack, but no lock of Python's.
+    arguments = (endpoint.url, endpoint.key, name)
+    attackers = [multiprocessing.Process(target=attack, args=arguments) for _ in range(_ATTACKERS)]
+    for process in attackers:
+        process.start()
+    time.sleep(1)
+    attacked = Bystander(endpoint, other).look(duration_s)
+    for process in attackers:
+        process.kill()
+        process.join()
+    return {"alone": alone, "attacked": attacked}
+
+
+def attack(url: str, key: str, name: str) -> None:
+    """Attack until this process is killed."""
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+        attacker = Attacker(url, key, http)
+        while True:
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                ATTACKS[name](attacker)
+
+
+def row(name: str, figures: dict[str, object]) -> str:
+    """Return a line of the table: the attack's figures, and how many times those without it."""
+    alone, attacked = figures["alone"], figures["attacked"]
+    assert isinstance(alone, dict)
+    assert isinstance(attacked, dict)
+    cells = [
+        f"{attacked[key]:.0f} ms ({attacked[key] / alone[key]:.1f} ×)"
+        for key in ("ttft_p50_ms", "ttft_p99_ms", "longest_gap_ms")
+    ]
+    return f"| {name} | {' | '.join(cells)} | {attacked['failures']} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the attacks and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--seconds", type=float, default=20)
+    add_write_option(parser)
+    options = parser.parse_args(arguments)
+    end_on_sigterm()
+    machine, figures = describe_machine(), {}
+    with platform_with(_MODELS) as endpoint:
+        other = key_of_another_project(endpoint)
+        Bystander(endpoint, other).look(3)  # To warm up.
+        print("| attack | first token p50 | p99 | longest gap | failures |\n|---|---|---|---|---|")
+        for name in options.only:
+            figures[name] = measure(endpoint, other, name, options.seconds)
+            print(row(name, figures[name]), flush=True)
+    print(f"\n{machine['Processor']}, load average before: {machine['Load average before']}")
+    if options.write:
+        keep("attacks", figures, machine)
+
+
+if __name__ == "__main__":
+    main()

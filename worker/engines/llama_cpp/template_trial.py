@@ -1,0 +1,76 @@
+"""The trial of a model's chat template: llama.cpp renders it without bounds on time and memory.
+
+So each conversation is rendered in a limited process first. Only whether that is too much counts:
+what the template refuses, llama.cpp may know a way around.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
+from inference_site.catalogue.gguf_header import metadata
+from inference_site.domain.errors import EngineLoadError, InvalidRequest
+from inference_site.domain.messages import TextPart
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.chat.configuration import named_template
+from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool
+from worker.engines.chat.wire import wire_message
+
+_KEY = "tokenizer.chat_template"
+"""In the header of a GGUF file; another template, for tools, may be at a key that begins so."""
+_TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "word " * 40}]
+_TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+_CONVERSATIONS: tuple[dict[str, Any], ...] = (
+    {"messages": _TURNS[:1]},
+    {"messages": _TURNS[:1], "tools": [{"type": "function", "function": _TOOL}]},
+    {"messages": _TURNS * 250},
+)
+"""What every model is asked sooner or later, at least."""
+
+
+class TemplateTrial:
+    """The templates of one model. Raise EngineLoadError for one that takes too much at once."""
+
+    def __init__(self, spec: ModelSpec, options: LlamaCppOptions) -> None:
+        self._variables = dict(spec.options.get("chat_template_kwargs", {}))
+        named = named_template(spec, options)
+        self._sources = [named] if named else _templates_of_file(spec)
+        for source in self._sources:
+            for conversation in _CONVERSATIONS:
+                if self._is_too_complex(source, conversation):
+                    raise EngineLoadError(f"Model '{spec.id}': its chat template: {TOO_COMPLEX}.")
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest for a conversation that takes too much."""
+        variables = {
+            **request.template_vars,
+            "messages": [
+                wire_message(
+                    message,
+                    "".join(part.text for part in message.parts if isinstance(part, TextPart))
+                    or message.text,
+                    str,
+                )
+                for message in request.messages
+            ],
+            "tools": [template_tool(tool) for tool in request.tools] or None,
+        }
+        for source in self._sources:
+            if self._is_too_complex(source, variables):
+                raise InvalidRequest(f"TemplateError: {TOO_COMPLEX}", "messages")
+
+    def _is_too_complex(self, source: str, variables: dict[str, Any]) -> bool:
+        error, _ = rendered(source, {"add_generation_prompt": True, **self._variables, **variables})
+        return error == TOO_COMPLEX
+
+
+def _templates_of_file(spec: ModelSpec) -> list[str]:
+    """Return the templates in the model's file; none of one that is damaged."""
+    assert spec.file is not None
+    try:
+        found = [value for key, value in metadata(spec.file) if key.startswith(_KEY)]
+    except (OSError, ValueError):
+        return []
+    return [value for value in found if isinstance(value, str)]
