@@ -25,7 +25,6 @@ from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import named_template
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
-from worker.engines.llama_cpp.files import checked_gguf
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
@@ -33,7 +32,7 @@ from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
-from worker.engines.llama_cpp.tuning import tune
+from worker.engines.llama_cpp.tuning import checked_gguf, tune
 from worker.engines.step_clock import StepClock
 
 _THOUGHTS = ("think", "reasoning", "channel")

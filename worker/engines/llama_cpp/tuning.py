@@ -1,4 +1,4 @@
-"""The options of an entry that are llama.cpp's own, put into its parameters."""
+"""What a model is loaded from and with: its files, and the options that are llama.cpp's own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
+from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from worker.engines.llama_cpp.files import checked_gguf
+
+_GGUF_MAGIC = b"GGUF"
 
 
 def tune(params: Any, spec: ModelSpec, options: LlamaCppOptions) -> None:
@@ -39,6 +41,21 @@ def tune(params: Any, spec: ModelSpec, options: LlamaCppOptions) -> None:
         params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP_MLOCK
     if options.draft_model is not None:
         _set_draft(params, spec, options)
+
+
+def checked_gguf(spec: ModelSpec, path: Path) -> str:
+    """Return the path once it looks like GGUF. Raise EngineLoadError naming it and the reason.
+
+    llama.cpp gives no reason for a file that it cannot load.
+    """
+    try:
+        with path.open("rb") as weights:
+            magic = weights.read(len(_GGUF_MAGIC))
+    except OSError as exc:
+        raise EngineLoadError(f"Model '{spec.id}': cannot read {path}: {exc.strerror}.") from exc
+    if magic != _GGUF_MAGIC:
+        raise EngineLoadError(f"Model '{spec.id}': {path} is not a GGUF file.")
+    return str(path)
 
 
 def _set_draft(params: Any, spec: ModelSpec, options: LlamaCppOptions) -> None:
