@@ -48,7 +48,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Start what the tests of this process need."""
     options = early_config.known_args_namespace
     hands_out = bool(options.numprocesses) and not _IS_WORKER
-    hypothesis.settings.register_profile("few", hypothesis.settings(), max_examples=20)
+    hypothesis.settings.register_profile(
+        "few", max_examples=20, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("few")
     if options.without_services:
         prepare_settings()

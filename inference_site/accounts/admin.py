@@ -80,7 +80,8 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
 
     scopes = forms.MultipleChoiceField(
         label="Permissions",
-        choices=[(scope.value, f"{scope.value}: {does}") for scope, does in _PERMISSIONS.items()],
+        choices=Scope.choices,
+        help_text="; ".join(f"{scope.value}: {does}" for scope, does in _PERMISSIONS.items()) + ".",
         initial=default_scopes,
         error_messages={"required": "Choose at least one permission."},
         widget=UnfoldAdminCheckboxSelectMultipleWidget,
