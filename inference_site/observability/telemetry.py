@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -15,6 +18,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
+
+logger = logging.getLogger(__name__)
 
 Health = Callable[[], str]
 """Returns a description of the fault, or an empty text while the process is healthy."""
@@ -103,12 +108,19 @@ def serve_telemetry(health: Health, child_ports: ChildPorts = dict) -> None:
     methods = {"health": staticmethod(health), "child_ports": staticmethod(child_ports)}
     handler = type("Telemetry", (_Handler,), methods)
     try:
-        server = ThreadingHTTPServer(where, handler)
+        server = _Server(where, handler)
     except OSError as exc:
         raise ImproperlyConfigured(
             f"METRICS_PORT: cannot listen on {where[0]}:{where[1]}: {exc.strerror}."
         ) from exc
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what went wrong; the library writes a traceback to stderr instead."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # The client has left.
+            logger.exception("telemetry: a request from %s failed", client_address[0])
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.earlier import earlier
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, events, frames, replay_raw, slow
 from tests.served_stack import ServedStack, wait_until
@@ -256,12 +257,8 @@ def test_it_runs_once_though_redis_has_forgotten_the_key(stack: ServedStack, pat
         assert len(set(answers)) == 1, answers
         assert _runs(stack, key.id) == 1
         forget()
-        stack.sql(
-            "UPDATE generations_generation SET created_at = created_at - interval '1 day' "
-            "WHERE api_key_id = %s",
-            key.id,
-        )
-        assert http.post(path, json=asked, headers=header).content != answers[0]
+        with earlier(stack, "created_at", "1 day", "api_key_id", key.id):
+            assert http.post(path, json=asked, headers=header).content != answers[0]
     assert _runs(stack, key.id) == 2
 
 

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.earlier import earlier
 from tests.e2e.scripts import (
     CUSTOM,
     WEATHER,
@@ -250,13 +251,9 @@ def test_log_that_says_nothing_of_the_end_is_not_waited_for(
     live = replay_raw(http, created)
     with stack.redis() as redis:
         assert redis.xdel(f"{{{created}}}:log", "18446744073709551615-0") == 1
-    stack.sql(
-        "UPDATE generations_generation SET finished_at = finished_at - interval '1 hour' "
-        "WHERE public_id = %s",
-        created,
-    )
-    began = time.monotonic()
-    rebuilt = replay_raw(http, created)
+    with earlier(stack, "finished_at", "1 hour", "public_id", created):
+        began = time.monotonic()
+        rebuilt = replay_raw(http, created)
     assert time.monotonic() - began < 20
     assert _without_deltas(rebuilt) == _without_deltas(live)
 
