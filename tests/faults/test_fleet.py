@@ -150,7 +150,7 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
         scripted = stream(
             stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
         )
-        dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
+        dying = stream(stack, victim, "Tell me a story.", **ENDLESS | {"max_tokens": 1500})
         first = next(dying)
         process = process_of(stack, stack.row(first.id)["worker"])
         process.send_signal(signal.SIGSEGV)

@@ -39,6 +39,15 @@ def works(stack: ServedStack) -> bool:
         return False
 
 
+def answers(stack: ServedStack, model: str) -> bool:
+    """Whether a model answers now."""
+    try:
+        stack.client().chat.completions.create(model=model, messages=messages({"text": "ok"}))
+    except openai.APIError:
+        return False
+    return True
+
+
 class Reader:
     """Reads one streamed answer on a thread and keeps what came."""
 
@@ -86,6 +95,7 @@ def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> N
 def test_an_engine_that_stands_still_takes_the_process_of_its_model_along(
     stack: ServedStack,
 ) -> None:
+    wait_until(lambda: answers(stack, "demo"), 60, "the model to be loaded")
     worker = stack.pid_of("worker")
     (stack.data_dir / "freeze").touch()
     with pytest.raises(openai.APIError, match="died"):

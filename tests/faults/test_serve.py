@@ -11,9 +11,10 @@ import sys
 import time
 from typing import Any
 
+import openai
 import psutil
 
-from tests.served_stack import ROOT, ServedStack
+from tests.served_stack import ROOT, ServedStack, wait_until
 
 
 def descendants(stack: ServedStack) -> list[psutil.Process]:
@@ -40,7 +41,15 @@ def test_children_end_with_a_supervisor_that_is_killed(stack: ServedStack) -> No
         assert time.monotonic() < deadline, [p.cmdline() for p in own if p.is_running()]
         time.sleep(0.1)
     stack.start()
-    assert hello(stack).choices[0].finish_reason == "stop"
+    wait_until(lambda: is_answered(stack), 60, "an answer of the new processes")
+
+
+def is_answered(stack: ServedStack) -> bool:
+    """Whether the model answers: its lease may for seconds be that of a worker that was killed."""
+    try:
+        return bool(hello(stack).choices[0].finish_reason == "stop")
+    except openai.InternalServerError:
+        return False
 
 
 def stops_and_leaves_nothing(stack: ServedStack, number: signal.Signals) -> Any:
