@@ -8,6 +8,7 @@ shares the processors with the stack.
 import argparse
 import asyncio
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import django
 import psycopg
 import redis
 
@@ -52,24 +54,6 @@ SELECT filled.* FROM generations_generation one, generate_series(1, %(rows)s) nu
 WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
 """
 _WAITING = "SELECT count(*) FROM generations_generation WHERE model = 'few' AND status = 'queued'"
-_CLAIM = """
-UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
-    worker = %(worker)s, attempt = attempt + 1
-WHERE id = (
-    SELECT waiting.id FROM generations_generation waiting
-    LEFT JOIN (
-        SELECT project_id, count(*) AS runs FROM generations_generation
-        WHERE status = 'running' AND model = %(model)s GROUP BY project_id
-    ) share ON share.project_id = waiting.project_id
-    WHERE waiting.status = 'queued' AND waiting.model = %(model)s
-        AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
-            OR waiting.preferred_until <= clock_timestamp())
-    ORDER BY waiting.service_class, coalesce(share.runs, 0),
-        coalesce(array_position('{}'::bigint[], waiting.project_id::bigint), 0), waiting.created_at
-    LIMIT 1 FOR UPDATE OF waiting SKIP LOCKED
-)
-"""
-"""The statement of ``Generation.objects.claim``."""
 _PATIENCE_S = 240.0
 _CODE = re.compile(rb'"code": ?"(\w+)"')
 
@@ -308,9 +292,12 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
     """Return how long a claim takes that is taken back."""
+    from inference_site.generations.models import CLAIM
+
+    given = {"model": "few", "worker": "w", "served": list[int](), "is_idle": True}
     database.execute("BEGIN")
     began = time.perf_counter()
-    database.execute(_CLAIM, {"model": "few", "worker": "w"})
+    database.execute(CLAIM.encode(), given)
     took_s = time.perf_counter() - began
     database.execute("ROLLBACK")
     return took_s * 1000
@@ -340,6 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", choices=BURSTS, default=list(BURSTS))
     add_write_option(parser)
     options = parser.parse_args(arguments)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
+    os.environ.setdefault("SECRET_KEY", "only-for-this-benchmark")
+    django.setup()
     end_on_sigterm()
     allow_files(5500)
     figures = {}

@@ -45,7 +45,7 @@ class ServiceClass(models.IntegerChoices):
 ONE_RUN_A_KEY = "generation_one_run_a_key"
 """The constraint by which a request with an idempotency key has one run, unless that failed."""
 
-_CLAIM = """
+CLAIM = """
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s, attempt = attempt + 1
 WHERE id = (
@@ -69,6 +69,7 @@ WHERE id = (
 RETURNING public_id, kind, attempt, background, request_id,
           extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL
 """
+"""The statement of ``GenerationQuerySet.claim``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
         given["is_idle"] = is_idle
         with lent_connection(), connection.cursor() as cursor:
-            cursor.execute(_CLAIM, given)
+            cursor.execute(CLAIM, given)
             row = cursor.fetchone()
         if row is None:
             return None

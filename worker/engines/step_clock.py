@@ -38,7 +38,7 @@ class StepClock:
         """Return the callback of a step; each call counts."""
 
         def called(chunk: bytes) -> bool:
-            self._steps += 1
+            self.step()
             return callback(chunk)
 
         return called
