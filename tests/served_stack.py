@@ -171,14 +171,18 @@ class ServedStack:
 
     def manage(self, *arguments: str) -> str:
         """The output of a management command."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=ROOT,
-            env={**self.env, "SECRET_KEY": "only-for-this-command"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "manage.py", *arguments],
+                cwd=ROOT,
+                env={**self.env, "SECRET_KEY": "only-for-this-command"},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        except subprocess.CalledProcessError as exc:
+            exc.add_note(f"{exc.stdout}{exc.stderr}")  # Else it says only that it failed.
+            raise
         return done.stdout
 
     def pid_of(self, name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -134,11 +133,7 @@ def test_a_budget_is_not_exceeded_by_more_than_what_is_in_flight(
     assert {answer.json()["error"]["code"] for answer in refused} == {"insufficient_quota"}
     assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
     wait_until(lambda: spend(stack, key) == (sum(used), 0), 30, "the settlement")
-    try:
-        told = stack.manage("usage", "--check")
-    except subprocess.CalledProcessError as exc:
-        told = exc.stdout + exc.stderr
-    assert f"api_key_id={key.id} " not in told
+    assert "add up" in stack.manage("usage", "--check")
 
 
 def test_many_small_requests_use_a_budget_up_and_no_more(stack: ServedStack) -> None:
