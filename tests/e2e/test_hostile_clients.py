@@ -226,7 +226,7 @@ def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str
         web = Web(stack)
         readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(16)]
         assert {reader.recv(12)[9:] for reader in readers} == {b"200", b"503"}
-        assert web.grown < 300 * MIB
+        assert web.grown < 200 * MIB
     wait_until(lambda: _status(stack, head) == b"200", 30, "room")
 
 
