@@ -15,11 +15,6 @@ class RestartDelay:
 
     def after(self, ran_s: float) -> float:
         """Return the delay before the next start, in seconds, after a process that ran so long."""
-        delay_s = 0.0 if is_stable(ran_s) else self._next_s
+        delay_s = 0.0 if ran_s > _STABLE_S else self._next_s
         self._next_s = min(max(delay_s * 2, _FIRST_S), _LONGEST_S)
         return delay_s
-
-
-def is_stable(ran_s: float) -> bool:
-    """Whether a process has run long enough that its end is no sign of a fault at its start."""
-    return ran_s > _STABLE_S

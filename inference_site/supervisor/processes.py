@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference_site.restart_delay import RestartDelay, is_stable
+from inference_site.restart_delay import RestartDelay
 from inference_site.supervisor.standby import OPTION
 
+_SPARE_AFTER_S = 10.0
+"""A spare is begun when the process has started and the machine has time again."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -65,14 +67,19 @@ class Child:
 
     def _promote_spare(self) -> bool:
         """Have the spare take over, if there is one that lives; return whether there is."""
-        if self._spare is None or self._spare.poll() is not None:
+        if not self._has_spare:
             self._end_spare()
             return False
+        assert self._spare is not None
         assert self._spare.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._spare.stdin as stdin:
             stdin.write(b"\n")
         self._process, self._spare = self._spare, None
         return True
+
+    @property
+    def _has_spare(self) -> bool:
+        return self._spare is not None and self._spare.poll() is None
 
     def _started(self, command: list[str], stdin: int) -> subprocess.Popen[bytes]:
         with self.program.log.open("ab") as log:
@@ -89,9 +96,8 @@ class Child:
 
     def keep_spare(self, now: float) -> None:
         """Start a spare, unless there is one, once the process has run for a while."""
-        if not (self.program.has_spare and self.pid and is_stable(now - self._started_at)):
-            return
-        if self._spare is None or self._spare.poll() is not None:
+        has_settled = self.pid is not None and now - self._started_at > _SPARE_AFTER_S
+        if self.program.has_spare and has_settled and not self._has_spare:
             self._end_spare()
             self._spare = self._started([*self.program.command, OPTION], subprocess.PIPE)
 
@@ -106,6 +112,8 @@ class Child:
             return
         self.exit_status = status
         delay_s = self._delay.after(now - self._started_at)
+        if self._has_spare:
+            delay_s = 0.0
         self._say(
             f"{self.program.name} {_describe(status)}; restarting in {delay_s:g} s "
             f"(log: {self.program.log})"
