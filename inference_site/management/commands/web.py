@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue, watch_folder
 from inference_site.gateway.server.daphne import run_server
+from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 
@@ -35,13 +36,16 @@ class Command(BaseCommand):
         _require_settings()
         wait_if_asked(options)
         metrics.register()
-        sys.exit(run_server(host, port, fd, _prepare))
+        status = run_server(host, port, fd, _prepare)
+        writer.stop()
+        sys.exit(status)
 
 
 def _prepare() -> None:
     """Start the threads that no request has to wait for."""
     prepare_document()
     watch_folder()
+    writer.start()
 
 
 def _require_settings() -> None:
