@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 from django.urls import Resolver404, resolve
@@ -143,12 +142,12 @@ def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refu
         duration_s * 1000,
         facts.get("project"),
         facts.get("api_key"),
-        _digest(scope) if status == HTTPStatus.UNAUTHORIZED else "",
+        "" if "api_key" in facts else _digest(scope),
     )
 
 
 def _digest(scope: Scope) -> str:
-    """Return the digest of the key that was not accepted; empty if there was none."""
+    """Return the digest of the key that came with a request; empty if there was none."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     try:
         secret = given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))

@@ -27,7 +27,7 @@ Kind = tuple[int, str, int | None]
 class Refused:
     """One refused request, and how many alike came with it.
 
-    ``digest`` is that of the secret that was not accepted; whose it was, the writer looks up.
+    ``digest`` is that of its secret if nobody has looked that up; the writer does.
     """
 
     status: int

@@ -66,7 +66,7 @@ class Writer:
 
 
 def store(refused: Sequence[Refused]) -> None:
-    """Write refused requests, oldest first, with the keys whose secrets were not accepted."""
+    """Write refused requests, oldest first, with the keys that nobody has looked up."""
     owners = owners_of({one.digest for one in refused if one.digest})
     rows = [_row(one, owners) for one in sorted(refused, key=lambda one: one.at)]
     Refusal.objects.bulk_create(rows)

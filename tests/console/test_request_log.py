@@ -64,7 +64,7 @@ def test_both_tables_are_one_list_by_time_and_no_page_skips_or_repeats(
 ) -> None:
     monkeypatch.setattr(rows, "PAGE", 3)
     monkeypatch.setattr(rows, "LOOKED_AT", 4)
-    expected = []
+    expected: list[Any] = []
     for seconds in range(40, 0, -1):
         # Runs of one kind that are longer than what a page looks at.
         is_accepted = seconds % 13 < 7
@@ -114,7 +114,7 @@ def test_the_page_shows_a_refusal_with_its_key_and_counts_facets(
     refused(1, status=401, error_code="invalid_api_key", path="/v1/<b>")
     page = admin.get("/admin/requests/").content.decode()
     assert f"{key.name} ({key.prefix}…)" in page
-    assert "no known key" in page
+    assert "unknown key" in page
     assert "× 41" in page
     assert "/v1/&lt;b&gt;" in page
     facet = re.search(r'status=429">429</a> <span>([0-9]+)<', page)

@@ -116,7 +116,8 @@ def _line(
         "key": keys.get(entry.api_key_id or 0),
     }
     if not isinstance(entry, Generation):
-        endpoint = f"{entry.method} {entry.path}".strip()
+        # Nearly all are POST.
+        endpoint = entry.path if entry.method == "POST" else f"{entry.method} {entry.path}".strip()
         return Line(
             **shared,
             is_refused=True,
