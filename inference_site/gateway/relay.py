@@ -151,12 +151,16 @@ class Relay:
         self, scope: dict[str, Any], body: bytes, share: Share, *, is_queued: bool
     ) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
-        response = await self._run(
-            scope,
-            partial(self._respond, scope, body, outcome, is_queued=is_queued),
-            share,
-            on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
-        )
+        try:
+            response = await self._run(
+                scope,
+                partial(self._respond, scope, body, outcome, is_queued=is_queued),
+                share,
+                on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
+            )
+        except (asyncio.CancelledError, UnavailableError):
+            outcome.is_given_up = True
+            raise
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
         return Attempt((response, outcome), outcome.wait, started_id)
 

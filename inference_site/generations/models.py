@@ -59,7 +59,7 @@ WHERE id = (
           AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
                OR waiting.preferred_until <= clock_timestamp())
           AND (waiting.alone_since IS NULL OR %(is_idle)s
-               OR %(may_empty)s AND waiting.alone_since <= clock_timestamp() - interval '60 s')
+               OR %(may_empty)s AND waiting.alone_since <= clock_timestamp() - interval '20 s')
     ORDER BY waiting.service_class, coalesce(share.runs, 0),
              coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
              waiting.created_at
@@ -111,7 +111,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
         worker is left to that until its time. One that must begin alone is left to a worker that
-        is idle, for a minute; then a worker takes it that ``may_empty`` itself for it. Two workers
+        is idle, for 20 s; then a worker takes it that ``may_empty`` itself for it. Two workers
         never take the same row, and none waits for the other.
         """
         given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}

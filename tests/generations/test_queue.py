@@ -18,6 +18,7 @@ from redis.retry import Retry
 from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.errors import QueueFull
+from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.generations import queue, wake_ups
 from inference_site.generations.models import Generation, ServiceClass, Status
@@ -73,6 +74,20 @@ def test_the_content_of_a_request_never_reaches_postgresql(api_key: Key, model: 
     enqueue(new, chat_document(new.public_id, "the secret word"), "web.one")
     row = Generation.objects.filter(public_id=new.public_id).values().get()
     assert "secret" not in repr(row)
+
+
+@pytest.mark.parametrize("answers", [[False], [True, False]], ids=["before", "after"])
+def test_what_was_refused_while_a_store_hung_does_not_run(
+    api_key: Key, model: str, answers: list[bool]
+) -> None:
+    new, document = new_row(api_key[0], model)
+    is_committed = len(answers) > 1
+    with pytest.raises(UnavailableError):
+        enqueue(new, document, "web.one", is_wanted=lambda: answers.pop(0))
+    rows = Generation.objects.filter(public_id=new.public_id)
+    assert list(rows.values_list("status", flat=True)) == ["cancelled"] * is_committed
+    assert count_wake_ups(model) == 0
+    assert not client_for(new.public_id).exists(document_key(new.public_id))
 
 
 def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) -> None:

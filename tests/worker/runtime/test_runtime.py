@@ -172,7 +172,7 @@ def test_a_worker_makes_room_for_one_at_a_time(api_key: Key) -> None:
     suspect = waiting(api_key, [{"text": "a"}])
     Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now())
     claim = partial(Generation.objects.claim, "m", "w", is_idle=False)
-    assert claim() is None  # It is left to an idle worker for a minute.
+    assert claim() is None  # It is left to an idle worker first.
     Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now() - timedelta(hours=1))
     assert claim(may_empty=False) is None
     assert claim() is not None
