@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import Any
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]  # It has types, and does not say so.
 import pytest
 import yaml
 from django.urls import get_resolver

@@ -81,7 +81,8 @@ class Traffic:
 @contextmanager
 def traffic(stack: Stack, period_s: float = 0.5) -> Iterator[Traffic]:
     """Send a request each period until the block ends, whether or not the last one was answered."""
-    seen, ended, threads = Traffic(), threading.Event(), []
+    seen, ended = Traffic(), threading.Event()
+    threads: list[threading.Thread] = []
 
     def send() -> None:
         while not ended.wait(period_s):
