@@ -95,8 +95,9 @@ WORKDIR /app
 COPY --from=web /app /app
 USER 10001:10001
 EXPOSE 9100
+# Healthy with its models loaded, so that an upgrade stops no old worker before.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=600s --retries=6 \
-    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
+    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["worker"]
 
@@ -113,6 +114,6 @@ COPY --from=web /app /app
 USER 10001:10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=10s --start-period=600s --retries=6 \
-    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
+    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["worker"]

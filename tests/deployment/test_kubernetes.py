@@ -101,8 +101,10 @@ def test_a_deployment_runs_what_the_compose_file_runs(name: str) -> None:
     labels = found["spec"]["template"]["metadata"]["labels"]
     assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
     port = container["ports"][0]
-    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+    for probe in ("livenessProbe", "startupProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    ready = "/health/ready" if container["args"][0] == "worker" else "/health"
+    assert container["readinessProbe"]["httpGet"] == {"path": ready, "port": port["name"]}
 
 
 def test_services_budgets_and_scalers_select_what_there_is() -> None:

@@ -74,7 +74,7 @@ def pull_writes(stack: Stack) -> str:
     need(file.stat().st_size == 4000, "the file is not there")
     away = {**owner, "HF_ENDPOINT": "http://127.0.0.1:9"}
     said = stack.compose(*run, "pull", "org/repo:Q8_0", env=away, check=False)
-    lines = [line for line in said.splitlines() if line and "Container" not in line]
+    lines = [line for line in said.splitlines() if line.strip() and "Container" not in line]
     need(len(lines) == 1 and "does not answer" in lines[0], said)
     return f"{file.name}; {lines[0]}"
 

@@ -59,29 +59,39 @@ def seconds_until_answered(http: httpx.Client, started: float, limit_s: float = 
 class Traffic:
     """How long each request took, and what went wrong."""
 
+    retries: int = 0
     durations_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def ask(self, http: httpx.Client) -> None:
-        """Send a chat and note how it went."""
+        """Send a chat, again if it failed, as the official client does, and note how it went."""
         started = time.monotonic()
-        try:
-            answer = http.post("/chat/completions", json=chat())
-            if answer.status_code != 200:
-                self.errors.append(f"{answer.status_code} {answer.text[:200]}")
-        except httpx.HTTPError as exc:
-            self.errors.append(repr(exc))
+        fault = _fault(http)
+        for number in range(self.retries):
+            if fault:
+                time.sleep(0.5 * 2**number)
+                fault = _fault(http)
         self.durations_s.append(time.monotonic() - started)
+        self.errors += [fault] if fault else []
 
     def __str__(self) -> str:
         longest = max(self.durations_s, default=0)
         return f"{len(self.durations_s)} requests, longest {longest:.2f} s"
 
 
+def _fault(http: httpx.Client) -> str:
+    """Send a chat; return what was wrong with the answer."""
+    try:
+        answer = http.post("/chat/completions", json=chat())
+    except httpx.HTTPError as exc:
+        return repr(exc)
+    return "" if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
+
+
 @contextmanager
-def traffic(stack: Stack, period_s: float = 0.5) -> Iterator[Traffic]:
+def traffic(stack: Stack, period_s: float = 0.5, retries: int = 0) -> Iterator[Traffic]:
     """Send a request each period until the block ends, whether or not the last one was answered."""
-    seen, ended = Traffic(), threading.Event()
+    seen, ended = Traffic(retries), threading.Event()
     threads: list[threading.Thread] = []
 
     def send() -> None:
