@@ -173,7 +173,9 @@ def test_every_setting_reaches_the_containers() -> None:
 
 def test_requests_outwait_a_drain_of_all_web_processes() -> None:
     wait = compose_file()["services"]["caddy"]["environment"]["WEB_WAIT"]
-    assert "lb_try_duration {$WEB_WAIT:" in (ROOT / "deploy" / "Caddyfile").read_text()
+    caddyfile = (ROOT / "deploy" / "Caddyfile").read_text()
+    assert "lb_try_duration {$WEB_WAIT:" in caddyfile
+    assert "fail_duration" in caddyfile  # Else a process that drains is tried again and again.
     assert float(wait.removesuffix("s")) >= float(service("web").env["DRAIN_TIMEOUT_S"]) + 10
 
 
