@@ -62,6 +62,7 @@ class Runtime:
         self._order = role if isinstance(role, ChildOrder) else None
         self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
+        self._lacking = set(self._models)
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
@@ -115,6 +116,13 @@ class Runtime:
     def child_worker_ports(self) -> dict[str, int]:
         """The ports of the metrics of child workers on this host, by model."""
         return self._child_workers.metrics_ports
+
+    def lacking(self) -> list[str]:
+        """Return the models it was started with that have never been ready when this was asked."""
+        models = [self._report(model) for model in tuple(self._models.values())]
+        ready = {model.id for model in models if model.state == ModelState.READY}
+        self._lacking -= ready | self._child_workers.loaded
+        return sorted(self._lacking)
 
     @property
     def lag_s(self) -> float:

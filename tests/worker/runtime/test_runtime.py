@@ -263,6 +263,7 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert (bad.state, bad.free) == (ModelState.FAILED, 0)
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
+        assert worker.lacking() == ["broken"]
 
 
 @contextmanager
@@ -304,12 +305,14 @@ def test_a_model_is_not_announced_as_ready_while_another_loads(
         found = announced(worker)
         assert found is not None
         states.append([model.state for model in found.models])
+        assert worker.lacking() == ["first", "second"]
         return load_engine(spec)
 
     monkeypatch.setattr(served_model, "load_engine", load)
     worker.start()
-    found = announced(worker)
+    found, lacking = announced(worker), worker.lacking()
     worker.stop()
+    assert lacking == []
     assert states == [["loading", "loading"]] * 2
     assert found is not None
     assert [model.state for model in found.models] == ["ready", "ready"]

@@ -90,6 +90,13 @@ class ChildWorkers:
             return {model: child.port for model, child in self._children.items() if child.port}
 
     @property
+    def loaded(self) -> frozenset[str]:
+        """The models of which a process takes work, or did until it was idle."""
+        with self._changed:
+            children = tuple(self._children.items())
+        return frozenset(id_ for id_, child in children if child.stage in ("loaded", "leaving"))
+
+    @property
     def models(self) -> frozenset[str]:
         """The models that have a process, or will have one; not those that are leaving."""
         with self._changed:
