@@ -67,6 +67,7 @@ INSTALLED_APPS = [
     "inference_site.generations",
     "inference_site.request_log",
     "inference_site.usage",
+    "inference_site.alarms",
     "worker",
     "completions",
     "responses_api",
@@ -302,6 +303,20 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
 }
+
+# --- Mail and webhooks ---------------------------------------------------------------------------
+
+EMAIL_HOST = environment.text("EMAIL_HOST")  # Empty: no mail is sent.
+EMAIL_PORT = environment.number("EMAIL_PORT", 25, minimum=1)
+EMAIL_HOST_USER = environment.text("EMAIL_HOST_USER")
+EMAIL_HOST_PASSWORD = environment.text("EMAIL_HOST_PASSWORD")
+EMAIL_USE_TLS = environment.boolean("EMAIL_USE_TLS", False)
+EMAIL_USE_SSL = environment.boolean("EMAIL_USE_SSL", False)
+EMAIL_FROM = environment.text("EMAIL_FROM", "inference-site@localhost")
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = EMAIL_FROM
+# Whether webhooks may go to addresses that are not public.
+WEBHOOKS_ALLOW_PRIVATE = environment.boolean("WEBHOOKS_ALLOW_PRIVATE", False)
 
 # --- Metrics, traces, logging --------------------------------------------------------------------
 

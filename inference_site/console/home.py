@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.admin_pages.labels import time_since
+from inference_site.alarms.models import Alarm
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.charts import Chart, Series, chart
 from inference_site.fleet.leases import live_workers
@@ -37,6 +38,7 @@ from inference_site.usage.queries import (
 )
 
 PERMISSION = "usage.view_usagerollup"
+_MOST_ALARMS = 10
 _MOST_KEYS = 200
 _MOST_GROUPS = 50
 
@@ -131,6 +133,14 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "table": table,
         "group_label": GROUPS[choice.group],
     }
+
+
+def firing(request: HttpRequest) -> dict[str, Any]:
+    """Return the alarms that are firing, for those who may see them."""
+    if not request.user.has_perm("alarms.view_alarm"):
+        return {}
+    alarms = Alarm.objects.filter(resolved_at=None)
+    return {"may_see_alarms": True, "alarms": alarms[:_MOST_ALARMS], "firing": alarms.count()}
 
 
 def usage_csv(request: HttpRequest) -> HttpResponse:

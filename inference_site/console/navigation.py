@@ -19,6 +19,15 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
     (
+        "Alarms",
+        (
+            ("Alarms", "notifications", "alarms.alarm"),
+            ("Rules", "rule", "alarms.rule"),
+            ("Recipients", "forward_to_inbox", "alarms.recipient"),
+            ("Notices", "outbox", "alarms.notice"),
+        ),
+    ),
+    (
         "Access",
         (
             ("Projects", "workspaces", "accounts.project"),

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet import fleet_context, request_action
-from inference_site.console.home import home_context, usage_csv
+from inference_site.console.home import firing, home_context, usage_csv
 from inference_site.console.login import is_locked_out
 from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
@@ -51,7 +51,7 @@ class ConsoleSite(UnfoldAdminSite):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
         """Show usage, the queue and the workers."""
-        context = {**home_context(request), **(extra_context or {})}
+        context = {**home_context(request), **firing(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
 

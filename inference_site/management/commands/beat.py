@@ -10,6 +10,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from inference_site.alarms.evaluation import evaluate
+from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import attempt, maintain
 from inference_site.observability.metrics import MAINTENANCE_DONE
@@ -43,7 +45,12 @@ class Command(BaseCommand):
 
 def run_periodically(stopped: threading.Event) -> None:
     """Do all jobs, each with its period, until the event is set."""
-    jobs = (("maintenance", _maintain, 1.0), ("accounting", account_ended, 1.0))
+    jobs = (
+        ("maintenance", _maintain, 1.0),
+        ("accounting", account_ended, 1.0),
+        ("alarms", evaluate, 5.0),
+        ("notices", deliver, 2.0),
+    )
     threads = [
         threading.Thread(target=repeat, args=(*job, stopped), name=job[0], daemon=True)
         for job in (*jobs, ("pruning", prune_old, 60.0))
