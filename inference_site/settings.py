@@ -65,6 +65,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.model_store",
     "inference_site.usage",
     "worker",
     "completions",
@@ -214,6 +215,8 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 _models_file = environment.text("MODELS_FILE")
 MODELS_FILE = Path(_models_file).resolve() if _models_file else None
 MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
+# How amounts of money are shown; prices of models are in it.
+CURRENCY = environment.text("CURRENCY", "USD")
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)

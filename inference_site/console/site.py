@@ -13,9 +13,10 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet import fleet_context, request_action
+from inference_site.console.fleet import fleet_context, request_action, stop_pull
 from inference_site.console.home import home_context, usage_csv
 from inference_site.console.login import is_locked_out
+from inference_site.console.model_pages.page import model_context
 from inference_site.console.queue import queue_context, run_action
 
 
@@ -38,6 +39,12 @@ class ConsoleSite(UnfoldAdminSite):
                 name="fleet",
             ),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
+            path(
+                "fleet/models/<path:model>/",
+                own(self._page("Model", model_context, "model")),
+                name="model",
+            ),
+            path("fleet/pulls/<int:pk>/stop/", own(require_POST(stop_pull)), name="pull-stop"),
         ]
 
     def index(
@@ -70,13 +77,13 @@ class ConsoleSite(UnfoldAdminSite):
         return page
 
     def _page(
-        self, title: str, context: Callable[[HttpRequest], dict[str, Any]], name: str
-    ) -> Callable[[HttpRequest], HttpResponse]:
+        self, title: str, context: Callable[..., dict[str, Any]], name: str
+    ) -> Callable[..., HttpResponse]:
         """Return the view that renders one page."""
 
-        def view(request: HttpRequest) -> HttpResponse:
+        def view(request: HttpRequest, **names: str) -> HttpResponse:
             request.current_app = self.name
-            shown = {**self.each_context(request), "title": title, **context(request)}
+            shown = {**self.each_context(request), "title": title, **context(request, **names)}
             return TemplateResponse(request, f"console/{name}.html", shown)
 
         return view

@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.api.documentation import prepare_document
-from inference_site.catalogue.catalogue import catalogue, watch_folder
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.server.daphne import run_server
+from inference_site.model_store.watching import watch_models
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 
@@ -41,7 +42,7 @@ class Command(BaseCommand):
 def _prepare() -> None:
     """Start the threads that no request has to wait for."""
     prepare_document()
-    watch_folder()
+    watch_models()
 
 
 def _require_settings() -> None:
