@@ -9,7 +9,7 @@ import yaml
 
 from inference_site.catalogue.operator_settings import BadKey
 
-HIDDEN = "********"
+HIDDEN = "(hidden)"
 """Stands for a secret in what is shown; written back, it means the secret that is kept."""
 _SECRETS = ("api_key", "headers")
 _ADDRESSES = ("base_url", "base_urls")
