@@ -31,7 +31,7 @@ def send(console: httpx.Client, address: str, **form: str) -> str:
     token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', console.get(address).text)
     assert token
     answer = console.post(address, data={**form, "csrfmiddlewaretoken": token[1]})
-    assert answer.status_code == 302, re.findall(r'errorlist.*?</ul>', answer.text, re.DOTALL)
+    assert answer.status_code == 302, re.findall(r"errorlist.*?</ul>", answer.text, re.DOTALL)
     return console.get(answer.headers["Location"]).text
 
 

@@ -57,7 +57,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         live, is_unreachable, state = [], True, "unknown"
     places = _places(model, live)
     return {
-        "title": model,
+        "title": f"Model {model}",
         "spec": spec,
         "state": state,
         "is_unreachable": is_unreachable,
@@ -65,7 +65,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         "places": places,
         "tiles": _tiles(model) if request.user.has_perm(USAGE) else [],
         "errors": _errors(model),
-        "latest": _LATEST,
+        "latest": f"{_LATEST:,}",
         "edit": _edit_address(request, model),
     }
 
