@@ -41,10 +41,12 @@ def favicon(_: HttpRequest) -> str:
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; the theme hides groups without links."""
     sees_queue = request.user.has_perm("generations.view_generation")
+    sees_settings = request.user.has_perm("site_settings.view_sitesettings")
     operation = [
         _link("Usage", "monitoring", reverse("admin:index"), shown=True),
         _link("Queue", "low_priority", reverse("admin:queue"), shown=sees_queue),
         _link("Models and workers", "dns", reverse("admin:fleet"), shown=sees_queue),
+        _link("Settings", "settings", reverse("admin:settings"), shown=sees_settings),
         _link("Playground", "science", reverse("playground"), shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]

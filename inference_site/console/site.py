@@ -18,6 +18,7 @@ from inference_site.console.home import home_context, usage_csv
 from inference_site.console.login import is_locked_out
 from inference_site.console.model_pages.page import model_context
 from inference_site.console.queue import queue_context, run_action
+from inference_site.console.settings_page.page import settings_page
 
 
 class ConsoleSite(UnfoldAdminSite):
@@ -38,6 +39,7 @@ class ConsoleSite(UnfoldAdminSite):
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
             ),
+            path("settings/", own(settings_page), name="settings"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
             path(
                 "fleet/models/<path:model>/",

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from django.conf import settings
+from django.core.validators import RegexValidator
 from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.storage.content_field import ContentField
 
+_ID = RegexValidator(
+    r"\A\w[\w.:/@+-]*\Z", "Letters and digits, and . : / @ + - _ after the first of them."
+)
+
 
 class StoredModel(models.Model):
     """A model that an operator has added; ``entry`` is what the models file would have of it."""
 
-    model_id = models.CharField("ID", max_length=200, unique=True)
+    model_id = models.CharField("ID", max_length=200, unique=True, validators=[_ID])
     entry = ContentField(default=dict)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     updated_at = models.DateTimeField(auto_now=True)
@@ -78,7 +83,7 @@ class Pull(models.Model):
 
     reference = models.CharField("model", max_length=300)
     revision = models.CharField(max_length=200, default="main")
-    model_id = models.CharField("ID", max_length=200, blank=True)
+    model_id = models.CharField("ID", max_length=200, blank=True, validators=[_ID])
     host = models.CharField(max_length=128, blank=True)
     state = models.CharField(max_length=16, choices=PullState.choices, default=PullState.QUEUED)
     worker = models.CharField(max_length=128, blank=True, editable=False)

@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from axes.models import AccessFailureLog
-from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
 from inference_site.generations.models import Generation
+from inference_site.site_settings.current import usage_log_days
 from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
 _BATCH = 2_000
@@ -43,8 +43,8 @@ def prune(until: float = math.inf) -> int:
     limit = now - dt.timedelta(days=_LOGIN_FAILURE_DAYS)
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
     deleted += _delete(failures.order_by("pk"), until)
-    if settings.USAGE_LOG_DAYS:
-        deleted += _prune_log(now - dt.timedelta(days=settings.USAGE_LOG_DAYS), until)
+    if days := usage_log_days():
+        deleted += _prune_log(now - dt.timedelta(days=days), until)
     return deleted
 
 

@@ -73,7 +73,7 @@ def test_a_hub_that_sends_more_than_it_said_is_cut_off(hub: Hub, models_dir: Pat
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, models_dir: Path) -> None:
     none = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(hub_client.shutil, "disk_usage", lambda _: none)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: none)
     assert "and the disk has 1,000" in ended().error
 
     def full(*_: Any) -> None:

@@ -69,7 +69,9 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         "Below MODELS_DIR, such as owner/name/file.gguf. Not for openai_upstream.",
     )
     slots = _whole("Slots", "How many requests run at the same time.")
-    context_length = _whole("Context length", "Tokens for each slot. Empty: as the file says, at most 8,192.")
+    context_length = _whole(
+        "Context length", "Tokens for each slot. Empty: as the file says, at most 8,192."
+    )
     gpu_layers = _whole("GPU layers", "Empty or -1: all that fit.", -1)
     keep_alive = _number("Keep alive (s)", "Unloads a model that was loaded on demand when idle.")
     aliases = _text("Aliases", "Other names, separated by commas.")
