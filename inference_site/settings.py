@@ -85,6 +85,8 @@ MIDDLEWARE = [
     "inference_site.console.policy.ContentPolicy",
 ]
 
+LOGIN_REDIRECT_URL = "/admin/"  # Of a login page that was opened without an address to go on to.
+CSRF_FAILURE_VIEW = "inference_site.console.error_pages.views.csrf_failed"
 ROOT_URLCONF = "inference_site.urls"
 ASGI_APPLICATION = "inference_site.asgi.application"
 APPEND_SLASH = True
