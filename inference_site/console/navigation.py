@@ -65,6 +65,11 @@ def _to_list(request: HttpRequest, title: str, icon: str, name: str) -> dict[str
     return _link(title, icon, address, shown=request.user.has_perm(f"{app}.view_{model}"))
 
 
+def landmarks(_: HttpRequest) -> str:
+    """Return the address of the script that adds what the theme lacks for keyboards."""
+    return static("console/landmarks.js")
+
+
 def stylesheet(_: HttpRequest) -> str:
     """Return the address of the console's own stylesheet."""
     return static("console/admin.css")

@@ -20,7 +20,7 @@ from inference_site.site_settings.current import forget
 from inference_site.site_settings.models import SiteSettings
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY(?!S)|_URLS?$")
+_SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
 _FIELDS = (
     *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
     *("usage_log_days", "show_content"),
