@@ -26,7 +26,8 @@ def busy(api_key: Key) -> ApiKey:
     ApiKey.objects.filter(pk=key.pk).update(concurrent_runs=4, requests_per_minute=50)
     budget = Budget.objects.create(project=key.project, unit="cost", every="month", amount=20)
     start = period_start(Budget.Every.MONTH, timezone.now())
-    BudgetSpend.objects.create(budget=budget, start=start, spent=Decimal("17.5"))
+    spent = {"spent": Decimal("17.5")}
+    BudgetSpend.objects.update_or_create(budget=budget, start=start, defaults=spent)
     create_generation(key, status=Status.RUNNING)
     failed = {"status": Status.FAILED, "finished_at": timezone.now()}
     create_generation(key, error_code="model_error", **failed)
