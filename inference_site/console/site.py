@@ -18,6 +18,7 @@ from inference_site.console.home import home_context, usage_csv
 from inference_site.console.login import is_locked_out
 from inference_site.console.model_pages.page import model_context
 from inference_site.console.queue import queue_context, run_action
+from inference_site.console.request_log.page import requests_context, save_filter
 from inference_site.console.settings_page.page import settings_page
 
 
@@ -40,6 +41,12 @@ class ConsoleSite(UnfoldAdminSite):
                 name="fleet",
             ),
             path("settings/", own(settings_page), name="settings"),
+            path(
+                "requests/",
+                own(self._page("Requests", requests_context, "requests")),
+                name="requests",
+            ),
+            path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
             path(
                 "fleet/models/<path:model>/",
