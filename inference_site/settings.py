@@ -65,6 +65,8 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.model_store",
+    "inference_site.site_settings",
     "inference_site.request_log",
     "inference_site.usage",
     "inference_site.alarms",
@@ -85,6 +87,8 @@ MIDDLEWARE = [
     "inference_site.console.policy.ContentPolicy",
 ]
 
+LOGIN_REDIRECT_URL = "/admin/"  # Of a login page that was opened without an address to go on to.
+CSRF_FAILURE_VIEW = "inference_site.console.error_pages.views.csrf_failed"
 ROOT_URLCONF = "inference_site.urls"
 ASGI_APPLICATION = "inference_site.asgi.application"
 APPEND_SLASH = True
@@ -216,6 +220,8 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 _models_file = environment.text("MODELS_FILE")
 MODELS_FILE = Path(_models_file).resolve() if _models_file else None
 MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
+# How amounts of money are shown; prices of models are in it.
+CURRENCY = environment.text("CURRENCY", "USD")
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)

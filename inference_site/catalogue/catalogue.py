@@ -1,18 +1,18 @@
 """The model catalogue: which models exist, and by which names.
 
 Read from the YAML file named by ``MODELS_FILE``; without one, the demo model that ships with the
-product is the catalogue, and the files that lie in ``MODELS_DIR`` or appear there.
+product is the catalogue, and the files that lie in ``MODELS_DIR`` or appear there. What operators
+keep in the database comes beside either (``inference_site.model_store``).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -25,45 +25,97 @@ from inference_site.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""Seconds between two looks into the folder of models."""
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 DEFAULT = "default"
 """The name that stands for the site's default model."""
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has become of the models between two looks; false when nothing has.
+
+    ``changed`` has the old and the new spec of each model that is described anew.
+    """
+
+    new: Sequence[ModelSpec] = ()
+    changed: Sequence[tuple[ModelSpec, ModelSpec]] = ()
+    gone: Sequence[ModelSpec] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.changed or self.gone)
+
+
 class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
-    ``appeared`` are the ids of those that have come since it was made. Raise ImproperlyConfigured
-    for two models of one name.
+    ``specs`` win over what operators keep in the database, and that over ``found``, the models of
+    files in a folder. ``appeared`` are the ids of those that have come since it was made. Raise
+    ImproperlyConfigured for two ``specs`` of one name.
     """
 
-    def __init__(self, specs: Iterable[ModelSpec], folder: Folder | None = None) -> None:
-        self.models = {spec.id: spec for spec in specs}
-        self._by_name = _names(self.models.values())
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        folder: Folder | None = None,
+        found: Iterable[ModelSpec] = (),
+    ) -> None:
+        self._fixed = {spec.id: spec for spec in specs}
+        _names(self._fixed.values())
+        self._stored: Sequence[ModelSpec] = ()
+        self._found = {spec.id: spec for spec in found}
         self._folder = folder
+        self._told: set[str] = set()
         self.appeared: frozenset[str] = frozenset()
+        self.models, self._by_name = self._joined()
 
-    def look(self) -> list[ModelSpec]:
-        """Add the models whose files have appeared in the folder of models; return them.
+    def is_fixed(self, model: str) -> bool:
+        """Whether the model of this id comes from the models file, or with the product."""
+        return model in self._fixed
 
-        Models whose files have gone stay until the process is started anew. One thread calls this.
+    def is_stored(self, model: str) -> bool:
+        """Whether the model of this id comes from the database."""
+        return model not in self._fixed and any(spec.id == model for spec in self._stored)
+
+    def update(self, stored: Sequence[ModelSpec] | None = None) -> Changes:
+        """Take up new files in the folder of models, and what the database has now.
+
+        ``stored`` is None if that is not known. Models whose files have gone stay until the process
+        is started anew. One thread at a time calls this.
         """
-        new = []
         for spec in self._folder.appeared() if self._folder else ():
-            if spec.id not in self.models:
-                try:
-                    names = _names([*self.models.values(), spec])
-                except ImproperlyConfigured as exc:
-                    logger.warning("%s is left out: %s", spec.file, exc)
-                    continue
-                # Other threads read the old mappings until they have the new ones.
-                self.models, self._by_name = {**self.models, spec.id: spec}, names
-                self.appeared |= {spec.id}
-                logger.info("the model %s has appeared: %s", spec.id, spec.file)
-                new.append(spec)
-        return new
+            self._found.setdefault(spec.id, spec)
+        self._stored = self._stored if stored is None else stored
+        old = self.models
+        # Other threads read the old mappings until they have the new ones.
+        self.models, self._by_name = self._joined()
+        new = [spec for id_, spec in self.models.items() if id_ not in old]
+        self.appeared |= {spec.id for spec in new}
+        for spec in new:
+            logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
+        return Changes(
+            new,
+            [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],
+            [spec for id_, spec in old.items() if id_ not in self.models],
+        )
+
+    def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:
+        """Return the models by their ids and by their names; a name belongs to who comes first."""
+        models, names = dict(self._fixed), _names(self._fixed.values())
+        for spec in (*self._stored, *self._found.values()):
+            if spec.id in models:
+                continue
+            try:
+                names = _names([spec], names)
+            except ImproperlyConfigured as exc:
+                self._tell(f"{spec.file or spec.id} is left out: {exc}")
+            else:
+                models[spec.id] = spec
+        return models, names
+
+    def _tell(self, fault: str) -> None:
+        if fault not in self._told:
+            self._told.add(fault)
+            logger.warning("%s", fault)
 
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
         """Return the model of this name, or None; with a project, only one that it may use.
@@ -94,9 +146,14 @@ class Catalogue:
             yield _folded(settings.DEFAULT_MODEL)
 
 
-def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
-    """Return the models by their names. Raise ImproperlyConfigured for a name that two have."""
-    by_name: dict[str, ModelSpec] = {}
+def _names(
+    specs: Iterable[ModelSpec], taken: Mapping[str, ModelSpec] = MappingProxyType({})
+) -> dict[str, ModelSpec]:
+    """Return the models by their names, with those of ``taken``.
+
+    Raise ImproperlyConfigured for a name that two have.
+    """
+    by_name = dict(taken)
     for spec in specs:
         for name in (spec.id, *spec.aliases):
             other = by_name.setdefault(_folded(name), spec)
@@ -105,21 +162,6 @@ def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
                     f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
                 )
     return by_name
-
-
-def watch_folder(on_new: Callable[[ModelSpec], None] = lambda _: None) -> None:
-    """Look for new models on a thread of its own, as long as the process lives."""
-
-    def watch() -> None:
-        while True:
-            time.sleep(LOOK_S)
-            try:
-                for spec in catalogue().look():
-                    on_new(spec)
-            except Exception:  # A disk of the network that does not answer, say.
-                logger.exception("models: cannot look for new files")
-
-    threading.Thread(target=watch, name="models", daemon=True).start()
 
 
 def _folded(name: str) -> str:
@@ -133,7 +175,7 @@ def catalogue() -> Catalogue:
     if path is not None:
         return Catalogue(read_models_file(path))
     folder = Path(settings.MODELS_DIR)
-    return Catalogue([*demo_specs(), *discover(folder)], Folder(folder))
+    return Catalogue(demo_specs(), Folder(folder), discover(folder))
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:

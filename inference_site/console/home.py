@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.labels import time_since
+from inference_site.admin_pages.labels import money, time_since
 from inference_site.alarms.models import Alarm
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.charts import Chart, Series, chart
@@ -128,7 +128,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
         "models": list(catalogue().models),
-        "tiles": [*_tiles(_sum(buckets), latencies), *_now()],
+        "tiles": [*tiles_of(_sum(buckets), latencies), *_now()],
         "charts": _charts(choice.range, starts, buckets, latencies),
         "table": table,
         "group_label": GROUPS[choice.group],
@@ -186,7 +186,8 @@ def _sum(buckets: Sequence[Usage]) -> Usage:
     return Usage(**{name: sum(getattr(bucket, name) for bucket in buckets) for name in names})
 
 
-def _tiles(total: Usage, latencies: Histograms) -> list[Tile]:
+def tiles_of(total: Usage, latencies: Histograms) -> list[Tile]:
+    """Return tiles of a usage and its times."""
     failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
     cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
     return [
@@ -201,7 +202,7 @@ def _tiles(total: Usage, latencies: Histograms) -> list[Tile]:
         _pair("First token", latencies[LatencyRollup.Measure.TTFT], _ms),
         _pair("Tokens/s", latencies[LatencyRollup.Measure.SPEED], short, LEAST),
         _pair("Queue wait", latencies[LatencyRollup.Measure.QUEUE], _ms),
-        Tile("Cost", f"{total.cost:,.2f}"),
+        Tile("Cost", money(total.cost)),
     ]
 
 

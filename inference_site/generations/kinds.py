@@ -149,6 +149,20 @@ def mendings() -> Collection[Mending]:
     return [import_module(name) for name in named if name]
 
 
+class Retention(Protocol):
+    """A module that an app names in ``retention``: it deletes what is older than it is kept for."""
+
+    def prune(self, until: float) -> int:
+        """Delete some of it until the monotonic clock passes ``until``; return how much."""
+
+
+@cache
+def retentions() -> Collection[Retention]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "retention", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
 def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
     """Return what ends a generation after what was sent, and the number of its first frame.
 

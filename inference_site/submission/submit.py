@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -21,6 +20,7 @@ from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.places import Place
 from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
+from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.usage.settlement import settle_for_request
@@ -169,5 +169,4 @@ def respond(
 
 def disconnect_grace_s(caller: Caller) -> int:
     """Return by how many seconds a response that this caller stores outlives its client."""
-    own: int | None = caller.disconnect_grace_s
-    return settings.DISCONNECT_GRACE_S if own is None else own
+    return site_grace_s(caller.disconnect_grace_s)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
@@ -33,7 +33,8 @@ from worker.runtime.children.child_workers import ChildWorkers, ParentLink
 from worker.runtime.children.fork_server import ChildOrder, ForkServer
 from worker.runtime.children.idle import IdleWatch
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host_memory import devices, read_ahead
+from worker.runtime.host.memory import devices, read_ahead
+from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
@@ -193,13 +194,40 @@ class Runtime:
             case "load":
                 self._load_beside(command.model)
             case "unload":
-                threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
+                self._in_background(self._unload, command.model)
             case "drain":
                 self._is_draining = True
             case "resume":
                 self._is_draining = False
         self._changed()
         self._lease.renew()
+
+    def take_up(self, changes: Changes, *, takes_new: bool) -> None:
+        """Serve the models as they are described now; ``takes_new``: also those that are new."""
+        for spec in changes.gone:
+            self._in_background(self._leave, spec.id)
+        for old, new in changes.changed:
+            if new.runs_otherwise_than(old):
+                self._in_background(self._load_anew, new.id)
+        for spec in changes.new if takes_new else ():
+            self.obey(Command("load", spec.id))
+
+    def _in_background(self, act: Callable[[str], None], model_id: str) -> None:
+        threading.Thread(target=act, args=(model_id,), daemon=True).start()
+
+    def _leave(self, model_id: str) -> None:
+        """Serve a model no more, in this process or in a child worker."""
+        self._child_workers.stop(model_id)
+        self._unload(model_id)
+
+    def _load_anew(self, model_id: str) -> None:
+        """Load a model again, if this worker has it or has failed to load it."""
+        if model_id in self._child_workers.models:
+            self._models.pop(model_id, None)
+            self._child_workers.restart(model_id)
+        elif model_id in self._models:
+            self._unload(model_id)
+            self.obey(Command("load", model_id))
 
     def described(self) -> LiveWorker:
         """Return what the lease says."""
@@ -214,6 +242,8 @@ class Runtime:
             loadable=self._loadable(),
             parent=self._order.parent if self._order else "",
             release=settings.VERSION,
+            state=None if self._order else host_state(),
+            memory_bytes=process_memory_bytes(),
         )
 
     def _report(self, model: ServedModel) -> ModelReport:

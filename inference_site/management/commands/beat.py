@@ -14,6 +14,7 @@ from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import attempt, maintain
+from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
 from inference_site.storage.connections import lent_connection
@@ -35,6 +36,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         wait_if_asked(options)
+        watch_models()
         watch_maintenance()
         freeze_imported_objects()
         stopped = threading.Event()

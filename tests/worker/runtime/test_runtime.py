@@ -37,8 +37,9 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import company, host_memory, runs, served_model
+from worker.runtime import company, runs, served_model
 from worker.runtime.children.fork_server import ChildOrder
+from worker.runtime.host import memory
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -338,9 +339,9 @@ def test_a_load_tells_how_much_of_its_file_is_read(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(1000))
-    monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 250)
-    assert list(host_memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
-    assert list(host_memory.read_ahead(tmp_path / "absent")) == []
+    monkeypatch.setattr(memory, "_CHUNK_BYTES", 250)
+    assert list(memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(memory.read_ahead(tmp_path / "absent")) == []
 
 
 def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:

@@ -136,6 +136,13 @@ class ChildWorkers:
                 child.is_stopping = True
                 self._signal(child, signal.SIGTERM)
 
+    def restart(self, model: str) -> None:
+        """Have the worker of this model drain and end, and start another then."""
+        with self._changed:
+            self.stop(model)
+            self._waiting.append(model)
+        self._start_next()
+
     def terminate(self) -> None:
         """Have all of them drain and end."""
         with self._changed:
@@ -207,7 +214,8 @@ class ChildWorkers:
 
     def _note(self, child: _Child) -> None:
         with self._changed:
-            if child.stage == "loaded" and child.model in self._waiting:  # It has not left.
+            stays = child.stage == "loaded" and not child.is_stopping
+            if stays and child.model in self._waiting:  # It has not left.
                 self._waiting.remove(child.model)
             self._changed.notify_all()
         if child.stage == "leaving":
