@@ -16,7 +16,7 @@ from django.urls import Resolver404, resolve
 from prometheus_client import Counter, Gauge, Histogram
 
 from inference_site.observability.log_context import Facts, logged_with
-from inference_site.observability.tracing import Span, begin, trace_id
+from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 
 logger = logging.getLogger("inference_site.access")
 
@@ -104,7 +104,7 @@ def accounted(application: Application) -> Application:
 
 def _span(scope: Scope) -> Span:
     """Begin the span of a request to the API, in the caller's trace if it has one."""
-    if not scope["path"].startswith("/v1"):
+    if not (is_tracing() and scope["path"].startswith("/v1")):
         return Span()
     parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
     return begin(

@@ -120,11 +120,13 @@ def kind_of(name: str) -> Kind[Any]:
     raise KeyError(name)
 
 
-def import_kinds() -> None:
-    """Import all kinds now, so that no generation waits for that."""
-    for config in apps.get_app_configs():
-        for name in _names(config):
-            kind_of(name)
+def import_kinds() -> list[Kind[Any]]:
+    """Import all kinds now, so that no generation waits for that; return the first of each app."""
+    return [
+        [kind_of(name) for name in names][0]
+        for config in apps.get_app_configs()
+        if (names := _names(config))
+    ]
 
 
 def _names(config: AppConfig) -> Sequence[str]:

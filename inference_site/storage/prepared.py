@@ -15,16 +15,29 @@ from psycopg.types.numeric import Int8
 
 
 def execute_prepared(statement: str, given: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-    """Run a statement on Django's connection; it is planned when this connection first runs it.
+    """Run a statement; it is planned when its connection first runs it.
 
-    Its text must be one of a few. Raise Django's errors.
+    That is Django's connection if the thread has one, and else one that is lent for this statement.
+    The text must be one of a few. Raise Django's errors.
     """
-    connection.ensure_connection()
-    connection.validate_no_broken_transaction()
+    values = {name: _typed(value) for name, value in given.items()}
     with connection.wrap_database_errors:
-        cursor = psycopg.Cursor(connection.connection)
-        values = {name: _typed(value) for name, value in given.items()}
-        return cursor.execute(statement, values, prepare=True)
+        if connection.connection is not None or connection.pool is None:
+            connection.ensure_connection()
+            connection.validate_no_broken_transaction()
+            return _run(connection.connection, statement, values)
+        connection.pool.open()
+        lent = connection.pool.getconn()
+        try:
+            return _run(lent, statement, values)
+        finally:
+            connection.pool.putconn(lent)
+
+
+def _run(
+    lent: psycopg.Connection[Any], statement: str, values: Mapping[str, Any]
+) -> psycopg.Cursor[Any]:
+    return psycopg.Cursor(lent).execute(statement, values, prepare=True)
 
 
 def _typed(value: Any) -> Any:
