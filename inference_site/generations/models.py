@@ -61,7 +61,8 @@ WHERE id = (
           AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
                OR waiting.preferred_until <= clock_timestamp())
           AND (waiting.alone_since IS NULL OR %(is_idle)s::bool
-               OR waiting.alone_since <= clock_timestamp() - interval '60 s')
+               OR %(may_empty)s::bool
+               AND waiting.alone_since <= clock_timestamp() - interval '60 s')
     ORDER BY waiting.service_class, coalesce(share.runs, 0),
              coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
              waiting.created_at
@@ -74,8 +75,6 @@ RETURNING public_id, kind, attempt, background, request_id,
                   AND other.model = %(model)s::text AND other.id <> generations_generation.id)
 """
 """The statement of ``GenerationQuerySet.claim``."""
-
-
 
 
 @cache
@@ -91,7 +90,7 @@ def _finish(columns: tuple[str, ...]) -> str:
 @cache
 def _insert() -> str:
     """Return the statement of ``Generation.insert``."""
-    columns = [field.column for field in _inserted()]
+    columns = [str(field.column) for field in _inserted()]
     values = ", ".join(f"%({column})s" for column in columns)
     return (
         f"INSERT INTO generations_generation ({', '.join(columns)}) "  # noqa: S608  # As above.
@@ -117,7 +116,7 @@ class Claim:
     waited_s: float = field(default=0.0, compare=False)
     project_id: int = field(default=0, compare=False)
     alone: bool = False
-    """Its last worker died: it may be what that has died of, so nothing may run beside it."""
+    """Its last worker died: it may be what that died of, so it begins with nothing beside it."""
     others_waited: bool = field(default=True, compare=False)
     """Whether more of its model waited when it was claimed."""
 
@@ -131,16 +130,23 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
     """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
 
     def claim(
-        self, model: str, worker: str, served: Sequence[int] = (), *, is_idle: bool = True
+        self,
+        model: str,
+        worker: str,
+        served: Sequence[int] = (),
+        *,
+        is_idle: bool = True,
+        may_empty: bool = True,
     ) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
-        worker is left to that until its time, and one that must run alone is left to a worker that
-        is idle, for a minute. Two workers never take the same row, and none waits for the other.
+        worker is left to that until its time. One that must begin alone is left to a worker that
+        is idle, for a minute; then a worker takes it that ``may_empty`` itself for it. Two workers
+        never take the same row, and none waits for the other.
         """
-        given = {"model": model, "worker": worker, "is_idle": is_idle}
+        given = {"model": model, "worker": worker, "is_idle": is_idle, "may_empty": may_empty}
         projects = f"{{{','.join(map(str, served))}}}"
         with lent_connection():
             row = execute_prepared(CLAIM, {**given, "served": projects}).fetchone()
@@ -326,10 +332,12 @@ class Generation(models.Model):
             self.save(force_insert=True)
             return
         values = {
-            field.column: field.get_db_prep_save(getattr(self, field.attname), connection)
+            str(field.column): field.get_db_prep_save(getattr(self, field.attname), connection)
             for field in _inserted()
         }
-        (self.pk,) = execute_prepared(_insert(), values).fetchone()
+        row = execute_prepared(_insert(), values).fetchone()
+        assert row is not None
+        (self.pk,) = row
         self._state.adding = False
 
     @property

@@ -88,7 +88,8 @@ def _written(task: str, queue: str, *arguments: str) -> tuple[bytes, bytes, byte
             ignore_result=True,
             producer=app.amqp.Producer(memory, auto_declare=False),
         )
-        message = memory.default_channel.queues[queue].get_nowait()
+        channel: Any = memory.default_channel
+        message = channel.queues[queue].get_nowait()
     tag = message["properties"]["delivery_tag"]
     return dumps(message).encode(), message["headers"]["id"].encode(), tag.encode()
 

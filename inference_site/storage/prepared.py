@@ -22,16 +22,17 @@ def execute_prepared(statement: str, given: Mapping[str, Any]) -> psycopg.Cursor
     """
     values = {name: _typed(value) for name, value in given.items()}
     with connection.wrap_database_errors:
-        if connection.connection is not None or connection.pool is None:
+        pool: Any = getattr(connection, "pool", None)  # Django's stubs do not know it.
+        if connection.connection is not None or pool is None:
             connection.ensure_connection()
             connection.validate_no_broken_transaction()
             return _run(connection.connection, statement, values)
-        connection.pool.open()
-        lent = connection.pool.getconn()
+        pool.open()
+        lent = pool.getconn()
         try:
             return _run(lent, statement, values)
         finally:
-            connection.pool.putconn(lent)
+            pool.putconn(lent)
 
 
 def _run(
