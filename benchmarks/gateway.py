@@ -81,7 +81,7 @@ def processor_s(endpoint: Endpoint) -> dict[str, float]:
 
 
 def settle(endpoint: Endpoint) -> None:
-    """Wait until a target does nothing by itself: the platform starts spare processes when ready."""
+    """Wait until a target is at rest: the platform starts spare processes once it is ready."""
     until, before = time.monotonic() + SETTLE_S, -1.0
     while time.monotonic() < until:
         spent = sum(processor_s(endpoint).values())

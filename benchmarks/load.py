@@ -27,11 +27,11 @@ class LoadPlan:
     """What to ask, of whom, and how long.
 
     Each stream sends requests back to back, ``rounds`` of them, or, where that is None, until
-    ``seconds`` have passed; requests that run by then are finished. With ``arrivals_per_s`` they are
-    ``streams * rounds`` requests that wait for no other: they arrive at random, so many a second
-    (Poisson). ``whole`` answers are not streamed. Prompts are numbered from
-    ``first_prompt`` on and never repeat, so that no target can reuse a prefix that another cannot.
-    ``body`` holds further fields of each request.
+    ``seconds`` have passed; requests that run by then are finished. With ``arrivals_per_s``
+    ``streams * rounds`` requests wait for no other: they arrive at random, so many a second
+    (Poisson). ``whole`` answers are not streamed. Prompts are numbered from ``first_prompt`` on and
+    never repeat, so that no target can reuse a prefix that another cannot. ``body`` holds further
+    fields of each request.
     """
 
     url: str
