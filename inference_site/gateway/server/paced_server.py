@@ -81,7 +81,7 @@ def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if len(group) > 1:
                 yield {**message, "events": group}
             else:
-                yield from _parts({**message, "type": _BODY, "body": group[0]})
+                yield from _parts({"type": _BODY, "body": group[0], "more_body": True})
         return
     body = message.get("body", b"")
     if message["type"] != _BODY or len(body) <= _LARGEST_WRITE:
