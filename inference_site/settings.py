@@ -14,6 +14,7 @@ import django_stubs_ext
 
 from inference_site import environment
 from inference_site.console import theme
+from inference_site.storage.pooled_connection import NEVER_BY_ITSELF, PooledConnection
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -171,7 +172,12 @@ DATABASES["default"]["OPTIONS"] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # Milliseconds.
+    # Only statements that ask for it (storage/prepared.py); None would refuse those as well.
+    "prepare_threshold": (
+        NEVER_BY_ITSELF if environment.boolean("PREPARED_STATEMENTS", True) else None
+    ),
     "pool": {
+        "connection_class": PooledConnection,
         "min_size": 1,
         "max_size": environment.number("DATABASE_POOL", _threads + 8, minimum=2),
         "timeout": 2,

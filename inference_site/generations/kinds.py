@@ -120,11 +120,13 @@ def kind_of(name: str) -> Kind[Any]:
     raise KeyError(name)
 
 
-def import_kinds() -> None:
-    """Import all kinds now, so that no generation waits for that."""
+def import_kinds() -> list[Kind[Any]]:
+    """Import all kinds now, so that no generation waits for that; return the first of each app."""
+    firsts: list[Kind[Any]] = []
     for config in apps.get_app_configs():
-        for name in _names(config):
-            kind_of(name)
+        kinds = [kind_of(name) for name in _names(config)]
+        firsts += kinds[:1]
+    return firsts
 
 
 def _names(config: AppConfig) -> Sequence[str]:

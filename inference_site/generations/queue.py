@@ -124,7 +124,7 @@ def _commit(
         with transaction.atomic() if with_row or is_near_end else nullcontext():
             if is_near_end:
                 require_room(row.model)
-            row.save(force_insert=True)
+            row.insert()
             if with_row is not None:
                 with_row.write()
     except BaseException:

@@ -22,6 +22,7 @@ from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, watch_models
 from inference_site.observability.tracing import start_tracing
+from inference_site.streams.request_documents import reader_of
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
@@ -61,7 +62,7 @@ def run_worker(
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
     specs = start_specs(names)
-    _import_all()
+    _prepare(app)
     role = start_fork_server()  # Before this process has threads or connections.
     if isinstance(role, ChildOrder):
         return _serve(app, _child_specs(role), loglevel, role)
@@ -69,11 +70,14 @@ def run_worker(
     return _serve(app, specs, loglevel, role, takes_new=takes_new)
 
 
-def _import_all() -> None:
-    """Import what every worker uses, so that what is forked from this process has it."""
+def _prepare(app: Celery) -> None:
+    """Import and make what every worker uses: what is forked from this process has it then, and
+    no first request waits for it."""
     for name in _USED_LATER:
         import_module(name)
-    import_kinds()
+    for kind in import_kinds():
+        reader_of(kind.assembly)
+    _ = app.backend  # Celery looks for it in all packages that are installed.
 
 
 def _child_specs(order: ChildOrder) -> list[ModelSpec]:
