@@ -71,6 +71,7 @@ class Run:
         self._store: ToStore | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
+        self._output_since: float | None = None
         self._unfinished = 1
         self._hooks: Hooks | None = None
         self._custom_calls: CustomCalls | None = None
@@ -81,6 +82,11 @@ class Run:
     def cancelled(self) -> bool:
         """Whether the engine must stop now (see ``Sink``)."""
         return self._stream.cancelled
+
+    @property
+    def output_s(self) -> float:
+        """For how long the engine has given output, in seconds."""
+        return 0.0 if self._output_since is None else time.monotonic() - self._output_since
 
     def feed(self, delta: Delta) -> None:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
@@ -94,6 +100,7 @@ class Run:
     def _note(self, delta: Delta) -> None:
         if self._first_token_at is None:
             self._first_token_at = timezone.now()
+            self._output_since = time.monotonic()
         if isinstance(delta, Finish):
             self._unfinished -= 1
         else:
