@@ -23,7 +23,6 @@ from inference_site.request_fields.wire.constraint import ConstraintFields
 from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
-
 _PIECE = 8192
 """Token ids that are looked at together."""
 

@@ -152,7 +152,9 @@ def test_arrays_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any
 
 
 _TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)
-_NO_TOKENS = st.sampled_from([-1, 2**31, 2**32, 2**70, 1.5, True, False, None, "x", [1], {}])
+_NO_TOKENS: st.SearchStrategy[Any] = st.sampled_from(
+    [-1, 2**31, 2**32, 2**70, 1.5, True, False, None, "x", [1], {}]
+)
 
 
 @given(_TOKENS, _NO_TOKENS, st.data())
@@ -161,8 +163,10 @@ def test_of_a_list_of_tokens_the_first_that_is_none_is_named(
 ) -> None:
     at = data.draw(st.integers(1, len(tokens)))
     tokens[at:at] = [bad]
-    asked = [(DetokenizeRequest, "tokens", tokens, f"tokens[{at}]")]
-    asked += [(CompletionRequest, "prompt", [[1], tokens], f"prompt[1][{at}]")]
+    asked: list[tuple[type[WireRequest], str, list[Any], str]] = [
+        (DetokenizeRequest, "tokens", tokens, f"tokens[{at}]"),
+        (CompletionRequest, "prompt", [[1], tokens], f"prompt[1][{at}]"),
+    ]
     with patch.object(completion, "_PIECE", 4):
         for model, field, value, param in asked:
             with pytest.raises(InvalidRequestError) as refused:

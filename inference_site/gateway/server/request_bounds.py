@@ -17,6 +17,7 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 
 from inference_site.gateway.bodies import MessageRoom
+from inference_site.gateway.server.bounded_channel import BoundedChannel
 from inference_site.gateway.server.pacing import Paced
 
 _HEAD_S = 30.0
@@ -161,6 +162,8 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
     """Makes connections of such requests."""
+
+    protocol = BoundedChannel
 
     def buildProtocol(self, addr: Any) -> Any:  # Twisted's name.
         protocol = super().buildProtocol(addr)
