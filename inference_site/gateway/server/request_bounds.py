@@ -19,6 +19,7 @@ from twisted.internet import reactor
 
 from inference_site.gateway.bodies import MessageRoom
 from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.server.bounded_channel import BoundedChannel
 from inference_site.gateway.server.pacing import Paced
 
 _HEAD_S = 30.0
@@ -180,6 +181,8 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
     """Makes connections of such requests."""
+
+    protocol = BoundedChannel
 
     def buildProtocol(self, addr: Any) -> Any:  # Twisted's name.
         protocol = super().buildProtocol(addr)
