@@ -214,6 +214,8 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 _models_file = environment.text("MODELS_FILE")
 MODELS_FILE = Path(_models_file).resolve() if _models_file else None
 MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
+# Whether the demo model is served beside the entries of a models file.
+DEMO_MODEL = environment.boolean("DEMO_MODEL", True)
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)

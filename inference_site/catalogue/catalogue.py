@@ -1,7 +1,8 @@
 """The model catalogue: which models exist, and by which names.
 
-Read from the YAML file named by ``MODELS_FILE``; without one, the demo model that ships with the
-product is the catalogue, and the files that lie in ``MODELS_DIR`` or appear there.
+The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships with
+the product, and the files that lie in ``MODELS_DIR`` or appear there. An entry goes before what has
+its name, and before what else is found of its file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.discovery import Folder, discover
 from inference_site.catalogue.entry import default_threads
+from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.models_file import read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
@@ -35,35 +37,58 @@ DEFAULT = "default"
 class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
-    ``appeared`` are the ids of those that have come since it was made. Raise ImproperlyConfigured
-    for two models of one name.
+    ``found`` are models that nobody has named: they are left out where one of ``specs``, the
+    entries, has their name or their file. ``optional`` are the ids of those that a site is ready without: what has
+    come since it was made, and what was found beside specs. Raise ImproperlyConfigured for two
+    models of one name.
     """
 
-    def __init__(self, specs: Iterable[ModelSpec], folder: Folder | None = None) -> None:
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        found: Iterable[ModelSpec] = (),
+        folder: Folder | None = None,
+    ) -> None:
         self.models = {spec.id: spec for spec in specs}
         self._by_name = _names(self.models.values())
+        self._entries = tuple(self.models.values())
         self._folder = folder
-        self.appeared: frozenset[str] = frozenset()
+        for spec in found:
+            self._add(spec)
+        entries = {spec.id for spec in self._entries}
+        self.optional = self.models.keys() - entries if entries else frozenset()
 
     def look(self) -> list[ModelSpec]:
         """Add the models whose files have appeared in the folder of models; return them.
 
-        Models whose files have gone stay until the process is started anew. One thread calls this.
+        Entries whose file has appeared are returned, too. Models whose files have gone stay until
+        the process is started anew. One thread calls this.
         """
-        new = []
+        new: list[ModelSpec] = []
         for spec in self._folder.appeared() if self._folder else ():
-            if spec.id not in self.models:
-                try:
-                    names = _names([*self.models.values(), spec])
-                except ImproperlyConfigured as exc:
-                    logger.warning("%s is left out: %s", spec.file, exc)
-                    continue
-                # Other threads read the old mappings until they have the new ones.
-                self.models, self._by_name = {**self.models, spec.id: spec}, names
-                self.appeared |= {spec.id}
+            if entries := self._entries_of(spec):
+                new += entries
+            elif self._add(spec):
+                self.optional |= {spec.id}
                 logger.info("the model %s has appeared: %s", spec.id, spec.file)
                 new.append(spec)
         return new
+
+    def _entries_of(self, found: ModelSpec) -> list[ModelSpec]:
+        return [spec for spec in self._entries if not files_of(spec).isdisjoint(files_of(found))]
+
+    def _add(self, spec: ModelSpec) -> bool:
+        """Add a model, unless an entry has its file or another model its name."""
+        if spec.id in self.models or (spec.file != DEMO_FILE and self._entries_of(spec)):
+            return False
+        try:
+            names = _names([*self.models.values(), spec])
+        except ImproperlyConfigured as exc:
+            logger.warning("%s is left out: %s", spec.file, exc)
+            return False
+        # Other threads read the old mappings until they have the new ones.
+        self.models, self._by_name = {**self.models, spec.id: spec}, names
+        return True
 
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
         """Return the model of this name, or None; with a project, only one that it may use.
@@ -130,10 +155,10 @@ def _folded(name: str) -> str:
 def catalogue() -> Catalogue:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
-    if path is not None:
-        return Catalogue(read_models_file(path))
+    entries = read_models_file(path) if path is not None else []
+    demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
-    return Catalogue([*demo_specs(), *discover(folder)], Folder(folder))
+    return Catalogue(entries, [*demo, *discover(folder)], Folder(folder))
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:

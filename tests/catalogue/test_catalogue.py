@@ -376,7 +376,7 @@ def test_a_file_that_appears_is_a_model_once_it_is_whole(
     assert [spec.id for spec in known.look()] == ["new"]
     assert known.look() == []
     assert known.find("NEW") is known.models["new"]
-    assert known.appeared == {"new"}
+    assert known.optional == {"new"}
     (settings.MODELS_DIR / "demo.gguf").write_bytes(whole)
     assert [known.look(), known.look()] == [[], []]  # There is one of this name.
 
@@ -416,7 +416,35 @@ def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Setting
 def test_the_file_of_the_settings_is_the_catalogue(settings: Settings, models_file: Path) -> None:
     models_file.write_text("models: {play: {engine: scripted}}")
     settings.MODELS_FILE = models_file
+    assert list(catalogue().models) == ["play", "demo", "demo-embedding"]
+    settings.DEMO_MODEL = False
+    catalogue.cache_clear()
     assert list(catalogue().models) == ["play"]
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_an_entry_goes_before_its_own_file_and_nothing_else(
+    settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("own", "other", "draft", "taken"):
+        (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
+    (tmp_path / "link").symlink_to(folder)
+    settings.MODELS_DIR, settings.MODELS_FILE = folder, tmp_path / "models.yaml"
+    settings.MODELS_FILE.write_text(
+        "models: {mine: {file: link/own.gguf, draft_model: models/draft.gguf, slots: 2}, "
+        "demo: {engine: scripted, aliases: [taken]}, late: {file: models/late.gguf}}"
+    )
+    known = catalogue()
+    assert list(known.models) == ["mine", "demo", "late", "demo-embedding", "other"]
+    assert (known.models["mine"].slots, known.models["demo"].engine) == (2, "scripted")
+    assert known.optional == {"demo-embedding", "other"}  # The site is ready without them.
+    for name in ("late", "dropped"):
+        (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
+    assert known.look() == []
+    assert {spec.id for spec in known.look()} == {"late", "dropped"}  # Both can be loaded now.
+    assert known.optional == {"demo-embedding", "other", "dropped"}
 
 
 def test_the_example_in_the_docs_is_a_good_file() -> None:
