@@ -1,8 +1,8 @@
 """The model catalogue: which models exist, and by which names.
 
-The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships with
-the product, and the files that lie in ``MODELS_DIR`` or appear there. An entry goes before what has
-its name, and before what else is found of its file.
+The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships
+with the product, and the files that lie in ``MODELS_DIR`` or appear there. An entry goes before
+what has its name, and before what else is found of its file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
     ``found`` are models that nobody has named: they are left out where one of ``specs``, the
-    entries, has their name or their file. ``optional`` are the ids of those that a site is ready without: what has
-    come since it was made, and what was found beside specs. Raise ImproperlyConfigured for two
-    models of one name.
+    entries, has their name or their file. ``optional`` are the ids of those that a site is ready
+    without: what has come since it was made, and what was found beside entries. Raise
+    ImproperlyConfigured for two models of one name.
     """
 
     def __init__(

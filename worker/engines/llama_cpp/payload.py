@@ -23,10 +23,15 @@ _CERTAIN = 1e6
 """A bias greater than the distance between any two scores."""
 
 
-def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
+def encode_chat(
+    request: GenerationRequest,
+    spec: ModelSpec,
+    may_think: bool = True,
+    stop_texts: Sequence[str] = (),
+) -> bytes:
     """Return the payload of a chat. Raise InvalidRequest for what it cannot express.
 
-    ``may_think``: the model's template knows of reasoning.
+    ``may_think``: the model's template knows of reasoning. ``stop_texts`` are the template's own.
     """
     variables = {**spec.options.get("chat_template_kwargs", {}), **request.template_vars}
     thinks = may_think and variables.get("enable_thinking") is not False
@@ -37,7 +42,7 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
         **_logprobs(_top_logprobs(request)),
         **_given(thinking_budget_tokens=request.reasoning_budget),
         **_beginning(request, spec),
-        **_given(stop=[*request.stop, *_stops_of_family(spec)] or None),
+        **_given(stop=[*request.stop, *_stops_of_family(spec), *stop_texts] or None),
         "return_progress": True,
         "chat_template_kwargs": variables,
     }
