@@ -268,4 +268,5 @@ def _followed(
     except BaseException:
         hub.leave(follower)
         raise
-    return hand_off(request, HandOff(follower, known.stream, known=whole, cancels=False))
+    handoff = HandOff(follower, known.stream, known=whole, cancels=False, lines=kind.lines)
+    return hand_off(request, handoff)

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
+from inference_site.fleet import adapters, fleet
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.leases import (
     LEASE_S,
@@ -186,6 +187,8 @@ class Runtime:
                 self._load_beside(command.model)
             case "unload":
                 threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
+            case "reload":
+                threading.Thread(target=self._reload, args=(command.model,), daemon=True).start()
             case "drain":
                 self._is_draining = True
             case "resume":
@@ -290,6 +293,12 @@ class Runtime:
         self._lease.renew()
         logger.info("dropped model %s", model_id)
 
+    def _reload(self, model_id: str) -> None:
+        """Load a model anew, with the adapters that it has now, in a process of its own."""
+        if model_id not in self._child_workers.models:
+            self._unload(model_id)
+        self._child_workers.restart(model_id)
+
     def on_child_announced(self, model: str) -> None:
         """Leave it to the child's own lease to tell of the model."""
         self._models.pop(model, None)
@@ -301,9 +310,18 @@ class Runtime:
             self._lease.renew()
 
     def on_child_failed(self, model: str, reason: str) -> None:
-        """Announce that a child worker could not load its model."""
+        """Announce that a child worker could not load its model.
+
+        If adapters were added to it, it is loaded again without the newest of them.
+        """
         logger.error("%s: %s", model, reason)
-        self._tell_of(model, reason, has_failed=True)
+        dropped = None
+        with contextlib.suppress(redis.exceptions.RedisError):
+            dropped = adapters.remove_newest(model)
+        self._tell_of(model, reason, has_failed=dropped is None)
+        if dropped is not None:
+            logger.error("%s: it is loaded without the adapter %s", model, dropped)
+            self._child_workers.start(model, may_idle=False)
 
     def on_child_crashed(self, model: str, reason: str) -> None:
         """Announce that a model is being loaded again."""

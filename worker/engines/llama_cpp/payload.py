@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.errors import EngineUnavailable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
@@ -190,6 +191,8 @@ def _lora(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
     llama.cpp gets all of them: without any it would go on from a prompt that it has read
     with adapters.
     """
+    if missing := [name for name, _ in request.lora if name not in spec.lora_adapters]:
+        raise EngineUnavailable(f"The adapter '{missing[0]}' is not loaded now.")
     if not spec.lora_adapters:
         return {}
     scales = {**dict.fromkeys(spec.lora_adapters, 0.0), **dict(request.lora)}

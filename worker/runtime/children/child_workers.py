@@ -130,6 +130,14 @@ class ChildWorkers:
                 child.is_stopping = True
                 self._signal(child, signal.SIGTERM)
 
+    def restart(self, model: str, *, may_idle: bool = False) -> None:
+        """Have the worker of this model drain and end, and start another once it has."""
+        with self._changed:
+            self._may_idle.setdefault(model, may_idle)
+            self.stop(model)
+            self._waiting.append(model)
+        self._start_next()
+
     def terminate(self) -> None:
         """Have all of them drain and end."""
         with self._changed:
