@@ -58,6 +58,12 @@ OTHER_MODELS = """
     base_url: {odd}
     api_key_env: ODD_KEY
     slots: 4
+  seeing:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [chat, vision]
+    slots: 4
   away:
     engine: openai_upstream
     base_urls: [{away}, "http://127.0.0.1:9/v1"]

@@ -173,6 +173,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         "odd",
         "away",
         "told",
+        "seeing",
     }
     found = client.models.retrieve("demo")
     assert found == listed["demo"]

@@ -297,6 +297,7 @@ class Runtime:
         """Load a model anew, with the adapters that it has now, in a process of its own."""
         if model_id not in self._child_workers.models:
             self._unload(model_id)
+        self._tell_of(model_id, "", has_failed=False)  # It is loading, until the child says so.
         self._child_workers.restart(model_id)
 
     def on_child_announced(self, model: str) -> None:
@@ -321,7 +322,7 @@ class Runtime:
         self._tell_of(model, reason, has_failed=dropped is None)
         if dropped is not None:
             logger.error("%s: it is loaded without the adapter %s", model, dropped)
-            self._child_workers.start(model, may_idle=False)
+            self._child_workers.restart(model)
 
     def on_child_crashed(self, model: str, reason: str) -> None:
         """Announce that a model is being loaded again."""
