@@ -178,7 +178,11 @@ def start_specs(names: Sequence[str]) -> list[ModelSpec]:
 
 
 def demo_specs() -> list[ModelSpec]:
-    """Return the models that ship with the product: one file, for chats and for embeddings."""
+    """Return the models that ship with the product.
+
+    One file, for chats and for embeddings, and a script that recalls what the user said: the file
+    is too small for that.
+    """
     chat = ModelSpec(
         id="demo",
         engine="llama_cpp",
@@ -189,4 +193,6 @@ def demo_specs() -> list[ModelSpec]:
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
     embedding = replace(chat, id="demo-embedding", slots=4, options={"embedding": "mean"})
-    return [chat, embedding]
+    recall = {"script": [{"recall": "You said: "}]}
+    memory = ModelSpec("demo-memory", "scripted", context_length=8192, options=recall)
+    return [chat, embedding, memory]

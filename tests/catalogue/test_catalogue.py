@@ -340,7 +340,7 @@ def test_files_in_the_models_folder_are_models(settings: Settings, tmp_path: Pat
     (folder / "broken.gguf").write_bytes(b"GGUF")
     spec = catalogue().models["tiny-q8"]
     assert (spec.file, spec.context_length) == (folder / "Tiny-Q8.gguf", 2048)
-    assert list(catalogue().models) == ["demo", "demo-embedding", "tiny-q8"]
+    assert list(catalogue().models) == ["demo", "demo-embedding", "demo-memory", "tiny-q8"]
 
 
 def test_an_entry_changes_only_what_it_names(models_file: Path, tmp_path: Path) -> None:
@@ -405,7 +405,8 @@ def test_a_gguf_file_tells_of_itself() -> None:
 @pytest.mark.usefixtures("fresh_catalog")
 def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Settings) -> None:
     settings.MODELS_FILE = None
-    demo, embedding = catalogue().models.values()
+    demo, embedding, memory = catalogue().models.values()
+    assert (memory.id, memory.engine) == ("demo-memory", "scripted")
     assert (embedding.id, embedding.file) == ("demo-embedding", demo.file)
     assert (demo.id, demo.engine) == ("demo", "llama_cpp")
     assert demo.file is not None
@@ -416,7 +417,7 @@ def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Setting
 def test_the_file_of_the_settings_is_the_catalogue(settings: Settings, models_file: Path) -> None:
     models_file.write_text("models: {play: {engine: scripted}}")
     settings.MODELS_FILE = models_file
-    assert list(catalogue().models) == ["play", "demo", "demo-embedding"]
+    assert list(catalogue().models) == ["play", "demo", "demo-embedding", "demo-memory"]
     settings.DEMO_MODEL = False
     catalogue.cache_clear()
     assert list(catalogue().models) == ["play"]
@@ -437,14 +438,16 @@ def test_an_entry_goes_before_its_own_file_and_nothing_else(
         "demo: {engine: scripted, aliases: [taken]}, late: {file: models/late.gguf}}"
     )
     known = catalogue()
-    assert list(known.models) == ["mine", "demo", "late", "demo-embedding", "other"]
+    own = ["mine", "demo", "late"]
+    assert list(known.models) == [*own, "demo-embedding", "demo-memory", "other"]
     assert (known.models["mine"].slots, known.models["demo"].engine) == (2, "scripted")
-    assert known.optional == {"demo-embedding", "other"}  # The site is ready without them.
+    # The site is ready without them.
+    assert known.optional == {"demo-embedding", "demo-memory", "other"}
     for name in ("late", "dropped"):
         (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
     assert known.look() == []
     assert {spec.id for spec in known.look()} == {"late", "dropped"}  # Both can be loaded now.
-    assert known.optional == {"demo-embedding", "other", "dropped"}
+    assert "dropped" in known.optional
 
 
 def test_the_example_in_the_docs_is_a_good_file() -> None:
