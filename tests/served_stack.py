@@ -186,11 +186,15 @@ class ServedStack:
         return done.stdout
 
     def pid_of(self, name: str) -> int:
-        """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now."""
+        """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now.
+
+        A spare is younger than the process that it will replace.
+        """
         marks = {"web": "manage.py web", "worker": "manage.py worker"}
         marks |= {"beat": "manage.py beat", "redis": "redis-server"}
         assert self.process is not None
-        for child in psutil.Process(self.process.pid).children():
+        children = psutil.Process(self.process.pid).children()
+        for child in sorted(children, key=lambda child: child.create_time()):
             if child.status() != psutil.STATUS_ZOMBIE and marks[name] in " ".join(child.cmdline()):
                 return int(child.pid)
         raise AssertionError(f"{name} does not run")

@@ -34,7 +34,6 @@ from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.kinds import Kind, kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import site_client
-from inference_site.streams.batches import Batch
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -257,16 +256,22 @@ def _followed(
 ) -> HttpResponse:
     """Hand the stream of the first answer over, from its beginning."""
     follower = hub.follow(known.generation_id, grace_s=known.grace_s)
-
-    def replay() -> list[Batch] | None:
-        return kind.replay(known.generation_id) if kind.replay else None
-
+    remake = None
     try:
-        whole = attach(follower, replay, has_ended=has_ended)
-        if whole is None:
-            raise _expired()
+        logged = attach(follower, has_ended=has_ended)
+        if logged is None:
+            remake = kind.replay(known.generation_id) if kind.replay else None
+            if remake is None:
+                raise _expired()
     except BaseException:
         hub.leave(follower)
         raise
-    handoff = HandOff(follower, known.stream, known=whole, cancels=False, lines=kind.lines)
+    handoff = HandOff(
+        follower,
+        known.stream,
+        known=logged or (),
+        remake=remake,
+        cancels=False,
+        lines=kind.lines,
+    )
     return hand_off(request, handoff)

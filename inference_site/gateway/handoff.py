@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.hub.follower import Follower
-from inference_site.streams.batches import Batch
+from inference_site.streams.batches import Batch, Remake
 
 SCOPE_KEY = "inference_site.handoff"
 
@@ -23,15 +23,17 @@ class HandOff:
 
     ``opening`` are the frames before those that are followed. They are sent with the first frame
     that follows, so that a generation that fails before it can still be answered with a status.
-    ``known`` is a whole stream that was made anew, as one batch. ``cancels``: the generation is
-    made for the client that follows, and is cancelled when that client leaves, unless the follower
-    has a grace. With ``lines`` a stream is lines of JSON instead of SSE.
+    ``known`` is what the follower gets first. With a ``remake`` the stream is made anew, as soon as
+    there is room for it. ``cancels``: the generation is made for the client that follows, and is
+    cancelled when that client leaves, unless the follower has a grace. With ``lines`` a stream is
+    lines of JSON instead of SSE.
     """
 
     follower: Follower
     stream: bool
     opening: Sequence[bytes] = ()
     known: Sequence[Batch] = ()
+    remake: Remake | None = None
     cancels: bool = True
     lines: bool = False
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -40,7 +41,8 @@ from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
-from inference_site.streams.batches import Batch
+from inference_site.storage.connections import lent_connection
+from inference_site.streams.batches import Batch, Remake
 from inference_site.streams.ending import Ending
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,10 @@ class Relay:
         with contextlib.ExitStack() as held:
             try:
                 answer = await self._answer(scope, receive, started_at)
-                held.enter_context(self._room_for_known(scope, answer[1]))
+                if (handoff := answer[1].handoff) and handoff.remake:
+                    project_id = self._look_at(scope).project_id
+                    held.enter_context(_room_for(handoff.remake, project_id, answer[1]))
+                    answer = await self._made_anew(scope, handoff, handoff.remake, answer)
             except ClientGone:
                 return
             except ApiError as exc:
@@ -90,25 +95,26 @@ class Relay:
                 return
             await _send_answer(answer, started_at, receive, send)
 
-    @contextlib.contextmanager
-    def _room_for_known(self, scope: dict[str, Any], outcome: Outcome) -> Iterator[None]:
-        """Hold room for a long stream that was made anew. Raise UnavailableError if there is none.
+    async def _made_anew(
+        self, scope: dict[str, Any], handoff: HandOff, remake: Remake, answer: Answer
+    ) -> Answer:
+        """Return the view's answer with its stream, or the refusal of one that cannot be made."""
+        made: list[Batch] = []
 
-        Its reader may take its time, and no log has what is not held.
-        """
-        known = outcome.handoff.known if outcome.handoff else ()
-        size = sum(len(frame) for batch in known for frame in batch.frames)
-        if size <= _LARGE:
-            yield
-            return
-        project_id = self._look_at(scope).project_id
-        if not body_room.takes(project_id, size):
-            _abandon(outcome)
-            raise UnavailableError("Too many long streams are being read.")
+        def make() -> None:
+            with lent_connection():
+                made.extend(remake.make())
+
+        share = Share(self._look_at(scope).project_id, is_large=remake.size_bytes > _LARGE)
         try:
-            yield
-        finally:
-            body_room.give_back(project_id, size)
+            checked = await self._run(scope, partial(self._handler.check, scope, make), share)
+        except BaseException:
+            hub.leave(handoff.follower)
+            raise
+        if checked.status_code != HTTPStatus.NO_CONTENT:
+            hub.leave(handoff.follower)
+            return checked, Outcome()
+        return answer[0], Outcome(replace(handoff, known=made, remake=None))
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
         """Return the view's answer, or the refusal of a body that is not taken."""
@@ -174,6 +180,25 @@ class Relay:
     ) -> HttpResponseBase:
         pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
         return await pool.run(respond, on_abandoned, share)
+
+
+@contextlib.contextmanager
+def _room_for(remake: Remake, project_id: int | None, outcome: Outcome) -> Iterator[None]:
+    """Hold room for a long stream that is made anew. Raise UnavailableError if there is none.
+
+    Its reader may take its time, and no log has what is not held.
+    """
+    size = remake.size_bytes
+    if size <= _LARGE:
+        yield
+        return
+    if not body_room.takes(project_id, size):
+        _abandon(outcome)
+        raise UnavailableError("Too many long streams are being read.")
+    try:
+        yield
+    finally:
+        body_room.give_back(project_id, size)
 
 
 async def _send_answer(answer: Answer, started_at: float, receive: Receive, send: Send) -> None:

@@ -59,7 +59,7 @@ WHERE id = (
           AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
                OR waiting.preferred_until <= clock_timestamp())
           AND (waiting.alone_since IS NULL OR %(is_idle)s
-               OR waiting.alone_since <= clock_timestamp() - interval '60 s')
+               OR %(may_empty)s AND waiting.alone_since <= clock_timestamp() - interval '60 s')
     ORDER BY waiting.service_class, coalesce(share.runs, 0),
              coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
              waiting.created_at
@@ -86,7 +86,7 @@ class Claim:
     waited_s: float = field(default=0.0, compare=False)
     project_id: int = field(default=0, compare=False)
     alone: bool = False
-    """Its last worker died: it may be what that has died of, so nothing may run beside it."""
+    """Its last worker died: it may be what that died of, so it begins with nothing beside it."""
 
     @property
     def may_restart(self) -> bool:
@@ -98,17 +98,24 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
     """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
 
     def claim(
-        self, model: str, worker: str, served: Sequence[int] = (), *, is_idle: bool = True
+        self,
+        model: str,
+        worker: str,
+        served: Sequence[int] = (),
+        *,
+        is_idle: bool = True,
+        may_empty: bool = True,
     ) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
-        worker is left to that until its time, and one that must run alone is left to a worker that
-        is idle, for a minute. Two workers never take the same row, and none waits for the other.
+        worker is left to that until its time. One that must begin alone is left to a worker that
+        is idle, for a minute; then a worker takes it that ``may_empty`` itself for it. Two workers
+        never take the same row, and none waits for the other.
         """
         given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
-        given["is_idle"] = is_idle
+        given |= {"is_idle": is_idle, "may_empty": may_empty}
         with lent_connection(), connection.cursor() as cursor:
             cursor.execute(CLAIM, given)
             row = cursor.fetchone()

@@ -10,6 +10,7 @@ import psycopg
 from django.db import connection, transaction
 
 _LOCK_TIMEOUT_MS = 2_000
+_STATEMENT_TIMEOUT_MS = 30_000
 _STILL_MS = 10_000
 
 
@@ -29,15 +30,24 @@ def lent_connection() -> Iterator[None]:
 
 @contextmanager
 def impatient_transaction() -> Iterator[None]:
-    """Run the block in a transaction that does not wait long for a locked row.
+    """Run the block in a transaction that does not wait long for a locked row or table.
 
     Who holds it may be frozen, and one row must not hold up what is to be done with the others.
-    Raise OperationalError then.
+    Nor does a statement take long for another reason. Raise OperationalError then (``is_held_up``).
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
+            cursor.execute(
+                f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS};"
+                f"SET LOCAL statement_timeout = {_STATEMENT_TIMEOUT_MS}"
+            )
         yield
+
+
+def is_held_up(error: Exception) -> bool:
+    """Whether an ``impatient_transaction`` failed because it would have had to wait."""
+    held_up = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+    return isinstance(error.__cause__, held_up)
 
 
 def end_if_still() -> None:

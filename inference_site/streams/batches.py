@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,7 +21,7 @@ _LOST_FRAMES = 1_000_000
 """More frames than a stream can have had of which the log was lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Batch:
     """Consecutive frames of one stream; ``first`` is the number of the first frame.
 
@@ -67,6 +67,17 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Remake:
+    """A stream that can be made anew from what is stored, as a whole.
+
+    It takes about ``size_bytes``; ``make`` reads the database.
+    """
+
+    size_bytes: int
+    make: Callable[[], list[Batch]]
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """What a stream has sent: all of its frames, and the number of the next.
 
@@ -104,6 +115,16 @@ def texts_of(entries: Any) -> tuple[bytes, ...]:
     return tuple(msgpack.unpackb(packed)) if packed else ()
 
 
+def span_of(head: bytes) -> tuple[int, int]:
+    """Return the numbers of the first frame of a batch and of the frame after it, by the beginning
+    of its payload."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(head)
+    unpacker.read_array_header()
+    first: int = unpacker.unpack()
+    return first, first + unpacker.read_array_header()
+
+
 def decoded(entries: Entries, texts: Sequence[bytes] = ()) -> list[Batch]:
     texts = texts or texts_of(entries)
     return [Batch.unpack(entry[FIELD], texts) for _, entry in entries]
@@ -136,6 +157,9 @@ def trim(batches: Iterable[Batch], number: int) -> list[Batch]:
     """Drop the frames below this number; keep an ending even if no frame is left in its batch."""
     kept = []
     for batch in batches:
+        if batch.first >= number and (batch.frames or batch.ending):
+            kept.append(batch)
+            continue
         frames = list(itertools.islice(batch.frames, max(0, number - batch.first), None))
         if frames or batch.ending:
             kept.append(Batch(max(number, batch.first), frames, batch.ending))

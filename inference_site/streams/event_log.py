@@ -12,6 +12,7 @@ The log is the source of truth; messages over the channel layer are hints that a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -29,6 +30,7 @@ from inference_site.streams.batches import (
     batches_of,
     decoded,
     sent_so_far,
+    span_of,
     texts_of,
 )
 from inference_site.streams.ending import Ending
@@ -38,6 +40,8 @@ from inference_site.streams.log_scripts import (
     BEGIN_ATTEMPT,
     CLOSE,
     FOLLOW,
+    LOOK,
+    READ,
     Appended,
     LogState,
     Write,
@@ -51,10 +55,10 @@ from inference_site.streams.log_scripts import (
 )
 from inference_site.streams.shared_text import TextsUnknown
 
-_AT_ONCE = 64
-"""Entries that are read at once of a log that may be long."""
-
-
+MOST_READ = 64
+"""Entries of a log that are read at once,"""
+ENOUGH_BYTES = 256 * 1024
+"""and bytes after which no more of them are."""
 _UNKNOWN_FOLLOWED_S = 60
 
 
@@ -67,6 +71,7 @@ class AsyncEventLog:
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
         self._append = client.register_script(APPEND)
+        self._read = client.register_script(READ)
 
     async def append(self, writes: Sequence[Write]) -> list[Appended]:
         """Append each of these; return what became of them, in order."""
@@ -74,18 +79,17 @@ class AsyncEventLog:
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
 
-    async def read_many(
-        self, wanted: Sequence[tuple[str, int]], most: int | None = None
-    ) -> list[list[Batch]]:
-        """Return the batches from the frame number on, for each (generation id, frame number).
+    async def read_many(self, wanted: Sequence[tuple[str, int]]) -> list[list[Batch]]:
+        """Return the next batches from the frame number on, for each (generation id, frame number).
 
-        No more than ``most`` batches of each.
+        Of a long log these are not all (see ``is_part``).
         """
         pipeline = self._client.pipeline(transaction=False)
         for generation_id, number in wanted:
-            pipeline.xrange(log_key(generation_id), min=f"{number + 1}-0", count=most)
+            arguments = (f"{number + 1}-0", MOST_READ, ENOUGH_BYTES)
+            await self._read([log_key(generation_id)], arguments, client=pipeline)
         found = zip(wanted, await pipeline.execute(), strict=True)
-        return [await self._batches(id_, entries) for (id_, _), entries in found]
+        return [await self._batches(id_, _entries(reply)) for (id_, _), reply in found]
 
     async def _batches(self, generation_id: str, entries: Entries) -> list[Batch]:
         """Decode entries. If they refer to texts that are lost, no frame is the next for anyone."""
@@ -108,6 +112,41 @@ class AsyncEventLog:
         for generation_id in generation_ids:
             pipeline.eval(*_set_flag(generation_id))
         await pipeline.execute()
+
+
+def is_part(batches: Sequence[Batch]) -> bool:
+    """Whether there may be more in the log than these batches, which were read at once."""
+    if not batches or batches[-1].ending:
+        return False
+    size = sum(len(frame) for batch in batches for frame in batch.frames)
+    return len(batches) == MOST_READ or size > ENOUGH_BYTES // 2  # In the log it is more.
+
+
+def _entries(reply: Sequence[tuple[bytes, Sequence[bytes]]]) -> Entries:
+    """Return the entries that a script returns, whose fields are a list."""
+    return [(id_, dict(zip(*[iter(fields)] * 2, strict=True))) for id_, fields in reply]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a log has for a reader: whether anything, and its end.
+
+    ``first`` is the number of the first frame of what comes next, and ``next`` that of the frame
+    after it; both are None when there is nothing yet.
+    """
+
+    is_empty: bool
+    has_ended: bool
+    first: int | None = None
+    next: int | None = None
+
+
+def look(generation_id: str, number: int) -> Look:
+    """Look what there is of the log from this frame on, without reading it."""
+    key = log_key(generation_id)
+    found: Any = client_for(generation_id).eval(LOOK, 1, key, f"{number + 1}-0")
+    span = span_of(found[2]) if len(found) > 2 else (None, None)
+    return Look(not found, found[:1] == [LAST_ID], *span)
 
 
 def follow(generation_id: str, channel: str) -> None:
@@ -158,22 +197,6 @@ def take_log(generation_id: str, attempt: int) -> Sent:
         add_attempt(pipeline, generation_id, attempt)
     pipeline.xrange(log_key(generation_id))
     return sent_so_far(batches_of(pipeline.execute()[-1]))
-
-
-def outline(generation_id: str) -> list[Batch]:
-    """Return all batches of the log with empty frames, without holding what the frames are."""
-    client: Any = client_for(generation_id)
-    start, texts, found = "-", tuple[bytes, ...](), list[Batch]()
-    while entries := client.xrange(log_key(generation_id), min=start, count=_AT_ONCE):
-        texts = texts or texts_of(entries)
-        try:
-            batches = decoded(entries, texts)
-        except TextsUnknown:
-            return []
-        for batch in batches:
-            found.append(Batch(batch.first, [b""] * len(batch.frames), batch.ending))
-        start = f"({entries[-1][0].decode()}"
-    return found
 
 
 def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:

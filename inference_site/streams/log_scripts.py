@@ -106,6 +106,29 @@ redis.call("EXPIRE", KEYS[2], is_known and ARGV[2] or ARGV[3])
 )
 
 
+# KEYS: log. ARGV: id from which on a reader reads.
+# Returns the id of the last entry, then id and beginning of the payload of the first to be read.
+LOOK = """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)[1]
+if not tail then return {} end
+local first = redis.call("XRANGE", KEYS[1], ARGV[1], "+", "COUNT", 1)[1]
+if not first then return {tail[1]} end
+return {tail[1], first[1], string.sub(first[2][2], 1, 32)}
+"""
+
+
+# KEYS: log. ARGV: id from which on it is read; the most entries; bytes after which no more is read.
+READ = """
+local found, size, from = {}, 0, ARGV[1]
+while #found < tonumber(ARGV[2]) and size < tonumber(ARGV[3]) do
+  local entry = redis.call("XRANGE", KEYS[1], from, "+", "COUNT", 1)[1]
+  if not entry then break end
+  found[#found + 1], size, from = entry, size + #entry[2][2], "(" .. entry[1]
+end
+return found
+"""
+
+
 class Write(NamedTuple):
     """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
 

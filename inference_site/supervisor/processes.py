@@ -1,7 +1,8 @@
-"""Child processes that are restarted with back-off when they die."""
+"""Child processes that are restarted with back-off when they die, or replaced by a spare."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,24 +13,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
-_STABLE_S = 30.0
-"""After a child has run for this time it is restarted at once, and the delays begin anew."""
+from inference_site.restart_delay import RestartDelay
+from inference_site.supervisor.standby import OPTION
+
+_SPARE_AFTER_S = 10.0
+"""A spare is begun when the process has started and the machine has time again."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run: its name, its command line, the file for its output, what it inherits."""
+    """A program to run: its name, its command line, the file for its output, what it inherits.
+
+    With ``has_spare`` a second process of it stands by once the first has run for a while.
+    """
 
     name: str
     command: list[str]
     log: Path
     descriptors: tuple[int, ...] = ()
+    has_spare: bool = False
 
 
 class Child:
-    """A program and its current process."""
+    """A program, its current process, and its spare."""
 
     def __init__(
         self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
@@ -37,8 +44,9 @@ class Child:
         self.program = program
         self._env, self._say = dict(env), say
         self._process: subprocess.Popen[bytes] | None = None
+        self._spare: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
-        self._delay_s = _FIRST_DELAY_S
+        self._delay = RestartDelay()
         self._restart_at: float | None = None
         self._log_start = 0
         self.exit_status: int | None = None
@@ -50,21 +58,48 @@ class Child:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the program, and append its output to its log."""
+        """Start the program, and append its output to its log. A spare takes over at once."""
         self._restart_at = None
         self._started_at = time.monotonic()
+        self._log_start = self.program.log.stat().st_size if self.program.log.exists() else 0
+        if not self._promote_spare():
+            self._process = self._started(self.program.command, subprocess.DEVNULL)
+
+    def _promote_spare(self) -> bool:
+        """Have the spare take over, if there is one that lives; return whether there is."""
+        if not self._has_spare:
+            self._end_spare()
+            return False
+        assert self._spare is not None
+        assert self._spare.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._spare.stdin as stdin:
+            stdin.write(b"\n")
+        self._process, self._spare = self._spare, None
+        return True
+
+    @property
+    def _has_spare(self) -> bool:
+        return self._spare is not None and self._spare.poll() is None
+
+    def _started(self, command: list[str], stdin: int) -> subprocess.Popen[bytes]:
         with self.program.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                self.program.command,
+            return subprocess.Popen(
+                command,
                 env=self._env,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=self.program.descriptors,
                 start_new_session=True,  # Ctrl-C reaches only the supervisor.
                 preexec_fn=_before_exec,  # noqa: PLW1509  # One system call.
             )
+
+    def keep_spare(self, now: float) -> None:
+        """Start a spare, unless there is one, once the process has run for a while."""
+        has_settled = self.pid is not None and now - self._started_at > _SPARE_AFTER_S
+        if self.program.has_spare and has_settled and not self._has_spare:
+            self._end_spare()
+            self._spare = self._started([*self.program.command, OPTION], subprocess.PIPE)
 
     def restart_if_dead(self, now: float) -> None:
         """Report a dead process, and restart it when its delay is over."""
@@ -76,13 +111,14 @@ class Child:
         if status is None:
             return
         self.exit_status = status
-        delay_s = 0.0 if now - self._started_at > _STABLE_S else self._delay_s
+        delay_s = self._delay.after(now - self._started_at)
+        if self._has_spare:
+            delay_s = 0.0
         self._say(
             f"{self.program.name} {_describe(status)}; restarting in {delay_s:g} s "
             f"(log: {self.program.log})"
         )
         self._restart_at = now + delay_s
-        self._delay_s = min(max(delay_s * 2, _FIRST_DELAY_S), _LONGEST_DELAY_S)
 
     def logged(self) -> str:
         """Return what the last process has written into its log."""
@@ -91,10 +127,21 @@ class Child:
             return log.read().decode(errors="replace")
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process."""
+        """Send SIGTERM to the process, and end its spare, which does nothing yet."""
+        self._end_spare()
         if self.pid is not None:
             assert self._process is not None
             self._process.terminate()
+
+    def _end_spare(self) -> None:
+        if self._spare is None:
+            return
+        assert self._spare.stdin is not None
+        self._spare.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._spare.pid, signal.SIGKILL)
+        self._spare.wait()
+        self._spare = None
 
     def wait(self, deadline: float) -> None:
         """Wait for the process to end; at the deadline, kill it and its children."""

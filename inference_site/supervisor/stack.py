@@ -102,10 +102,9 @@ class Stack:
         wait = "--wait-for-migrations"
         self._children = [
             self._web([*manage, "web", wait]),
-            self._child("worker", [*manage, "worker", wait]),
-            self._child(
-                "beat", [*manage, "beat", wait], METRICS_PORT=""
-            ),  # The worker has the port.
+            self._child("worker", [*manage, "worker", wait], has_spare=True),
+            # The worker has the port.
+            self._child("beat", [*manage, "beat", wait], METRICS_PORT=""),
         ]
         for child in self._children:
             child.start()
@@ -113,9 +112,11 @@ class Stack:
     def _web(self, command: list[str]) -> Child:
         """Return the web process, which inherits the socket: it outlives a restart."""
         if self._socket is None:
-            return self._child("web", [*command, "--host", self._host, "--port", str(self._port)])
+            own = ["--host", self._host, "--port", str(self._port)]
+            return self._child("web", [*command, *own], has_spare=True)
         descriptor = self._socket.fileno()
-        return self._child("web", [*command, "--fd", str(descriptor)], (descriptor,))
+        own = ["--fd", str(descriptor)]
+        return self._child("web", [*command, *own], (descriptor,), has_spare=True)
 
     def processes(self) -> list[tuple[str, int | None]]:
         """Return the name and process id of each child."""
@@ -147,6 +148,7 @@ class Stack:
         now = time.monotonic()
         for child in [*([self._redis] if self._redis else []), *self._children]:
             child.restart_if_dead(now)
+            child.keep_spare(now)
         self._restart_postgres(now)
 
     def _restart_postgres(self, now: float) -> None:
@@ -183,9 +185,16 @@ class Stack:
             self._lock.close()
 
     def _child(
-        self, name: str, command: list[str], descriptors: tuple[int, ...] = (), **env: str
+        self,
+        name: str,
+        command: list[str],
+        descriptors: tuple[int, ...] = (),
+        *,
+        has_spare: bool = False,
+        **env: str,
     ) -> Child:
-        program = Program(name, command, self._logs / f"{name}.log", descriptors)
+        has_spare = has_spare and environment.boolean("SPARE_PROCESSES", default=True)
+        program = Program(name, command, self._logs / f"{name}.log", descriptors, has_spare)
         return Child(program, {**self.env, **env}, self._say)
 
     def _secret_key(self) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, zip_longest
 
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import Func, QuerySet, Sum, TextField
+from django.db.models.functions import Cast
 from pydantic_core import to_json
 
-from inference_site.streams.batches import Batch
+from inference_site.streams.batches import Batch, Remake
 from inference_site.streams.ending import Ending
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE, encode, error_event, opening, terminal
@@ -20,6 +22,22 @@ from responses_api.wire.output import changed
 from responses_api.wire.response import ResponseObject
 
 _LEFT_OUT = b": left out\n\n"
+_TIMES = 6
+"""How often a stream has the output: as deltas, in the events that end its parts, and as body."""
+_STATES = 5
+"""How often it has the request."""
+_DELTA_BYTES = 250
+"""Bytes of the event of a delta beside the text."""
+
+
+def remake_of(stored: StoredResponse, after: int = -1) -> Remake:
+    """Return how the stream of a response that has ended is made anew (see ``replay``)."""
+    output = stored.items.filter(is_output=True)
+    text = Cast("data", TextField())
+    size = output.aggregate(size=Sum(Func(text, function="octet_length")))["size"] or 0
+    deltas = sum(len(item["sizes"]) for item in (stored.deltas or {}).get("items", ()) if item)
+    about = _TIMES * size + _STATES * len(str(stored.request)) + _DELTA_BYTES * deltas
+    return Remake(about, partial(replay, stored, after))
 
 
 def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
@@ -43,8 +61,8 @@ def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
     return [Batch(first, frames, Ending((), 200, to_json(response)))]
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> list[Batch] | None:
-    """Return that stream by the response's id; None when there is no such response.
+def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
+    """Return how, by the response's id; None when there is no such response.
 
     Also None for one that ``is_begun``, and of which it is unknown in what deltas it was sent.
     """
@@ -52,7 +70,7 @@ def replay_of(public_id: str, *, is_begun: bool = False) -> list[Batch] | None:
     found = stored.select_related("previous", "conversation").first()
     if found is None or (is_begun and found.deltas is None):
         return None
-    return replay(found)
+    return remake_of(found)
 
 
 def is_deleted(public_id: str) -> bool:

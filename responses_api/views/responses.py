@@ -17,7 +17,6 @@ from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.cancel import cancel
 from inference_site.generations.places import place_of_waiting
-from inference_site.streams.batches import Batch
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
@@ -26,7 +25,7 @@ from responses_api.state.deletion import delete
 from responses_api.state.history import before
 from responses_api.state.listing import list_responses, page_of_items
 from responses_api.state.reading import current_response
-from responses_api.state.replay import replay
+from responses_api.state.replay import remake_of
 from responses_api.state.storage import ConversationLocked
 from responses_api.wire.events import ResponseEvent
 from responses_api.wire.output import AnyItem
@@ -124,21 +123,19 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
 
     With ``grace_s`` the reader counts as one whom the response goes on for.
     """
-    source = "log"
-
-    def replayed() -> list[Batch]:
-        nonlocal source
-        source = "compacted" if stored.deltas is None else "stored"
-        return replay(stored, after)
-
+    has_ended = stored.status in ENDED
+    is_compacted = has_ended and stored.deltas is None
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        known = attach(follower, replayed, has_ended=stored.status in ENDED) or []
+        # Frames of one without deltas may have been lost while it ran: its log has a hole then.
+        known = None if is_compacted else attach(follower, has_ended=has_ended)
+        remake = remake_of(stored, after) if known is None else None
     except BaseException:
         hub.leave(follower)
         raise
+    source = "log" if remake is None else "compacted" if is_compacted else "stored"
     _REATTACHED.labels(source).inc()
-    handoff = HandOff(follower, stream=True, known=known, cancels=False)
+    handoff = HandOff(follower, stream=True, known=known or (), remake=remake, cancels=False)
     response = hand_off(request, handoff)
     if source == "compacted":
         response["x-replay"] = "compacted"

@@ -264,6 +264,60 @@ def test_who_reads_slower_than_a_log_is_kept_reads_on_in_what_is_stored(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_who_comes_to_a_hole_in_the_log_of_what_is_over_reads_on_in_what_is_stored(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    chain = Chain(api_key[0])
+    ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), TextDelta("b"), STOP)
+    Generation.objects.filter(public_id=ended.public_id).update(status=Status.COMPLETED)
+
+    async def scenario(site: Site) -> None:
+        followers = [site.hub.follow(ended.public_id) for _ in range(2)]
+        await site.write(ended.public_id, Batch(0, sent[:3]), Batch(5, sent[5:], END))
+        await site.hint((ended.public_id, b""))
+        await site.next(followers[0])
+        await site.hint((ended.public_id, b""))
+        rests = [await site.next(follower) for follower in followers]
+        assert [decode(f) for f in frames(rests[0])] == [decode(f) for f in sent[3:]]
+        assert rests[0][-1].ending is not None
+        assert frames(rests[1]) == [*sent[:3], *frames(rests[0])]
+
+    on_site(monkeypatch, scenario)
+
+
+def test_readers_of_one_stream_share_what_they_hold(
+    monkeypatch: pytest.MonkeyPatch, generation_id: str
+) -> None:
+    reads = list[object]()
+    read_many = AsyncEventLog.read_many
+
+    async def counted(log: AsyncEventLog, wanted: Any) -> list[list[Batch]]:
+        reads.append(wanted)
+        return await read_many(log, wanted)
+
+    monkeypatch.setattr(AsyncEventLog, "read_many", counted)
+
+    async def scenario(site: Site) -> None:
+        await site.write(generation_id, *(Batch(n, [b"%d" % n * 200_000]) for n in range(4)))
+        await site.write(generation_id, Batch(4, [b"end"], END))
+        readers = [site.hub.follow(generation_id) for _ in range(5)]
+        await asyncio.gather(*map(site.hub.read_on, readers))
+        held = [reader.take() for reader in readers]
+        assert len(reads) == 1
+        assert [batch.first for batch in held[0]] == [0, 1]
+        assert {tuple(map(id, batches)) for batches in held} == {tuple(map(id, held[0]))}
+        assert all(reader.is_behind for reader in readers)
+        del held
+        for reader in readers:  # One after the other has nothing to share.
+            while not reader.has_ended:
+                await site.hub.read_on(reader)
+                reader.take()
+        assert len(reads) == 1 + 2 * len(readers)
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("kind", "beginning"), [("chat.completion", b"data: {"), ("response", b"event: error\n")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -19,7 +20,16 @@ from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Sent, hinted, is_whole, sent_so_far, trim
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import AsyncEventLog, close_log, follow, read_log, take_log
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    Look,
+    close_log,
+    follow,
+    is_part,
+    look,
+    read_log,
+    take_log,
+)
 from inference_site.streams.held import release_expired
 from inference_site.streams.log_scripts import (
     Appended,
@@ -88,6 +98,28 @@ def test_a_reader_finds_any_frame_by_its_number(generation_id: str) -> None:
     append(generation_id, Batch(0, [b"0", b"1", b"2"]), Batch(3, [b"3"]), Batch(4, [b"4", b"5"]))
     for number in range(7):
         assert frames(read(generation_id, number)) == [b"%d" % n for n in range(number, 6)]
+
+
+def test_a_log_is_looked_at_without_reading_it(generation_id: str) -> None:
+    assert look(generation_id, 0) == Look(is_empty=True, has_ended=False)
+    append(generation_id, Batch(0, [b"0"] * 3), Batch(3, [b"3"]))
+    assert look(generation_id, 2) == Look(False, False, 0, 3)
+    assert look(generation_id, 4) == Look(False, False)
+    append(generation_id, Batch(4, [b"4"] * 300, END))
+    assert look(generation_id, 3) == Look(False, True, 3, 4)
+    assert look(generation_id, 4) == look(generation_id, 9_999) == Look(False, True, 4, 304)
+
+
+def test_of_a_long_log_a_part_is_read(generation_id: str) -> None:
+    append(generation_id, *(Batch(n, [b"x" * 100_000]) for n in range(4)))
+    append(generation_id, *(Batch(n, [b"x"]) for n in range(4, 70)), Batch(70, [b"x"], END))
+    batches, sizes = read(generation_id), list[int]()
+    while is_part(batches):
+        sizes.append(len(batches))
+        batches = read(generation_id, batches[-1].next)
+    sizes.append(len(batches))
+    assert sizes == [3, 64, 4]
+    assert batches[-1].ending == replace(END, frames=())
 
 
 def test_the_ending_comes_back_with_everything_but_its_frames_apart(generation_id: str) -> None:

@@ -37,6 +37,8 @@ _POLL_S = 0.05
 """How often a stream that produces nothing asks whether it was cancelled."""
 _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
+_LARGEST_BATCH = 256 * 1024
+"""Bytes of a batch of several frames: readers hold whole batches. What is left comes next."""
 
 
 class StopReason(Enum):
@@ -62,6 +64,7 @@ class Stream:
         self._pending: list[bytes] = []
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
+        self._is_cut = self._is_closing = False
         self._next = 0
         self.texts: Sequence[bytes] = ()
         """The texts in the log that its frames refer to (see ``streams.shared_text``)."""
@@ -110,6 +113,8 @@ class Stream:
 
     def acknowledge(self) -> None:
         """The batch that ``take`` returned is in the log."""
+        if self._unacknowledged is not None and self._is_cut:
+            self._shard.wake()
         self._unacknowledged = None
         self.waiting_since = time.monotonic() if self._pending else None
 
@@ -120,13 +125,18 @@ class Stream:
 
     def _batch(self) -> Batch | None:
         ending = self._ending  # Read first: nothing is appended once it is set.
-        count = len(self._pending)
-        if not count and ending is None:
-            return None
+        if ending is not None and not self._is_closing:
+            self._is_closing = True
+            self._pending.extend(ending.frames)
         # Each step is atomic under the GIL, so the engine's thread may append between them.
-        frames = self._pending[:count]
+        frames = self._pending[:]
+        if not frames and ending is None:
+            return None
+        # A failure that a status can still tell has to come at once.
+        count = len(frames) if ending is not None and ending.is_early else _fitting(frames)
         del self._pending[:count]
-        batch = Batch(self._next, [*frames, *(ending.frames if ending else ())], ending)
+        self._is_cut = count < len(frames)
+        batch = Batch(self._next, frames[:count], None if self._is_cut else ending)
         self._next = batch.next
         return batch
 
@@ -310,6 +320,16 @@ class _Shard:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)
+
+
+def _fitting(frames: Sequence[bytes]) -> int:
+    """Return how many of the frames make a batch."""
+    size = 0
+    for count, frame in enumerate(frames):
+        size += len(frame)
+        if size > _LARGEST_BATCH and count:
+            return count
+    return len(frames)
 
 
 def _is_refusal(batch: Batch) -> bool:

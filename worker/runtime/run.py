@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
@@ -35,7 +35,7 @@ from inference_site.generations.models import Claim, Generation, Status
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.connections import impatient_transaction, is_held_up, lent_connection
 from inference_site.streams.batches import Sent, sent_so_far
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
@@ -50,9 +50,16 @@ from worker.runtime.truncation import start_truncating
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_HELD_UP_S = 60.0
+"""For how long a run waits for a locked row, and keeps its slot, before it leaves its end to who
+looks for orphans."""
 _COMMITS = threading.BoundedSemaphore(8)
 """How many ends are written at once: of a thousand runs that end in one moment, the others would
 only wait for a connection, give up and ask again, and leave no time for the lease."""
+
+
+class _HeldUp(Exception):
+    """The row is locked, and has been for too long."""
 
 
 class Run:
@@ -64,6 +71,7 @@ class Run:
         self._store: ToStore | None = None
         self._usage = Usage()
         self._first_token_at: dt.datetime | None = None
+        self._output_since: float | None = None
         self._unfinished = 1
         self._hooks: Hooks | None = None
         self._custom_calls: CustomCalls | None = None
@@ -74,6 +82,11 @@ class Run:
     def cancelled(self) -> bool:
         """Whether the engine must stop now (see ``Sink``)."""
         return self._stream.cancelled
+
+    @property
+    def output_s(self) -> float:
+        """For how long the engine has given output, in seconds."""
+        return 0.0 if self._output_since is None else time.monotonic() - self._output_since
 
     def feed(self, delta: Delta) -> None:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
@@ -87,6 +100,7 @@ class Run:
     def _note(self, delta: Delta) -> None:
         if self._first_token_at is None:
             self._first_token_at = timezone.now()
+            self._output_since = time.monotonic()
         if isinstance(delta, Finish):
             self._unfinished -= 1
         else:
@@ -144,10 +158,18 @@ class Run:
         return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
 
     def _give_back(self) -> bool:
-        """Leave a generation in the background to another worker; False if it is ours no more."""
+        """Leave a generation in the background to another worker; False if it is ours no more.
+
+        If PostgreSQL does not take that, who looks for orphans, or for dead workers, does it.
+        """
         self._stream.release()
         claim = self._claim
-        return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
+        try:
+            with lent_connection(), impatient_transaction():
+                return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
+        except (OperationalError, InterfaceError) as exc:
+            logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
+            return True
 
     def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
         """Start the engine; return whether it goes on. Raise what the generation fails with."""
@@ -300,6 +322,12 @@ class Run:
         """Commit the final row, then send the end: who sees it may rely on what is stored."""
         try:
             held = self._committed(status, ending)
+        except _HeldUp:
+            # Not even a failure can be stored. Who looks for orphans ends it, when it can.
+            logger.exception("generation %s: its row is locked; it is left", self._claim.public_id)
+            self._stream.release()
+            self._span.end("left")
+            return
         except DatabaseError:
             # The stored response is ended by maintenance, without what was refused.
             logger.exception("generation %s: its end was refused", self._claim.public_id)
@@ -317,9 +345,10 @@ class Run:
         """Commit the end; return False if the generation is not this worker's any more.
 
         While PostgreSQL is down this waits: a client that waits is better than one that has seen an
-        end that is not stored. Raise DatabaseError when it refuses what is to be stored.
+        end that is not stored. Raise DatabaseError when it refuses what is to be stored, and
+        _HeldUp when somebody else has locked the row for ``_HELD_UP_S``.
         """
-        is_repeated = False
+        is_repeated, began = False, time.monotonic()
         while True:
             try:
                 with _COMMITS:
@@ -329,19 +358,20 @@ class Run:
                 )
             except (OperationalError, InterfaceError) as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
+                if is_held_up(exc) and time.monotonic() - began > _HELD_UP_S:
+                    raise _HeldUp from exc
                 is_repeated = True
                 time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and with it what is to be kept; False if it was taken away."""
         result, assembler = self._result(ending), self._assembler
-        store_result = None if assembler is None else self._kind.store_result
-        if assembler is None or store_result is None or not (self._store or self._kind.recover):
-            return Generation.objects.finish(self._claim, status, **result)
-        with lent_connection(), transaction.atomic():
+        kind = None if assembler is None else self._kind
+        with lent_connection(), impatient_transaction():
             held = Generation.objects.finish(self._claim, status, **result)
-            if held:
-                store_result(self._claim.public_id, status, assembler, self._store)
+            if held and kind and kind.store_result and (self._store or kind.recover):
+                assert assembler is not None
+                kind.store_result(self._claim.public_id, status, assembler, self._store)
         return held
 
     def _account(self, status: Status, ending: Ending, held: bool) -> None:

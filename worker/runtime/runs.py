@@ -8,6 +8,7 @@ under load none waits for a wake-up.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from redis.exceptions import RedisError
 from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
+from worker.runtime.company import Company, Place
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import Company, ServedModel
+from worker.runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Runs:
     ) -> None:
         self._changed, self._company = changed, Company()
         self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
-        self._running: dict[Claim, tuple[ServedModel, Stream]] = {}
+        self._running: dict[Claim, tuple[ServedModel, Stream, Place]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For what an engine's own thread must not be blocked by."""
 
@@ -64,7 +66,7 @@ class Runs:
 
     def stop(self, model: ServedModel) -> None:
         """Have what runs on this model stop."""
-        for runs_on, stream in list(self._running.values()):
+        for runs_on, stream, _ in list(self._running.values()):
             if runs_on is model:
                 stream.stop(StopReason.SHUTDOWN)
 
@@ -102,11 +104,11 @@ class Runs:
         """
         try:
             while model.state == ModelState.READY and not self._takes_nothing():
-                claim = self._claimed(model)
-                if claim is None:
+                if (claimed := self._claimed(model)) is None:
                     break
+                claim, place = claimed
                 model.note_served(claim.project_id)
-                if self._run(model, claim):
+                if self._run(model, claim, place):
                     return False
         except BaseException:
             model.release()
@@ -114,35 +116,38 @@ class Runs:
         model.release()
         return True
 
-    def _claimed(self, model: ServedModel) -> Claim | None:
+    def _claimed(self, model: ServedModel) -> tuple[Claim, Place] | None:
         """Claim what may run now, beside what runs; None when there is nothing."""
-        if not self._company.enter():
+        place = self._company.enter()
+        if place is None:
             return None
         claim = None
         try:
             claim = Generation.objects.claim(
-                model.spec.id, self._worker, model.served, is_idle=self._company.is_single
+                model.spec.id,
+                self._worker,
+                model.served,
+                is_idle=place.is_single,
+                may_empty=place.may_be_alone,
             )
         finally:
             if claim is None:
-                self._company.leave()
-        return claim
+                place.leave()
+        return None if claim is None else (claim, place)
 
     def _leave(self, claim: Claim) -> None:
         """Let others begin, once a run has ended."""
-        self._running.pop(claim)
-        self._company.leave(was_alone=claim.alone)
-        if claim.alone:
+        _, _, place = self._running.pop(claim)
+        if place.leave():
             self._changed()
 
-    def _run(self, model: ServedModel, claim: Claim) -> bool:
+    def _run(self, model: ServedModel, claim: Claim, place: Place) -> bool:
         """Run what was claimed; return whether its engine goes on by itself."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream)
-        self._running[claim] = model, stream
-        if claim.alone:  # It may end the process, and what runs beside it with that.
-            self._company.be_alone()
-            self._changed()
+        self._running[claim] = model, stream, place
+        if claim.alone:
+            self._begin_trial(model, place, run)
         began_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
@@ -157,6 +162,18 @@ class Runs:
                 self._leave(claim)
                 model.note_run(time.monotonic() - began_at)
         return goes_on
+
+    def _begin_trial(self, model: ServedModel, place: Place, run: Run) -> None:
+        """Have nothing run beside this one, which may end the process, at its beginning."""
+        place.be_alone()
+        self._changed()
+
+        def watch() -> None:
+            if place.watch(run):
+                self._changed()
+                send_wake_up(model.spec.id)  # One may have come meanwhile, for nothing.
+
+        threading.Thread(target=watch, name="trial", daemon=True).start()
 
     def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
         """End what went on by itself, and run in its slot what waits."""

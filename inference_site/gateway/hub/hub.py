@@ -26,19 +26,18 @@ from prometheus_client import Counter
 from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
 from inference_site.gateway.hub.grace import keep_from_cancelling
 from inference_site.gateway.hub.lost_streams import end_lost, kinds_of, replay_to
+from inference_site.gateway.hub.shared_batches import SharedBatches
 from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, hinted
-from inference_site.streams.event_log import AsyncEventLog
+from inference_site.streams.event_log import AsyncEventLog, is_part
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
-_READ_AT_ONCE = 64
-"""Entries of a log that are read for a reader before it has been written what it holds."""
 _LOG_READS = Counter(
     "inference_log_reads",
     "Looks of a reader into the event log, because frames were missing or nothing came.",
@@ -59,6 +58,7 @@ class Hub:
         self.channel = f"web.{uuid.uuid4().hex}"
         self._followers: dict[str, list[Follower]] = {}
         self._logs: list[AsyncEventLog] = []
+        self._shared = SharedBatches()
         self._tasks: list[asyncio.Task[None]] = []
         self._lock = threading.Lock()
         self._to_cancel: set[str] = set()
@@ -105,8 +105,10 @@ class Hub:
 
     async def read_on(self, follower: Follower) -> None:
         """Read on in the log for a reader that was behind, up to what it may hold."""
-        follower.is_behind = False
-        await self._catch_up([follower])
+        async with self._shared.turn(follower.generation_id):
+            follower.is_behind = False
+            if not self._shared.give(follower):
+                await self._catch_up([follower])
 
     def _all_readers(self) -> list[Follower]:
         with self._lock:
@@ -222,16 +224,22 @@ class Hub:
                 logger.warning("hub: event log %d: %s", shard, exc)
 
     async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
-        wanted = [(reader.generation_id, reader.next_number) for reader in readers]
-        found = await self._logs[shard].read_many(wanted, _READ_AT_ONCE)
+        places = [(reader.generation_id, reader.next_number) for reader in readers]
+        wanted = list(dict.fromkeys(places))
+        found = dict(zip(wanted, await self._logs[shard].read_many(wanted), strict=True))
         torn = []
-        for reader, batches in zip(readers, found, strict=True):
+        for reader, place in zip(readers, places, strict=True):
+            batches = found[place]
+            self._shared.note(reader.generation_id, batches)
             if not _goes_on(reader, batches):
                 torn.append(reader)
-            elif len(batches) == _READ_AT_ONCE:
+            elif is_part(batches):
                 reader.is_behind = True
                 reader.wake()
-        end_lost(torn, await kinds_of(torn))
+        if torn:
+            await replay_to(torn, await kinds_of(torn, status__in=TERMINAL))
+            lost = [reader for reader in torn if not reader.has_ended]
+            end_lost(lost, await kinds_of(lost))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
@@ -240,7 +248,7 @@ class Hub:
         kinds = await kinds_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         over = [follower for follower in followers if follower.generation_id in kinds]
         await self._catch_up(over)  # The end may have come between the two looks.
-        await replay_to([f for f in over if not f.has_ended], kinds)
+        await replay_to(over, kinds)
         end_lost(over, kinds)
 
 

@@ -20,19 +20,19 @@ BACKLOG = 4096
 """How many connections may wait to be accepted; the kernel lowers it to its own bound."""
 
 
-def run_server(host: str, port: int, descriptor: int | None, prepare: Callable[[], None]) -> Any:
+def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], None]) -> Any:
     """Serve until stopped; return the exit status.
 
     ``descriptor`` is that of an IPv4 socket that listens already, instead of host and port.
-    ``prepare`` is called when everything is imported, before the server listens.
+    ``wait`` is called when everything is imported, before anything is connected.
     """
-    start_tracing("web")
     import_module(_APPLICATION.partition(":")[0])
     resolve("/v1/models")  # Imports the views.
     import_kinds()
+    wait()
+    start_tracing("web")
     prepare_to_send()
     freeze_imported_objects()
-    prepare()
     command = CommandLineInterface()
     command.server_class = DrainingServer
     interface = host.strip("[]").replace(":", r"\:")

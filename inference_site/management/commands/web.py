@@ -14,6 +14,7 @@ from inference_site.catalogue.catalogue import catalogue, watch_folder
 from inference_site.gateway.server.daphne import run_server
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 
 
 class Command(BaseCommand):
@@ -30,18 +31,19 @@ class Command(BaseCommand):
             help="an inherited IPv4 socket that listens already, instead of --host and --port",
         )
         add_wait(parser)
+        add_standby(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
         _require_settings()
-        wait_if_asked(options)
         metrics.register()
-        sys.exit(run_server(host, port, fd, _prepare))
 
+        def wait() -> None:
+            prepare_document()  # In a thread, which no request has to wait for.
+            stand_by_if_asked(options)
+            wait_if_asked(options)
+            watch_folder()
 
-def _prepare() -> None:
-    """Start the threads that no request has to wait for."""
-    prepare_document()
-    watch_folder()
+        sys.exit(run_server(host, port, fd, wait))
 
 
 def _require_settings() -> None:

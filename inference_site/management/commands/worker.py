@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -13,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
 from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 from worker.runtime.process import run_worker
 
 
@@ -28,13 +28,17 @@ class Command(BaseCommand):
         )
         parser.add_argument("--loglevel", default="INFO")
         add_wait(parser)
+        add_standby(parser)
 
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
+        def wait() -> None:
+            stand_by_if_asked(options)
+            wait_if_asked(options)
+
         names = settings.START_MODELS if models is None else models.split(",")
         try:
             # With names it has only those; on demand, models wait until they are asked for.
             takes_new = not (names or settings.LOAD_ON_DEMAND)
-            wait = partial(wait_if_asked, options)
             status = run_worker(app, names, loglevel, wait, takes_new=takes_new)
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc

@@ -15,7 +15,7 @@ import orjson
 import pytest
 import redis
 import redis.exceptions
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, transaction
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -24,8 +24,11 @@ from inference_site.domain.deltas import TextDelta, Usage
 from inference_site.domain.errors import EngineUnavailable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
+from inference_site.generations import maintenance
+from inference_site.generations.maintenance import give_up_orphans
 from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
 from inference_site.observability.metrics import Meter
+from inference_site.storage import connections
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams import request_documents
 from inference_site.streams.ending import Ending
@@ -73,6 +76,11 @@ class LocalStream(Stream):
         assert batch is not None
         assert batch.ending is not None
         return batch.ending
+
+    @property
+    def ending_or_none(self) -> Ending | None:
+        batch = self.take()
+        return None if batch is None else batch.ending
 
     @property
     def text(self) -> str:
@@ -339,6 +347,60 @@ def test_the_end_waits_for_a_database_that_is_down(
     monkeypatch.setattr(GenerationQuerySet, "finish", flaky)
     assert attempt.drive().status == Status.COMPLETED
     assert not failures
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_the_end_waits_for_a_locked_row_but_not_for_ever(
+    start: Start, monkeypatch: pytest.MonkeyPatch, is_freed: bool
+) -> None:
+    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(run, "_RETRY_S", 0.01)
+    monkeypatch.setattr(run, "_HELD_UP_S", 60 if is_freed else 0.1)
+    attempt = start()
+
+    def drive() -> str:
+        with connections.lent_connection():
+            return attempt.drive().status
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            assert Generation.objects.select_for_update().get(public_id=attempt.id)
+            driven = pool.submit(drive)
+            if is_freed:
+                with pytest.raises(TimeoutError):
+                    driven.result(timeout=0.3)
+            else:  # Its slot is free, and its stream has no end that is not stored.
+                assert driven.result(timeout=30) == Status.RUNNING
+                assert attempt.stream.ending_or_none is None
+        driven.result(timeout=30)
+    if not is_freed:
+        monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
+        give_up_orphans("w", lambda: ())
+    expected = (Status.COMPLETED, "") if is_freed else (Status.FAILED, "worker_lost")
+    assert (attempt.row.status, attempt.row.error_code) == expected
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
+    attempt = start()
+    Generation.objects.update(background=True)
+    attempt.claim = replace(attempt.claim, background=True)
+    attempt.stop_at("Hello", StopReason.SHUTDOWN)
+
+    def drive() -> str:
+        with connections.lent_connection():
+            return attempt.drive().status
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        assert Generation.objects.select_for_update().get(public_id=attempt.id)
+        assert pool.submit(drive).result(timeout=30) == Status.RUNNING
+    give_up_orphans("w", lambda: ())
+    assert attempt.row.status == Status.QUEUED
 
 
 def test_only_what_is_said_is_timed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import host_memory, runs, served_model
+from worker.runtime import company, host_memory, runs, served_model
 from worker.runtime.children.fork_server import ChildOrder
 from worker.runtime.runtime import Runtime
 
@@ -141,6 +142,40 @@ def test_nothing_runs_beside_what_may_have_killed_its_worker(
     spans = sorted((row.first_token_at, row.finished_at) for row in rows)
     assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))  # type: ignore[operator]  # They have ended.
     assert runtime.open_models() == ["m"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
+    runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(company, "_TRIAL_S", 0.2)
+    monkeypatch.setattr(company, "_EMPTY_S", 0.2)
+    endless: list[dict[str, Any]] = [{"text": "a"}, {"sleep_ms": 60_000}]
+    running = Generation.objects.filter(status=Status.RUNNING)
+    with ThreadPoolExecutor(4) as pool:
+        waiting(api_key, endless)
+        pool.submit(runtime.serve, "m")
+        wait_until(lambda: running.count() == 1)
+        suspect = waiting(api_key, endless)
+        Generation.objects.filter(pk=suspect.pk).update(
+            alone_since=timezone.now() - timedelta(hours=1)
+        )
+        pool.submit(runtime.serve, "m")
+        wait_until(lambda: running.count() == 2)  # It does not wait for the other's end,
+        wait_until(lambda: runtime._runs.is_open)  # and has given output for long enough.
+        runtime.drain()
+        runtime._publisher.stop_all()
+
+
+@pytest.mark.django_db
+def test_a_worker_makes_room_for_one_at_a_time(api_key: Key) -> None:
+    suspect = waiting(api_key, [{"text": "a"}])
+    Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now())
+    claim = partial(Generation.objects.claim, "m", "w", is_idle=False)
+    assert claim() is None  # It is left to an idle worker for a minute.
+    Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now() - timedelta(hours=1))
+    assert claim(may_empty=False) is None
+    assert claim() is not None
 
 
 @pytest.mark.django_db(transaction=True)

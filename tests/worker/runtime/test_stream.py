@@ -71,6 +71,30 @@ def test_an_end_without_frames_is_a_batch() -> None:
     assert (batch.next, batch.ending is not None) == (0, True)
 
 
+def test_what_is_large_goes_out_in_parts_one_soon_after_the_other() -> None:
+    shard = CountingShard()
+    stream, large = new_stream(shard), [b"x" * 100_000] * 5
+    stream.append(large)
+    stream.close(Ending([b"y" * 1_000_000, b"done"], 200, b"{}"))
+    batches, before = list[Batch](), shard.wakes
+    while not batches or batches[-1].ending is None:
+        batch = stream.take()
+        assert batch is not None
+        batches.append(batch)
+        stream.acknowledge()
+    assert [len(batch.frames) for batch in batches] == [2, 2, 1, 1, 1]
+    assert [batch.first for batch in batches] == [0, 2, 4, 5, 6]
+    assert shard.wakes == before + 4
+
+
+def test_a_failure_that_comes_first_goes_out_at_once() -> None:
+    stream = new_stream()
+    stream.close(Ending([b"y" * 1_000_000, b"done"], 400, b"{}", is_early=True))
+    batch = stream.take()
+    assert batch is not None
+    assert (len(batch.frames), batch.ending is not None) == (2, True)
+
+
 def test_only_the_first_frames_and_the_end_wake_the_publisher() -> None:
     shard = CountingShard()
     stream = new_stream(shard)

@@ -16,20 +16,19 @@ import signal
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from django.conf import settings
 
+from inference_site.restart_delay import RestartDelay
 from worker.runtime.children.fork_server import ChildOrder, ForkServer
 
 logger = logging.getLogger(__name__)
 
 _STOP_S = 5.0
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
-_STABLE_S = 30.0
-"""After a process has run for this time, its next restart has the shortest delay again."""
 
 Stage = Literal["announced", "loaded", "leaving", "failed"]
 
@@ -72,7 +71,7 @@ class ChildWorkers:
         self._children: dict[str, _Child] = {}
         self._waiting: list[str] = []
         self._may_idle: dict[str, bool] = {}
-        self._delays: dict[str, float] = {}
+        self._delays: defaultdict[str, RestartDelay] = defaultdict(RestartDelay)
         self._restarts: dict[str, threading.Timer] = {}
         self._is_stopping = False
         self._changed = threading.Condition(threading.RLock())
@@ -221,9 +220,7 @@ class ChildWorkers:
             self._family.on_child_announced(child.model)
 
     def _restart_later(self, child: _Child) -> None:
-        is_stable = time.monotonic() - child.started_at > _STABLE_S
-        delay_s = _FIRST_DELAY_S if is_stable else self._delays.get(child.model, _FIRST_DELAY_S)
-        self._delays[child.model] = min(delay_s * 2, _LONGEST_DELAY_S)
+        delay_s = self._delays[child.model].after(time.monotonic() - child.started_at)
         timer = threading.Timer(delay_s, self._restart, (child.model,))
         timer.daemon = True
         self._restarts[child.model] = timer
