@@ -208,7 +208,8 @@ class ChildWorkers:
 
     def _note(self, child: _Child) -> None:
         with self._changed:
-            if child.stage == "loaded" and child.model in self._waiting:  # It has not left.
+            has_stayed = child.stage == "loaded" and not child.is_stopping
+            if has_stayed and child.model in self._waiting:
                 self._waiting.remove(child.model)
             self._changed.notify_all()
         if child.stage == "leaving":
