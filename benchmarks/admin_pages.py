@@ -1,9 +1,9 @@
-"""The pages of the admin at size: 5 million generations, 1 million responses.
+"""The pages of the admin at size: 5 million generations, 1 million responses, 1 million refusals.
 
-``python -m benchmarks.admin_pages --generations 5000000 --responses 1000000``. PostgreSQL makes the
-rows itself: the responses of ``benchmarks.stored_responses``, a generation for each of them and
-others around, of ten projects with ten keys each and three models, over thirty days, and the
-roll-ups of those thirty days. Then an operator logs in and asks for each page, one at a time.
+``python -m benchmarks.admin_pages``. PostgreSQL makes the rows itself: the responses of
+``benchmarks.stored_responses``, a generation for each of them and others around, refused requests,
+of ten projects with ten keys each and three models, over thirty days, and the roll-ups of those
+thirty days. Then an operator logs in and asks for each page, one at a time.
 """
 
 import argparse
@@ -51,6 +51,20 @@ FROM generate_series({first}, {last}) n
 JOIN keys key ON key.number = n % (SELECT count(*) FROM keys),
 LATERAL (SELECT now() - interval '30 days' * (1 - n::float / {total}) AS t) times
 """
+# One in three of nobody's key.
+_REFUSALS = """
+INSERT INTO request_log_refusal (created_at, project_id, api_key_id, method, path, model, status,
+    error_code, request_id, duration_ms, count)
+SELECT now() - interval '30 days' * (1 - n::float / {total}),
+    CASE WHEN n % 3 > 0 THEN key.project_id END, CASE WHEN n % 3 > 0 THEN key.id END,
+    'POST', '/v1/chat/completions', CASE WHEN n % 7 = 0 THEN 'large' ELSE '' END,
+    (ARRAY[401, 429, 400])[1 + n % 3],
+    CASE WHEN n % 9973 = 0 THEN 'rare_error'
+         ELSE (ARRAY['invalid_api_key', 'rate_limit_exceeded', 'invalid_type'])[1 + n % 3] END,
+    'req_' || md5('f' || n), 3, 1
+FROM generate_series(1, {total}) n
+JOIN keys key ON key.number = n % (SELECT count(*) FROM keys)
+"""
 _ROLLUPS = """
 INSERT INTO usage_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
     failed, cancelled, input_tokens, cached_tokens, output_tokens, reasoning_tokens, queue_ms,
@@ -74,8 +88,8 @@ ANALYZE usage_usagerollup; ANALYZE usage_latencyrollup;
 """
 
 
-def fill(database: psycopg.Connection, generations: int, responses: int) -> None:
-    """Make keys, generations and roll-ups beside the responses that are there."""
+def fill(database: psycopg.Connection, generations: int, responses: int, refusals: int) -> None:
+    """Make keys, generations, refusals and roll-ups beside the responses that are there."""
     database.autocommit = True
     database.execute(_KEYS.encode())
     database.execute(
@@ -90,8 +104,10 @@ def fill(database: psycopg.Connection, generations: int, responses: int) -> None
         )
         database.execute(statement.encode())
         print(f"{last:,} generations ({time.perf_counter() - started:.0f} s)", flush=True)
+    database.execute(_REFUSALS.format(total=refusals).encode())
     database.execute(_ROLLUPS.encode())
-    database.execute(b"VACUUM ANALYZE generations_generation")
+    for table in (b"generations_generation", b"request_log_refusal"):
+        database.execute(b"VACUUM ANALYZE " + table)
 
 
 class Operator:
@@ -117,7 +133,7 @@ class Operator:
 
 
 def pages(
-    database: psycopg.Connection, generations: int, responses: int
+    database: psycopg.Connection, generations: int, responses: int, refusals: int
 ) -> Iterator[tuple[str, Callable[[int], str]]]:
     """Yield each page's name, and its address by the number of the look at it."""
     ((project, key),) = database.execute(
@@ -133,6 +149,26 @@ def pages(
     yield "home, 30d, one project", lambda _: f"/admin/?range=30d&project={project}&by=api_key_id"
     yield "queue", lambda _: "/admin/queue/"
     yield "models and workers", lambda _: "/admin/fleet/"
+    requests = "/admin/requests/"
+    yield "request log", lambda _: requests
+    yield (
+        "request log, from any place",
+        lambda n: f"{requests}?before={place(n, generations)}-{place(n, refusals)}",
+    )
+    for name, chosen in {
+        "of a project": f"project={project}",
+        "of a key": f"project={project}&key={key}",
+        "failed": "status=failed",
+        "refused": "status=refused",
+        "429": "status=429",
+        "a rare error": "error=rare_error",
+        "a rare model": "model=rare",
+        "what nothing fits": f"model=rare&error=none&project={project}",
+        "of the last hour": "since=1h",
+        "by a word of 2 %": "q=subject7",
+        "by a word that all have": "q=the",
+    }.items():
+        yield f"request log, {name}", lambda _, c=chosen: f"{requests}?{c}"  # type: ignore[misc]
     yield "generations", lambda _: log
     yield "generations, from any place", lambda n: f"{log}?before={place(n, generations)}"
     yield "generations, failed", lambda _: f"{log}?status__exact=failed"
@@ -184,23 +220,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--generations", type=int, default=5_000_000)
     parser.add_argument("--responses", type=int, default=1_000_000)
+    parser.add_argument("--refusals", type=int, default=1_000_000)
     add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
+    size = {name: vars(options)[name] for name in ("generations", "responses", "refusals")}
     with filled(options.responses) as (endpoint, database):
-        fill(database, options.generations, options.responses)
+        fill(database, options.generations, options.responses, options.refusals)
         parts = urlsplit(endpoint.url)
         operator = Operator(f"{parts.scheme}://{parts.netloc}", database)
         print("| page | p50 ms | slowest ms | |\n| --- | --- | --- | --- |")
         rows = []
-        for name, address in pages(database, options.generations, options.responses):
+        for name, address in pages(database, *size.values()):
             operator.get(address(0))  # The first reads from the disk.
             timing = timed(name, lambda n, a=address: operator.get(a(n)), _TIMES)  # type: ignore[misc]
             note = "" if timing.p99_ms < BOUND_MS else f"above {BOUND_MS} ms"
             rows.append(Timing(timing.name, timing.p50_ms, timing.p99_ms, note))
             print(rows[-1].line(), flush=True)
     if options.write:
-        size = {"generations": options.generations, "responses": options.responses}
         keep("admin_pages", {**size, "times": _TIMES, "rows": [asdict(row) for row in rows]})
 
 

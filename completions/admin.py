@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
 
 from completions.models import StoredCompletion
+from completions.previews import with_previews
 from inference_site.admin_pages.bubbles import (
     Bubble,
     Piece,
@@ -17,6 +20,7 @@ from inference_site.admin_pages.bubbles import (
     text_piece,
 )
 from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
+from inference_site.admin_pages.labels import preview, time_label
 from inference_site.generations.admin import ModelFilter
 
 Message = Mapping[str, Any]
@@ -26,11 +30,37 @@ Message = Mapping[str, Any]
 class StoredCompletionAdmin(KeysetAdmin):
     """Admin of chat completions that were requested with ``store: true``."""
 
-    list_display = ("public_id", "created_at", "project", "model", "metadata")
+    list_display = ("short_id", "time", "project", "model", "metadata")
     list_filter = (ModelFilter, SinceFilter, "project")
     list_select_related = ("project",)
     fields = ("public_id", "project", "model", "metadata", "created_at")
     change_form_template = "completions/admin/stored_completion.html"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add previews for those who may see content."""
+        rows = super().get_queryset(request)
+        return with_previews(rows) if may_see_content(request) else rows
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """Show previews to those who may see content."""
+        shown = self.list_display
+        return (*shown[:2], "input", "output", *shown[2:]) if may_see_content(request) else shown
+
+    @admin.display(description="ID")
+    def short_id(self, stored: StoredCompletion) -> str:
+        return f"{stored.public_id[:17]}…"
+
+    @admin.display(description="time (UTC)")
+    def time(self, stored: StoredCompletion) -> SafeString:
+        return time_label(stored.created_at)
+
+    @admin.display(description="input")
+    def input(self, stored: Any) -> str:
+        return preview(stored.asked)
+
+    @admin.display(description="output")
+    def output(self, stored: Any) -> str:
+        return preview(stored.answered)
 
     def change_view(
         self,

@@ -65,6 +65,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.request_log",
     "inference_site.usage",
     "worker",
     "completions",
@@ -246,6 +247,7 @@ START_MODELS = environment.items("START_MODELS")
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
+REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30)  # 0: refused requests are kept for ever.
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
 # The most idempotency keys that are remembered of one project.
 IDEMPOTENCY_KEYS = environment.number("IDEMPOTENCY_KEYS", 10_000, minimum=1)

@@ -8,7 +8,7 @@ which words are frequent beyond doubt; of all others the index is asked first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,29 @@ EXISTS (
 """
 
 
+# The texts of the index, but for names: short, and seldom what was looked for.
+_FOUND_IN = """
+SELECT DISTINCT ON (response_id) response_id,
+    ts_headline('simple', left(texts.text, 20000),
+                websearch_to_tsquery('simple', %(text)s), %(form)s)
+FROM responses_api_item, LATERAL (
+    SELECT string_agg(piece #>> '{}', ' ') AS text
+    FROM (
+        SELECT jsonb_path_query(data, '$.content[*].text') AS piece
+        UNION ALL SELECT jsonb_path_query(data, '$.summary[*].text')
+        UNION ALL SELECT jsonb_path_query(data, '$.output ? (@.type() == "string")')
+        UNION ALL SELECT jsonb_path_query(data, '$.arguments')
+    ) pieces
+) texts
+WHERE response_id = ANY(%(responses)s)
+  AND responses_api_item_words(project_id, data) @@ websearch_to_tsquery('simple', %(text)s)
+ORDER BY response_id, position
+"""
+HIT_STARTS, HIT_ENDS = "\ue000", "\ue001"
+"""What surrounds each word that was found: characters that no text has."""
+_HIT_FORM = f"StartSel={HIT_STARTS}, StopSel={HIT_ENDS}, MaxFragments=1, MaxWords=24, MinWords=10"
+
+
 class SearchTooBroad(Exception):
     """Too much was to be searched for the time that there is."""
 
@@ -65,6 +88,14 @@ def is_mentioned(text: str, project_id: int | None) -> models.Q:
         return models.Q(pk__in=found)
     has_words = RawSQL(_HAS_WORDS, [text], output_field=models.BooleanField())  # noqa: S611  # Fixed; the text is a parameter.
     return models.Q(has_words)
+
+
+def hits_in(responses: Sequence[int], text: str) -> dict[int, str]:
+    """Return where each of these responses has the words, in the text around them."""
+    wanted: dict[str, Any] = {"text": text, "responses": list(responses), "form": _HIT_FORM}
+    with connection.cursor() as cursor:
+        cursor.execute(_FOUND_IN, wanted)
+        return dict(cursor.fetchall())
 
 
 @contextmanager

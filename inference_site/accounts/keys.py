@@ -15,6 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project
+from inference_site.errors.api_errors import AuthenticationError
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
@@ -67,7 +68,7 @@ def issue_key(record: ApiKey) -> str:
     record.prefix = secret[:_PREFIX_LENGTH]
     with transaction.atomic():
         record.save(force_insert=True)
-        KeySecret.objects.create(api_key=record, digest=_digest(secret))
+        KeySecret.objects.create(api_key=record, digest=digest_of(secret))
     return secret
 
 
@@ -78,7 +79,7 @@ def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
         current = record.secrets.select_for_update().filter(expires_at=None)
         _forget(current.values_list("digest", flat=True))
         current.update(expires_at=until)
-        KeySecret.objects.create(api_key=record, digest=_digest(secret))
+        KeySecret.objects.create(api_key=record, digest=digest_of(secret))
         ApiKey.objects.filter(pk=record.pk).update(prefix=secret[:_PREFIX_LENGTH])
     record.prefix = secret[:_PREFIX_LENGTH]
     return secret
@@ -90,6 +91,16 @@ def revoke_key(record: ApiKey) -> None:
     _forget(record.secrets.values_list("digest", flat=True))
 
 
+def given_secret(authorization: str, api_key: str) -> str:
+    """Return the secret that the two headers hold. Raise AuthenticationError if they hold none."""
+    scheme, _, secret = authorization.partition(" ")
+    if scheme.lower() == "bearer" and secret.strip():
+        return secret.strip()
+    if api_key.strip():
+        return api_key.strip()
+    raise AuthenticationError
+
+
 _cache: dict[str, tuple[float, Caller]] = {}
 
 
@@ -98,7 +109,7 @@ def find_caller(secret: str) -> Caller | None:
 
     The result of the one indexed read is cached for ``_CACHE_S``.
     """
-    digest = _digest(secret)
+    digest = digest_of(secret)
     now = time.monotonic()
     cached = _cache.get(digest)
     if cached is not None and cached[0] > now:
@@ -115,8 +126,15 @@ def find_caller(secret: str) -> Caller | None:
 
 def known_caller(secret: str) -> tuple[Caller | None, bool]:
     """Return the caller that was found for this secret, at once, and whether that counts still."""
-    expires_at, caller = _cache.get(_digest(secret), (0.0, None))
+    expires_at, caller = _cache.get(digest_of(secret), (0.0, None))
     return caller, expires_at > time.monotonic()
+
+
+def owners_of(digests: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return project and key of secrets by their digests, also of keys that are refused now."""
+    found = KeySecret.objects.filter(digest__in=list(digests))
+    rows = found.values_list("digest", "api_key__project_id", "api_key_id")
+    return {digest: (project, key) for digest, project, key in rows}
 
 
 def caller_of_key(pk: int) -> Caller | None:
@@ -184,6 +202,7 @@ def _forget(digests: Iterable[str]) -> None:
         _cache.pop(digest, None)
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return what is stored of a secret."""
     # A slow password hash is not needed: the secret has 288 random bits.
     return hashlib.sha256(secret.encode()).hexdigest()

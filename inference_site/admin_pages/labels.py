@@ -1,4 +1,4 @@
-"""Values as lists and pages of the admin show them; ``duration`` is also a template filter."""
+"""Values as lists and pages of the admin show them; some are also template filters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from django.utils.safestring import SafeString
 
 register = template.Library()
 
+PREVIEW_LENGTH = 90
+"""Characters of a prompt or answer that lists show."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -24,6 +26,13 @@ def time_label(moment: dt.datetime) -> SafeString:
     return format_html('<span class="nowrap">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
 
 
+def preview(text: str | None) -> str:
+    """Return the beginning of a text as one line; a dash for none."""
+    line = " ".join((text or "").split())
+    return f"{line[:PREVIEW_LENGTH]}…" if len(line) > PREVIEW_LENGTH else line or "—"
+
+
+@register.filter
 def milliseconds(value: float | None) -> str:
     """Return milliseconds; a dash for None."""
     return "—" if value is None else f"{value:,.0f} ms"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 
-from inference_site.accounts.keys import Caller, find_caller
+from inference_site.accounts.keys import Caller, find_caller, given_secret
 from inference_site.accounts.models import Scope
 from inference_site.errors.api_errors import AuthenticationError, ForbiddenError
 
@@ -61,16 +61,6 @@ def authenticated(authorization: str, api_key: str) -> Caller:
             f"Incorrect API key provided: {_masked(secret)}.", code="invalid_api_key"
         )
     return caller
-
-
-def given_secret(authorization: str, api_key: str) -> str:
-    """Return the secret that the two headers hold. Raise AuthenticationError if they hold none."""
-    scheme, _, secret = authorization.partition(" ")
-    if scheme.lower() == "bearer" and secret.strip():
-        return secret.strip()
-    if api_key.strip():
-        return api_key.strip()
-    raise AuthenticationError
 
 
 def _masked(secret: str) -> str:

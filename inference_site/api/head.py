@@ -10,8 +10,8 @@ from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, resolve
 from rest_framework.utils.mediatypes import media_type_matches
 
-from inference_site.accounts.keys import known_caller
-from inference_site.api.authentication import KeyAuthentication, given_secret
+from inference_site.accounts.keys import given_secret, known_caller
+from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
 from inference_site.gateway.head import Head, length_of_body
 from inference_site.storage.connections import lent_connection

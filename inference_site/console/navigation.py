@@ -49,7 +49,11 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
     for title, models in _MODELS:
-        groups.append({"title": title, "items": [_to_list(request, *model) for model in models]})
+        items = [_to_list(request, *model) for model in models]
+        if title == "Requests":
+            log = reverse("admin:requests")
+            items.insert(0, _link("Request log", "manage_search", log, shown=sees_queue))
+        groups.append({"title": title, "items": items})
     return groups
 
 

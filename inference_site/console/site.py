@@ -17,6 +17,7 @@ from inference_site.console.fleet import fleet_context, request_action
 from inference_site.console.home import home_context, usage_csv
 from inference_site.console.login import is_locked_out
 from inference_site.console.queue import queue_context, run_action
+from inference_site.console.request_log.page import requests_context, save_filter
 
 
 class ConsoleSite(UnfoldAdminSite):
@@ -37,6 +38,12 @@ class ConsoleSite(UnfoldAdminSite):
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
             ),
+            path(
+                "requests/",
+                own(self._page("Requests", requests_context, "requests")),
+                name="requests",
+            ),
+            path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
         ]
 

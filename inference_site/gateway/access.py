@@ -15,8 +15,12 @@ from typing import Any
 from django.urls import Resolver404, resolve
 from prometheus_client import Counter, Gauge, Histogram
 
+from inference_site.accounts.keys import digest_of, given_secret
+from inference_site.errors.api_errors import AuthenticationError
 from inference_site.observability.log_context import Facts, logged_with
 from inference_site.observability.tracing import Span, begin, trace_id
+from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
+from inference_site.request_log.refusals import Refused, refusals
 
 logger = logging.getLogger("inference_site.access")
 
@@ -28,6 +32,7 @@ SCOPE_KEY = "inference_site.access"
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _QUIET = ("/health", "/metrics", "/static/")
 """Requested every few seconds, or with every page: logged at ``DEBUG``."""
+_LOGGED = ("/v1", "/api/")
 _CUT_OFF = 499
 """The client left before its answer had come to an end, or the server stopped."""
 _LONGEST_PATH = 200
@@ -74,6 +79,8 @@ class Access:
         duration_s = time.monotonic() - self._began
         method, path = self._scope["method"], self._scope["path"]
         status = self._status if self._is_complete else _CUT_OFF
+        if self._status >= 400 and "error_code" in self.facts and path.startswith(_LOGGED):
+            refusals.add(_refused(self._scope, self._status, self.facts, duration_s))
         route = self.facts.pop("route", None) or _route(path)
         _REQUESTS.labels(method if method in _METHODS else "other", route, status).inc()
         _DURATION.labels(route).observe(duration_s)
@@ -121,6 +128,32 @@ def _route(path: str) -> str:
         return str(resolve(path.rstrip("/") if path.startswith("/v1") else path).route)
     except Resolver404:
         return "static" if path.startswith("/static/") else "unknown"
+
+
+def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:
+    """Return what the request log keeps of a request that no generation stands for."""
+    return Refused(
+        status,
+        facts["error_code"],
+        scope["method"][:16],
+        _one_line(scope["path"])[:LONGEST_PATH],
+        facts.get("model", "")[:LONGEST_MODEL],
+        facts.get("request_id", ""),
+        duration_s * 1000,
+        facts.get("project"),
+        facts.get("api_key"),
+        "" if "api_key" in facts else _digest(scope),
+    )
+
+
+def _digest(scope: Scope) -> str:
+    """Return the digest of the key that came with a request; empty if there was none."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    try:
+        secret = given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
+    except AuthenticationError:
+        return ""
+    return digest_of(secret)
 
 
 def _one_line(path: str) -> str:

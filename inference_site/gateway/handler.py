@@ -30,7 +30,7 @@ from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotF
 from inference_site.errors.exceptions import api_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
-from inference_site.observability.log_context import logged_with
+from inference_site.observability.log_context import logged_with, note
 from inference_site.observability.tracing import current
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ApiHandler:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = _request_id(given)
         if access := scope.get(access_key):
-            access.facts["request_id"] = request_id
+            access.facts |= {"request_id": request_id, "error_code": error.code or error.type}
         return _with_common_headers(error_response(error, scope["path"]), request_id, started)
 
     def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
@@ -89,10 +89,12 @@ class ApiHandler:
             return _view_response(request)
         except Http404:
             unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
+            note(error_code=unknown.type)
             return error_response(unknown, request.path)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
+            note(error_code=error.code or error.type)
             return error_response(error, request.path)
 
 
@@ -109,6 +111,7 @@ def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iter
     """Have the log, and what is enqueued, know which request goes on here."""
     access: Access | None = scope.get(access_key)
     facts = {} if access is None else access.facts
+    facts.pop("error_code", None)  # Of an attempt before this one.
     facts["request_id"] = request_id
     token = current.set("" if access is None else access.span.traceparent)
     try:

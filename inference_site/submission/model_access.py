@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,9 @@ from inference_site.fleet import fleet
 from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
+from inference_site.observability.log_context import note
 
+_NAME = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)
 _TRY_AGAIN_S = 60.0
 """A model that could not be loaded is not tried again on demand for so long."""
 
@@ -56,6 +59,8 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         raise InvalidRequestError(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
+    if _NAME.fullmatch(name):
+        note(model=name)
     spec = catalogue().find(name, caller.project_name)
     if spec is None and (adapted := _adapted(caller, name)) is not None:
         model = served_model(caller, adapted, background=background)

@@ -1,4 +1,4 @@
-"""Retention: deletes roll-ups, generations and failed logins that are past their retention time.
+"""Retention: deletes old roll-ups, generations, refused requests and failed logins.
 
 Rows are deleted in batches, oldest first, one transaction for each batch, so that writers of the
 same table wait for one batch at most.
@@ -17,6 +17,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.generations.models import Generation
+from inference_site.request_log.models import Refusal
 from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
 _BATCH = 2_000
@@ -43,8 +44,22 @@ def prune(until: float = math.inf) -> int:
     limit = now - dt.timedelta(days=_LOGIN_FAILURE_DAYS)
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
     deleted += _delete(failures.order_by("pk"), until)
+    if settings.REFUSALS_DAYS:
+        deleted += _prune_refusals(now - dt.timedelta(days=settings.REFUSALS_DAYS), until)
     if settings.USAGE_LOG_DAYS:
         deleted += _prune_log(now - dt.timedelta(days=settings.USAGE_LOG_DAYS), until)
+    return deleted
+
+
+def _prune_refusals(limit: dt.datetime, until: float) -> int:
+    """Delete requests that were refused before ``limit``; their ids grow with time."""
+    deleted = 0
+    while time.monotonic() < until:
+        oldest = Refusal.objects.order_by("pk").values_list("pk", "created_at")[:_BATCH]
+        gone = [pk for pk, at in oldest if at < limit]
+        deleted += Refusal.objects.filter(pk__in=gone).delete()[0]
+        if len(gone) < _BATCH:
+            break
     return deleted
 
 

@@ -5,23 +5,49 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.bubbles import may_see_content
 from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
+from inference_site.admin_pages.labels import preview, time_label
 from responses_api.admin.turns import MOST_ITEMS, Tools
 from responses_api.models import Conversation, Item
+from responses_api.previews import with_last_message
 
 
 @admin.register(Conversation)
 class ConversationAdmin(KeysetAdmin):
     """Conversations, also those that are deleted and that responses build on."""
 
-    list_display = ("public_id", "created_at", "project", "metadata", "next_position")
+    list_display = ("short_id", "time", "project", "metadata", "next_position")
     list_filter = (SinceFilter, "project")
     list_select_related = ("project",)
     change_form_template = "responses_api/admin/conversation.html"
     fields = ("public_id", "project", "metadata", "created_at", "deleted_at")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add the last message for those who may see content."""
+        rows = super().get_queryset(request)
+        return with_last_message(rows) if may_see_content(request) else rows
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """Show the last message to those who may see content."""
+        shown = self.list_display
+        return (*shown[:2], "last_message", *shown[2:]) if may_see_content(request) else shown
+
+    @admin.display(description="ID")
+    def short_id(self, conversation: Conversation) -> str:
+        return f"{conversation.public_id[:13]}…"
+
+    @admin.display(description="time (UTC)")
+    def time(self, conversation: Conversation) -> SafeString:
+        return time_label(conversation.created_at)
+
+    @admin.display(description="last message")
+    def last_message(self, conversation: Any) -> str:
+        return preview(conversation.said)
 
     def change_view(
         self,

@@ -6,14 +6,11 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Case, OuterRef, QuerySet, Subquery, When
-from django.db.models.fields.json import KT
-from django.db.models.functions import Coalesce, Left
 from django.http import HttpRequest
 
 from inference_site.generations.models import Generation, Status
-from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
+from responses_api.models import ENDED, ResponseStatus, StoredResponse
 
-_PREVIEW_LENGTH = 90
 _OPEN = sorted(set(ResponseStatus) - ENDED)
 _STATUS_OF_RUN = {
     Status.QUEUED: ResponseStatus.QUEUED,
@@ -51,19 +48,3 @@ class StatusFilter(admin.SimpleListFilter):
         if runs:
             return queryset.filter(status__in=_OPEN, run=runs[0])
         return queryset.filter(status=chosen) if chosen in ResponseStatus else queryset
-
-
-def with_previews(rows: QuerySet[StoredResponse]) -> QuerySet[StoredResponse]:
-    """Add ``asked`` and ``answered``: how the last input message and the first answer begin."""
-    text = Coalesce(KT("data__content__0__text"), KT("data__content"))
-    messages = Item.objects.filter(response=OuterRef("pk"), data__type="message")
-    texts = messages.annotate(text=Left(text, _PREVIEW_LENGTH + 1)).values("text")
-    asked = texts.filter(is_output=False).order_by("-position")[:1]
-    answered = texts.filter(is_output=True).order_by("position")[:1]
-    return rows.annotate(asked=Subquery(asked), answered=Subquery(answered))
-
-
-def preview(text: str | None) -> str:
-    """Return the beginning of a text as one line; a dash for none."""
-    line = " ".join((text or "").split())
-    return f"{line[:_PREVIEW_LENGTH]}…" if len(line) > _PREVIEW_LENGTH else line or "—"

@@ -23,18 +23,19 @@ from django.views.decorators.http import require_POST
 
 from inference_site.admin_pages.bubbles import may_see_content, pretty
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.admin_pages.labels import status_label, time_label
+from inference_site.admin_pages.labels import preview, status_label, time_label
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
 from responses_api.admin.export import export
-from responses_api.admin.listed import StatusFilter, preview, status_of, with_previews, with_run
+from responses_api.admin.listed import StatusFilter, status_of, with_run
 from responses_api.admin.requests import curl, run_again
 from responses_api.admin.tree import tree
 from responses_api.admin.turns import MOST_TURNS, turns
 from responses_api.models import ENDED, StoredResponse
+from responses_api.previews import with_previews
 from responses_api.search import SearchTooBroad, search_time
 
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."

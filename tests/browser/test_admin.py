@@ -25,6 +25,7 @@ PAGES = [
     "/admin/",
     "/admin/queue/",
     "/admin/fleet/",
+    "/admin/requests/",
     "/admin/generations/generation/",
     "/admin/generations/generation/1/change/",
     "/admin/responses_api/storedresponse/",
@@ -69,7 +70,9 @@ def test_pages_fit_and_have_no_serious_fault_of_accessibility(page: Page, path: 
         assert faults(page) == [], width
 
 
-@pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
+@pytest.mark.parametrize(
+    "path", ["/admin/", "/admin/requests/", "/admin/responses_api/storedresponse/1/change/"]
+)
 def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page], path: str) -> None:
     page = open_page("desktop", "dark")
     page.goto(path)
@@ -195,6 +198,35 @@ def _waiting(stack: ServedStack) -> list[str]:
     return [row[0] for row in rows]
 
 
+def test_a_refused_request_comes_into_the_log_and_a_filter_is_saved(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    page.goto("/admin/requests/")
+    page.mouse.move(0, 0)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="no-such-model", input="Hello")
+    log = page.get_by_role("region", name="Requests")
+    expect(log.get_by_text("no-such-model")).to_be_visible()  # Without a reload.
+    expect(page.locator("#refreshed")).to_contain_text(re.compile(r"Updated \d+ s ago\."))
+    press(page, page.get_by_role("button", name="Pause"))
+    expect(page.locator("#refreshed")).to_contain_text("Paused.")
+    press(page, page.get_by_role("region", name="Facets").get_by_role("link", name="404"))
+    resize(page, "desktop")
+    expect(log.get_by_role("rowheader")).to_have_count(1)
+    page.get_by_role("textbox", name="Name of the filter").fill("Unknown models")
+    press(page, page.get_by_role("button", name="Save this filter"))
+    page.goto("/admin/requests/")
+    press(page, page.get_by_role("link", name="Unknown models", exact=True))
+    page.wait_for_url("**/admin/requests/?status=404")
+    page.get_by_role("searchbox", name="Search").fill("sleep")
+    page.get_by_role("combobox", name="Status").select_option("")
+    expect(log.locator("mark").first).to_have_text("sleep")
+    for width in WIDTHS:
+        resize(page, width)
+        assert_fits(page)
+        assert faults(page) == [], width
+
+
 def test_the_queue_moves_up_and_stops_what_waits(
     page: Page, full: list[str], stack: ServedStack
 ) -> None:
@@ -251,6 +283,9 @@ def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: S
         settled(page)
         assert_fits(page)
         keep_screenshot(page, f"admin-home-{width}")
+        page.goto("/admin/requests/")
+        settled(page)
+        keep_screenshot(page, f"admin-requests-{width}")
     page = open_page("desktop", "dark")
     page.goto("/admin/fleet/")
     settled(page)

@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue, watch_folder
 from inference_site.gateway.server.daphne import run_server
+from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.supervisor.standby import add_standby, stand_by_if_asked
@@ -42,8 +43,11 @@ class Command(BaseCommand):
             stand_by_if_asked(options)
             wait_if_asked(options)
             watch_folder()
+            writer.start()
 
-        sys.exit(run_server(host, port, fd, wait))
+        status = run_server(host, port, fd, wait)
+        writer.stop()
+        sys.exit(status)
 
 
 def _require_settings() -> None:

@@ -1,17 +1,29 @@
 // Reloads the live part of a page every 3 s, and says how old it is. It pauses while the page is
-// hidden, and while the pointer or the focus is in that part: rows must not move under either.
+// hidden, after its button Pause, and while the pointer or the focus is in that part: rows must not move under either.
 const EVERY_MS = 3000;
 let refreshedAt = Date.now();
 
 const live = document.getElementById("live");
 const note = document.getElementById("refreshed");
 
+const pause = document.getElementById("pause");
+pause?.addEventListener("click", () => {
+  const isPaused = pause.getAttribute("aria-pressed") !== "true";
+  pause.setAttribute("aria-pressed", String(isPaused));
+  pause.textContent = isPaused ? "Resume" : "Pause";
+  if (!isPaused) refresh().catch(() => {});
+});
+
+function isPaused() {
+  return pause?.getAttribute("aria-pressed") === "true";
+}
+
 function isInUse() {
   return live.contains(document.activeElement) || live.matches(":hover");
 }
 
 async function refresh() {
-  if (document.hidden || isInUse()) return;
+  if (document.hidden || isPaused() || isInUse()) return;
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   if (!answer.ok || answer.redirected) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -23,7 +35,8 @@ async function refresh() {
 
 function say() {
   const age = `Updated ${Math.round((Date.now() - refreshedAt) / 1000)} s ago.`;
-  note.textContent = isInUse() ? `${age} Paused while the pointer or the focus is below.` : age;
+  if (isPaused()) note.textContent = `${age} Paused.`;
+  else note.textContent = isInUse() ? `${age} Paused while the pointer or the focus is below.` : age;
 }
 
 setInterval(() => refresh().catch(() => {}), EVERY_MS);

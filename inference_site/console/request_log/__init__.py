@@ -1,0 +1,1 @@
+"""The page of the request log: accepted and refused requests in one list."""

@@ -1,0 +1,101 @@
+"""Refused requests, collected in a web process until its writer has stored them.
+
+Noting one costs microseconds and never waits. Past a rate, requests with the same error are only
+counted: memory and rows are bounded whatever is sent.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from dataclasses import dataclass, field
+
+_WINDOW_S = 60.0
+_MOST_OF_A_KIND = 60
+"""Rows of one kind in a window; after these, one for each time that the writer comes by."""
+_MOST = 600
+"""Rows of all kinds in a window; likewise."""
+_MOST_KINDS = 200
+"""Kinds that are counted between two visits of the writer; all others are one kind."""
+
+Kind = tuple[int, str, int | None]
+"""HTTP status, error code, and key; all that nobody knows the key of are alike."""
+
+
+@dataclass(slots=True)
+class Refused:
+    """One refused request, and how many alike came with it.
+
+    ``digest`` is that of its secret if nobody has looked that up; the writer does.
+    """
+
+    status: int
+    error_code: str
+    method: str = ""
+    path: str = ""
+    model: str = ""
+    request_id: str = ""
+    duration_ms: float = 0.0
+    project_id: int | None = None
+    api_key_id: int | None = None
+    digest: str = ""
+    at: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
+    count: int = 1
+
+    @property
+    def kind(self) -> Kind:
+        """What it shares with those that are counted with it."""
+        return self.status, self.error_code, self.api_key_id
+
+
+class Refusals:
+    """What has been refused since ``take`` was last called. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Refused] = []
+        self._counted: dict[Kind, Refused] = {}
+        self._of_kind: dict[Kind, int] = {}
+        self._window_ends = 0.0
+        self._in_window = 0
+
+    def add(self, refused: Refused) -> None:
+        """Keep a refused request, or count it with one of its kind."""
+        with self._lock:
+            self._begin_window()
+            kind = refused.kind
+            if self._in_window < _MOST and self._of_kind.get(kind, 0) < _MOST_OF_A_KIND:
+                self._in_window += 1
+                self._of_kind[kind] = self._of_kind.get(kind, 0) + 1
+                self._kept.append(refused)
+            else:
+                self._count(kind, refused)
+
+    def take(self) -> list[Refused]:
+        """Return what was added since the last call, and forget it."""
+        with self._lock:
+            taken = [*self._kept, *self._counted.values()]
+            self._kept, self._counted = [], {}
+        return taken
+
+    def _begin_window(self) -> None:
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._window_ends, self._in_window, self._of_kind = now + _WINDOW_S, 0, {}
+
+    def _count(self, kind: Kind, refused: Refused) -> None:
+        known = self._counted.get(kind)
+        if known is None and len(self._counted) >= _MOST_KINDS:
+            refused = Refused(0, "others", at=refused.at)
+            kind = refused.kind
+            known = self._counted.get(kind)
+        if known is not None:
+            known.count += 1
+            return
+        refused.digest = ""  # The next of its kind may have another.
+        self._counted[kind] = refused
+
+
+refusals = Refusals()
+"""Those of this process."""
