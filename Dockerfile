@@ -33,20 +33,25 @@ RUN apt-get update \
 FROM cuda-python AS packages-cuda
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1
+WORKDIR /build
+COPY requirements-uv.lock requirements-worker.lock ./
+# All but the engine's wheel, which the next layer brings. When that fails, this one is kept.
+RUN python3.12 -m venv /uv \
+    && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
+    && /uv/bin/uv venv --python /usr/bin/python3.12 /venv \
+    && echo xllamacpp > without.txt \
+    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-worker.lock --excludes without.txt
 # The wheels of CUDA have an index of their own; the lock knows those of PyPI only. With the hash of
 # the wheel, which that index shows, this one is checked too.
 ARG CUDA_WHEELS=https://xorbitsai.github.io/xllamacpp/whl/cu128
 ARG CUDA_WHEEL_SHA256=""
-WORKDIR /build
-COPY requirements-uv.lock requirements-worker.lock ./
-RUN python3.12 -m venv /uv \
-    && /uv/bin/pip install --no-cache-dir --require-hashes -r requirements-uv.lock \
-    && /uv/bin/uv venv --python /usr/bin/python3.12 /venv \
-    && /uv/bin/uv pip install --python /venv --require-hashes -r requirements-worker.lock \
-    && /uv/bin/uv pip uninstall --python /venv xllamacpp \
-    && sed -n 's/^\(xllamacpp==[^ ]*\).*/\1/p' requirements-worker.lock | tr -d '\n' > cuda.txt \
-    && echo "${CUDA_WHEEL_SHA256:+ --hash=sha256:$CUDA_WHEEL_SHA256}" >> cuda.txt \
-    && /uv/bin/uv pip install --python /venv --no-deps --index-url "$CUDA_WHEELS" -r cuda.txt
+RUN --mount=type=cache,target=/root/.cache/uv \
+    sed -n 's/^\(xllamacpp==[^ ]*\).*/\1/p' requirements-worker.lock | tr -d '\n' > cuda.txt \
+    && echo "${CUDA_WHEEL_SHA256:+ --hash=sha256:$CUDA_WHEEL_SHA256}" >> cuda.txt; \
+    if ! UV_NO_CACHE=0 /uv/bin/uv pip install --python /venv --no-deps --index-url "$CUDA_WHEELS" -r cuda.txt; then \
+        echo "There is no $(cat cuda.txt) at $CUDA_WHEELS, or it does not answer: build again, or name another index with --build-arg CUDA_WHEELS=" >&2; \
+        exit 1; \
+    fi
 
 # --- The site --------------------------------------------------------------------------------------
 
@@ -70,7 +75,7 @@ RUN python -m compileall -q --invalidation-mode checked-hash . \
     && SECRET_KEY=build python manage.py openapi > /dev/null
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=6 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=300s --retries=6 \
     CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 8000)); c.send(b'GET /health HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["web", "--host", "0.0.0.0", "--port", "8000"]
@@ -90,8 +95,9 @@ WORKDIR /app
 COPY --from=web /app /app
 USER 10001:10001
 EXPOSE 9100
+# Healthy with its models loaded, so that an upgrade stops no old worker before.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=600s --retries=6 \
-    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
+    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["worker"]
 
@@ -108,6 +114,6 @@ COPY --from=web /app /app
 USER 10001:10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=10s --start-period=600s --retries=6 \
-    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
+    CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["worker"]

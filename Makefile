@@ -16,7 +16,7 @@ MODEL ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
-	attacks lock clean
+	attacks containers lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -83,6 +83,10 @@ soak: .venv/.installed-dev
 # What one project's attacks cost another, in ten minutes.
 attacks: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.attacks --write
+
+# Builds and runs docker-compose.yml with a Docker engine, in ten minutes or more; `CHECKS="scales web"` for some.
+containers: .venv/.installed-dev
+	$(BIN)/python -m tools.containers $(CHECKS)
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

@@ -2,18 +2,21 @@
 
 ``python -m benchmarks.gateway --streams 16 64 128``. The server paces each stream at 100 tokens/s,
 200 tokens a request. It is asked directly, through the platform and, unless ``--no-litellm``,
-through the LiteLLM proxy, in turn, on the same machine. Processor time is that of each part's
-processes while the load runs, requests included; that of a request is measured by answers of one
-token.
+through the LiteLLM proxy, in turn, on the same machine: by bursts, all streams beginning at once,
+and by requests that arrive at random times, on average half as many at a time. Processor time is
+that of each part's processes while the bursts run, requests included; that of a request is measured
+by whole answers of one token, each client asking again at once.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 
@@ -32,6 +35,10 @@ from benchmarks.run import run_load
 from benchmarks.targets import Endpoint, litellm_before, platform_with
 
 TOKENS = 200
+STREAM_S = 2.0
+"""How long a stream takes at the server's pace."""
+SETTLE_S, QUIET_S = 30.0, 0.2
+"""The longest wait for a target that has started, and the processor time that is none, a second."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -45,6 +52,8 @@ class Row:
     tokens_per_s: float
     ttft_ms_p50: float
     ttft_ms_p99: float
+    spread_ttft_ms_p50: float
+    spread_ttft_ms_p99: float
     errors: int
     cpu_us: Mapping[str, float]
     requests_per_s: float
@@ -71,6 +80,17 @@ def processor_s(endpoint: Endpoint) -> dict[str, float]:
     return spent
 
 
+def settle(endpoint: Endpoint) -> None:
+    """Wait until a target is at rest: the platform starts spare processes once it is ready."""
+    until, before = time.monotonic() + SETTLE_S, -1.0
+    while time.monotonic() < until:
+        spent = sum(processor_s(endpoint).values())
+        if spent - before < QUIET_S:
+            return
+        before = spent
+        time.sleep(1)
+
+
 def part_of(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
     if "redis" in words:
@@ -81,17 +101,23 @@ def part_of(process: psutil.Process) -> str:
 
 
 def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
-    """Load a target with long streams, then with short requests."""
-    number = 1_000_000 * streams
+    """Load a target with bursts, with arrivals at random times, then with short requests."""
+    number, rate = 1_000_000 * streams, str(streams / 2 / STREAM_S)
     long, per_token = loaded(endpoint, streams, rounds, TOKENS, number)
-    short, per_request = loaded(endpoint, streams, max(2, 640 // streams), 1, number + 500_000)
+    spread, _ = loaded(
+        endpoint, streams, rounds, TOKENS, number + 300_000, ["--arrivals-per-s", rate]
+    )
+    shorts = max(2, 640 // streams)
+    short, per_request = loaded(endpoint, streams, shorts, 1, number + 500_000, ["--whole"])
     return Row(
         target,
         streams,
         long.tokens_per_s,
         long.ttft_ms_p50,
         long.ttft_ms_p99,
-        long.errors + short.errors,
+        spread.ttft_ms_p50,
+        spread.ttft_ms_p99,
+        long.errors + spread.errors + short.errors,
         per_token,
         round(short.requests / short.seconds, 1),
         per_request,
@@ -99,10 +125,15 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
 
 
 def loaded(
-    endpoint: Endpoint, streams: int, rounds: int, tokens: int, first_prompt: int
+    endpoint: Endpoint,
+    streams: int,
+    rounds: int,
+    tokens: int,
+    first_prompt: int,
+    more: Sequence[str] = (),
 ) -> tuple[LoadResult, dict[str, float]]:
     """Run a load; return what came of it, and the processor microseconds for each token."""
-    arguments = ["--streams", str(streams), "--rounds", str(rounds)]
+    arguments = ["--streams", str(streams), "--rounds", str(rounds), *more]
     arguments += ["--max-tokens", str(tokens), "--first-prompt", str(first_prompt)]
     before = processor_s(endpoint)
     result = run_load(endpoint, arguments, 300)
@@ -134,7 +165,7 @@ def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[s
     if options.litellm:
         with ExitStack() as stack:
             try:
-                endpoint = stack.enter_context(litellm_before(upstream))
+                endpoint = stack.enter_context(litellm_before(upstream, options.litellm_program))
             except (OSError, subprocess.SubprocessError) as exc:
                 print(f"no LiteLLM here: {exc}", file=sys.stderr)
             else:
@@ -144,9 +175,9 @@ def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[s
 def table(rows: list[Row]) -> str:
     direct = {row.streams: row.tokens_per_s for row in rows if row.target == "direct"}
     lines = [
-        "| streams | target | tokens/s | share | TTFT p50 / p99 ms | CPU µs a token | "
-        "requests/s | CPU µs a request | errors |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| streams | target | tokens/s | share | TTFT p50 / p99 ms | at random times | "
+        "CPU µs a token | requests/s | CPU µs a request | errors |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: row.streams):
         cells = [
@@ -155,6 +186,7 @@ def table(rows: list[Row]) -> str:
             f"{row.tokens_per_s:,.0f}",
             f"{row.tokens_per_s / direct[row.streams]:.0%}",
             f"{row.ttft_ms_p50:,.0f} / {row.ttft_ms_p99:,.0f}",
+            f"{row.spread_ttft_ms_p50:,.0f} / {row.spread_ttft_ms_p99:,.0f}",
             shown(row.cpu_us),
             f"{row.requests_per_s:,.0f}",
             shown(row.cpu_us_request),
@@ -183,10 +215,11 @@ def shown(costs: Mapping[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 128])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 128, 256])
     parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
     parser.add_argument("--tokens-per-s", type=float, default=100.0)
     parser.add_argument("--no-litellm", dest="litellm", action="store_false")
+    parser.add_argument("--litellm-program", type=Path, help="one that is installed already")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON as well")
     add_write_option(parser)
     options = parser.parse_args()
@@ -195,6 +228,7 @@ def main() -> None:
     with paced(options.tokens_per_s) as upstream:
         for target, endpoint in targets(upstream, options):
             run_load(endpoint, ["--streams", "8", "--rounds", "2", "--max-tokens", "8"], 60)
+            settle(endpoint)
             rows += [measure(target, endpoint, n, options.rounds) for n in options.streams]
     print(table(rows))
     if options.json:

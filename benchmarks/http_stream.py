@@ -105,5 +105,7 @@ class ReplyDecoder:
             self.done = self._bytes_left <= 0
         if self.status == 200:
             self.events.feed(data)
+            if self.done:  # What is not streamed is one event, without its end.
+                self.events.feed(b"\n\n")
         else:
             self.error_body += data

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from benchmarks.http_stream import ReplyDecoder
 
 REQUEST_TIMEOUT_S = 180
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,11 @@ class LoadPlan:
     """What to ask, of whom, and how long.
 
     Each stream sends requests back to back, ``rounds`` of them, or, where that is None, until
-    ``seconds`` have passed; requests that run by then are finished. Prompts are numbered from
-    ``first_prompt`` on and never repeat, so that no target can reuse a prefix that another cannot.
-    ``body`` holds further fields of each request.
+    ``seconds`` have passed; requests that run by then are finished. With ``arrivals_per_s``
+    ``streams * rounds`` requests wait for no other: they arrive at random, so many a second
+    (Poisson). ``whole`` answers are not streamed. Prompts are numbered from ``first_prompt`` on and
+    never repeat, so that no target can reuse a prefix that another cannot. ``body`` holds further
+    fields of each request.
     """
 
     url: str
@@ -39,6 +43,8 @@ class LoadPlan:
     max_tokens: int = 128
     temperature: float = 0.0
     first_prompt: int = 0
+    arrivals_per_s: float = 0.0
+    whole: bool = False
     body: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -133,8 +139,7 @@ def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
         {
             "model": plan.model,
             "messages": messages(number),
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            **({} if plan.whole else _STREAMED),
             "max_tokens": plan.max_tokens,
             "ignore_eos": True,
             "temperature": plan.temperature,
@@ -183,11 +188,25 @@ async def run_stream(plan: LoadPlan, numbers: Iterator[int], deadline: float) ->
     return samples
 
 
+async def run_arrivals(plan: LoadPlan, numbers: Iterator[int]) -> list[Sample]:
+    """Send requests at random times, whether those before have ended or not."""
+    address, gaps = Address.of(plan.url), random.Random(plan.first_prompt)
+    running = []
+    for _ in range(plan.streams * (plan.rounds or 1)):
+        await asyncio.sleep(gaps.expovariate(plan.arrivals_per_s))
+        request = request_bytes(plan, address, next(numbers))
+        running.append(asyncio.create_task(complete(address, request)))
+    return await asyncio.gather(*running)
+
+
 async def run_load(plan: LoadPlan) -> LoadResult:
     """Run all streams of the plan at once."""
     numbers, started, cpu = count(plan.first_prompt), time.perf_counter(), time.process_time()
     deadline = started + plan.seconds if plan.rounds is None else math.inf
-    streams = [run_stream(plan, numbers, deadline) for _ in range(plan.streams)]
+    if plan.arrivals_per_s:
+        streams, deadline = [run_arrivals(plan, numbers)], math.inf
+    else:
+        streams = [run_stream(plan, numbers, deadline) for _ in range(plan.streams)]
     samples = [sample for part in await asyncio.gather(*streams) for sample in part]
     return summarise(plan.streams, samples, started, deadline, time.process_time() - cpu)
 
@@ -238,6 +257,8 @@ def parse_plan() -> LoadPlan:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--first-prompt", type=int, default=0)
+    parser.add_argument("--arrivals-per-s", type=float, default=0.0, help="at random times")
+    parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     return LoadPlan(**vars(parser.parse_args()))
 
 

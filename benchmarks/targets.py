@@ -116,9 +116,10 @@ def litellm(served: ServedFile) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def litellm_before(upstream: Endpoint) -> Iterator[Endpoint]:
-    """Run the LiteLLM proxy, one worker, in front of a server."""
-    program = install_litellm()
+def litellm_before(upstream: Endpoint, program: Path | None = None) -> Iterator[Endpoint]:
+    """Run the LiteLLM proxy, one worker, in front of a server; installed first if need be."""
+    program = program or install_litellm()
+    CACHE.mkdir(parents=True, exist_ok=True)
     port, config = free_port(), CACHE / "litellm.yaml"
     config.write_text(yaml.safe_dump(litellm_config(upstream)))
     command = [str(program), "--config", str(config), "--host", "127.0.0.1"]

@@ -14,3 +14,4 @@ class CompletionsConfig(AppConfig):
         "ollama",
         "ollama.embedding",
     )
+    retention = "completions.retention"

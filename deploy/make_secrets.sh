@@ -1,8 +1,10 @@
 #!/bin/sh
 # Creates the missing secrets that docker-compose.yml names; safe to repeat.
+# Makes what containers mount readable for their users, whatever umask the checkout was made with.
 # Only the owner can open the directory. The files are readable by all, because each container reads
 # them as its own user.
 set -eu
+chmod -R a+rX "$(dirname "$0")/Caddyfile" "$(dirname "$0")/prometheus" "$(dirname "$0")/grafana"
 dir=${1:-$(dirname "$0")/secrets}
 mkdir -p "$dir"
 chmod 700 "$dir"

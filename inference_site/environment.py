@@ -25,6 +25,7 @@ _env = environ.FileAwareEnv()
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
 _served: dict[str, str] = {}
+_asked: dict[str, tuple[str, str]] = {}
 
 
 def text(name: str, default: str = "") -> str:
@@ -38,8 +39,11 @@ def text(name: str, default: str = "") -> str:
         raise ImproperlyConfigured(f"{name}_FILE: {exc.strerror}: {exc.filename}.") from exc
     if value:
         _given[name] = value
+        _asked[name] = value, f"{name}_FILE" if f"{name}_FILE" in os.environ else "environment"
         return value
-    return default if name in os.environ else _served.get(name, default)
+    served = None if name in os.environ else _served.get(name)
+    _asked[name] = (default, "default") if served is None else (served, "serve")
+    return default if served is None else served
 
 
 def boolean(name: str, default: bool) -> bool:
@@ -111,6 +115,11 @@ def database(url: str) -> dict[str, Any]:
 def given() -> dict[str, str]:
     """Return the variables that were asked for and are set, with their values."""
     return dict(_given)
+
+
+def asked() -> dict[str, tuple[str, str]]:
+    """Return the variables that were asked for, each with its value and where that comes from."""
+    return dict(_asked)
 
 
 def read_served(data_dir: Path) -> None:

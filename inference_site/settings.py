@@ -14,6 +14,7 @@ import django_stubs_ext
 
 from inference_site import environment
 from inference_site.console import theme
+from inference_site.storage.pooled_connection import NEVER_BY_ITSELF, PooledConnection
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -65,8 +66,11 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.model_store",
+    "inference_site.site_settings",
     "inference_site.request_log",
     "inference_site.usage",
+    "inference_site.alarms",
     "worker",
     "completions",
     "responses_api",
@@ -84,6 +88,8 @@ MIDDLEWARE = [
     "inference_site.console.policy.ContentPolicy",
 ]
 
+LOGIN_REDIRECT_URL = "/admin/"  # Of a login page that was opened without an address to go on to.
+CSRF_FAILURE_VIEW = "inference_site.console.error_pages.views.csrf_failed"
 ROOT_URLCONF = "inference_site.urls"
 ASGI_APPLICATION = "inference_site.asgi.application"
 APPEND_SLASH = True
@@ -166,7 +172,12 @@ DATABASES["default"]["OPTIONS"] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # Milliseconds.
+    # Only statements that ask for it (storage/prepared.py); None would refuse those as well.
+    "prepare_threshold": (
+        NEVER_BY_ITSELF if environment.boolean("PREPARED_STATEMENTS", True) else None
+    ),
     "pool": {
+        "connection_class": PooledConnection,
         "min_size": 1,
         "max_size": environment.number("DATABASE_POOL", _threads + 8, minimum=2),
         "timeout": 2,
@@ -217,6 +228,8 @@ MODELS_FILE = Path(_models_file).resolve() if _models_file else None
 MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
 # Whether the demo model is served beside the entries of a models file.
 DEMO_MODEL = environment.boolean("DEMO_MODEL", True)
+# How amounts of money are shown; prices of models are in it.
+CURRENCY = environment.text("CURRENCY", "USD")
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.
 STRICT_FIELDS = environment.boolean("STRICT_FIELDS", False)
 KEEP_ALIVE_INTERVAL = environment.number_or_warn("KEEP_ALIVE_INTERVAL", 10_000)
@@ -304,6 +317,20 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
 }
+
+# --- Mail and webhooks ---------------------------------------------------------------------------
+
+EMAIL_HOST = environment.text("EMAIL_HOST")  # Empty: no mail is sent.
+EMAIL_PORT = environment.number("EMAIL_PORT", 25, minimum=1)
+EMAIL_HOST_USER = environment.text("EMAIL_HOST_USER")
+EMAIL_HOST_PASSWORD = environment.text("EMAIL_HOST_PASSWORD")
+EMAIL_USE_TLS = environment.boolean("EMAIL_USE_TLS", False)
+EMAIL_USE_SSL = environment.boolean("EMAIL_USE_SSL", False)
+EMAIL_FROM = environment.text("EMAIL_FROM", "inference-site@localhost")
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = EMAIL_FROM
+# Whether webhooks may go to addresses that are not public.
+WEBHOOKS_ALLOW_PRIVATE = environment.boolean("WEBHOOKS_ALLOW_PRIVATE", False)
 
 # --- Metrics, traces, logging --------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ from inference_site.status.metrics import metrics
 
 admin.autodiscover()
 
+handler403 = "inference_site.console.error_pages.views.forbidden"
+handler404 = "inference_site.console.error_pages.views.not_found"
+
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),

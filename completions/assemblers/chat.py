@@ -44,7 +44,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.generations.kinds import Assembler
-from inference_site.generations.whole_answer import DONE, failure
+from inference_site.generations.whole_answer import DONE, cancelled, failure
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -190,7 +190,7 @@ class ChatAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End without a finish reason: the client has left, or knows from who cancelled."""
-        return Ending([DONE], 200, self._body())
+        return cancelled([DONE])
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with what was answered until then."""

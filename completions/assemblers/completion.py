@@ -14,7 +14,7 @@ from completions.assemblers.chat import SYSTEM_FINGERPRINT, drop_none, wire_timi
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
 from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
 from inference_site.generations.kinds import Assembler
-from inference_site.generations.whole_answer import DONE, failure
+from inference_site.generations.whole_answer import DONE, cancelled, failure
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -155,7 +155,7 @@ class CompletionAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return Ending([DONE], 200, self._body())
+        return cancelled([DONE])
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with what was answered until then."""

@@ -19,6 +19,7 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
+from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
 from inference_site.streams.ending import Ending
@@ -80,7 +81,7 @@ class OllamaAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return Ending([], 200, b"" if self._assembly.stream else orjson.dumps(self._whole()))
+        return replace(failure(Cancelled()), frames=[], error_code="", is_early=False)
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""

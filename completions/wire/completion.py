@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import InitErrorDetails
 
 from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
@@ -20,18 +23,50 @@ from inference_site.request_fields.wire.constraint import ConstraintFields
 from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
+_PIECE = 8192
+"""Token ids that are looked at together."""
+
 
 def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Take a list of nothing but token ids as it is: to look at each takes six times as long."""
-    return value if isinstance(value, list) and _are_token_ids(value) else validate(value)
+    """Take a list of nothing but token ids as it is: to look at each takes ten times as long.
+
+    Of others only the piece with the first bad one is validated.
+    """
+    if not isinstance(value, list) or not value:
+        return validate(value)
+    for start in range(0, len(value), _PIECE):
+        piece = value[start : start + _PIECE]
+        if not _are_token_ids(piece):
+            _validate_from(start, piece, validate)
+            return validate(value)
+    return value
 
 
-def _are_token_ids(values: list[int]) -> bool:
-    if set(map(type, values)) != {int}:
-        return False
+def _validate_from(start: int, piece: list[Any], validate: ValidatorFunctionWrapHandler) -> None:
+    """Raise pydantic's ValidationError for a piece of a list, with positions in the list."""
+    try:
+        validate(piece)
+    except ValidationError as exc:
+        errors = [
+            InitErrorDetails(
+                type=error["type"],
+                loc=(start + int(error["loc"][0]), *error["loc"][1:]),
+                input=error["input"],
+                ctx=error.get("ctx", {}),
+            )
+            for error in exc.errors(include_url=False)
+        ]
+        raise ValidationError.from_exception_data(exc.title, errors) from None
+
+
+def _are_token_ids(values: list[Any]) -> bool:
+    """Whether decoded JSON has nothing but token ids."""
     try:
         unsigned = array("I", values)
-    except OverflowError:
+    except (OverflowError, TypeError):
+        return False
+    # Of JSON's values only integers and booleans come so far, and both of those have an e.
+    if b"e" in orjson.dumps(values):
         return False
     # Below 2**31 the highest bit is not set.
     highest = unsigned.tobytes()[3 if sys.byteorder == "little" else 0 :: 4]

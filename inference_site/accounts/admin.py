@@ -28,6 +28,7 @@ from inference_site.accounts.models import (
 from inference_site.admin_pages.site_admin import SiteAdmin
 
 _OVERLAP = dt.timedelta(days=1)
+RETENTION = ("responses_days", "conversations_days", "completions_days")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
@@ -62,6 +63,7 @@ class ProjectAdmin(UndeletedAdmin):
     fieldsets = (
         (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
         ("Project-wide limits", {"fields": _LIMITS}),
+        ("Retention", {"fields": RETENTION}),
     )
     inlines = (BudgetInline,)
 

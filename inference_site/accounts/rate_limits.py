@@ -118,6 +118,20 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     return windows
 
 
+def used(tenant: ApiKey | Project) -> list[Window]:
+    """Return the windows of a key or a project as they are now. Raise redis' errors."""
+    owner = "key" if isinstance(tenant, ApiKey) else "project"
+    windows = []
+    for unit in ("requests", "tokens"):
+        amount: int | None = getattr(tenant, f"{unit}_per_minute")
+        if amount is not None:
+            item, identifiers = _Limit(owner, tenant.pk, unit, amount).item
+            stats = _limiter().get_window_stats(item, *identifiers)
+            reset_s = max(0.0, stats.reset_time - time.time())
+            windows.append(Window(unit, amount, stats.remaining, reset_s))
+    return windows
+
+
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
     try:

@@ -10,6 +10,8 @@ from typing import Literal
 import orjson
 from django.http import HttpRequest
 
+from inference_site.site_settings.current import site_settings
+
 MOST_SHOWN = 20_000
 """The most characters of one text on a page; exports have the full text."""
 _MOST_IMAGE = 2_000_000
@@ -18,8 +20,8 @@ _STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def may_see_content(request: HttpRequest) -> bool:
-    """Return whether this user may see prompts and answers of any endpoint."""
-    return request.user.has_perm(_PERMISSION)
+    """Return whether this user may see prompts and answers of any endpoint, and anybody may."""
+    return request.user.has_perm(_PERMISSION) and site_settings().show_content
 
 
 @dataclass(frozen=True, slots=True)

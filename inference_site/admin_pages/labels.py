@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
+from typing import Any
 
 from django import template
+from django.conf import settings
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -36,6 +39,26 @@ def preview(text: str | None) -> str:
 def milliseconds(value: float | None) -> str:
     """Return milliseconds; a dash for None."""
     return "—" if value is None else f"{value:,.0f} ms"
+
+
+@register.filter
+def free_memory(device: Any) -> str:
+    """Return the free and the whole memory of a device in GiB; a dash for none."""
+    if device is None:
+        return "—"
+    return f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
+
+
+_CENTS = 0.01
+
+
+@register.filter
+def money(amount: Decimal | float) -> str:
+    """Return an amount with the site's currency: two decimals, more for less than a cent."""
+    value = float(amount)
+    digits = f"{value:.2g}" if 0 < abs(value) < _CENTS else f"{value:,.2f}"
+    shown = f"{Decimal(digits):f}" if "e" in digits else digits
+    return f"{shown} {settings.CURRENCY}"
 
 
 @register.filter

@@ -11,7 +11,7 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.http import HttpRequest, HttpResponse
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
-from rest_framework.exceptions import PermissionDenied
+from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -32,6 +32,8 @@ class StaffSession(BaseAuthentication):
             SessionAuthentication().enforce_csrf(request)
         except PermissionDenied as exc:
             raise ForbiddenError(str(exc.detail), code="csrf_failed") from exc
+        except UnsupportedMediaType as exc:  # The token was looked for in a form.
+            raise ForbiddenError("CSRF Failed: CSRF token missing.", code="csrf_failed") from exc
         return user, None
 
 

@@ -1,19 +1,19 @@
 """The model catalogue: which models exist, and by which names.
 
 The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships
-with the product, and the files that lie in ``MODELS_DIR`` or appear there. An entry goes before
-what has its name, and before what else is found of its file.
+with the product, what operators keep in the database (``inference_site.model_store``), and the
+files that lie in ``MODELS_DIR`` or appear there. What comes first goes before what has its name; an
+entry also goes before what else is found of its file.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -27,68 +27,110 @@ from inference_site.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""Seconds between two looks into the folder of models."""
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 DEFAULT = "default"
 """The name that stands for the site's default model."""
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has become of the models between two looks; false when nothing has.
+
+    ``changed`` has the old and the new spec of each model that is described anew.
+    """
+
+    new: Sequence[ModelSpec] = ()
+    changed: Sequence[tuple[ModelSpec, ModelSpec]] = ()
+    gone: Sequence[ModelSpec] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.changed or self.gone)
+
+
 class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
-    ``found`` are models that nobody has named: they are left out where one of ``specs``, the
-    entries, has their name or their file. ``optional`` are the ids of those that a site is ready
-    without: what has come since it was made, and what was found beside entries. Raise
-    ImproperlyConfigured for two models of one name.
+    ``specs``, the entries of the models file, win over ``shipped``, what comes with the product,
+    that over what operators keep in the database, and that over ``found``, the models of files in a
+    folder. ``optional`` are the ids of those that a site is ready without: what has come since it
+    was made, and beside specs all that is none. Raise ImproperlyConfigured for two ``specs`` of one
+    name.
     """
 
     def __init__(
         self,
         specs: Iterable[ModelSpec],
-        found: Iterable[ModelSpec] = (),
         folder: Folder | None = None,
+        found: Iterable[ModelSpec] = (),
+        shipped: Iterable[ModelSpec] = (),
     ) -> None:
-        self.models = {spec.id: spec for spec in specs}
-        self._by_name = _names(self.models.values())
-        self._entries = tuple(self.models.values())
+        self._entries = {spec.id: spec for spec in specs}
+        names = _names(self._entries.values())
+        more = {spec.id: spec for spec in shipped if _folded(spec.id) not in names}
+        self._fixed = {**self._entries, **more}
+        self._stored: Sequence[ModelSpec] = ()
+        self._found = {spec.id: spec for spec in found}
         self._folder = folder
-        for spec in found:
-            self._add(spec)
-        entries = {spec.id for spec in self._entries}
-        self.optional = self.models.keys() - entries if entries else frozenset()
+        self._told: set[str] = set()
+        self.models, self._by_name = self._joined()
+        others = self.models.keys() - self._entries.keys()
+        self.optional = frozenset(others if self._entries else ())
 
-    def look(self) -> list[ModelSpec]:
-        """Add the models whose files have appeared in the folder of models; return them.
+    def is_fixed(self, model: str) -> bool:
+        """Whether the model of this id comes from the models file, or with the product."""
+        return model in self._fixed
 
-        Entries whose file has appeared are returned, too. Models whose files have gone stay until
-        the process is started anew. One thread calls this.
+    def is_stored(self, model: str) -> bool:
+        """Whether the model of this id comes from the database."""
+        return model not in self._fixed and any(spec.id == model for spec in self._stored)
+
+    def update(self, stored: Sequence[ModelSpec] | None = None) -> Changes:
+        """Take up new files in the folder of models, and what the database has now.
+
+        An entry whose file has appeared is new, too. ``stored`` is None if that is not known.
+        Models whose files have gone stay until the process is started anew. One thread at a time
+        calls this.
         """
-        new: list[ModelSpec] = []
+        files: set[Path] = set()
         for spec in self._folder.appeared() if self._folder else ():
-            if entries := self._entries_of(spec):
-                new += entries
-            elif self._add(spec):
-                self.optional |= {spec.id}
-                logger.info("the model %s has appeared: %s", spec.id, spec.file)
-                new.append(spec)
-        return new
-
-    def _entries_of(self, found: ModelSpec) -> list[ModelSpec]:
-        return [spec for spec in self._entries if not files_of(spec).isdisjoint(files_of(found))]
-
-    def _add(self, spec: ModelSpec) -> bool:
-        """Add a model, unless an entry has its file or another model its name."""
-        if spec.id in self.models or (spec.file != DEMO_FILE and self._entries_of(spec)):
-            return False
-        try:
-            names = _names([*self.models.values(), spec])
-        except ImproperlyConfigured as exc:
-            logger.warning("%s is left out: %s", spec.file, exc)
-            return False
+            self._found.setdefault(spec.id, spec)
+            files |= files_of(spec)
+        self._stored = self._stored if stored is None else stored
+        old = self.models
         # Other threads read the old mappings until they have the new ones.
-        self.models, self._by_name = {**self.models, spec.id: spec}, names
-        return True
+        self.models, self._by_name = self._joined()
+        new = [spec for id_, spec in self.models.items() if id_ not in old]
+        self.optional |= {spec.id for spec in new}
+        for spec in new:
+            logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
+        entries = (*self._entries.values(), *self._stored)
+        late = [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
+        return Changes(
+            [*new, *late],
+            [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],
+            [spec for id_, spec in old.items() if id_ not in self.models],
+        )
+
+    def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:
+        """Return the models by their ids and by their names; a name belongs to who comes first."""
+        models, names = dict(self._fixed), _names(self._fixed.values())
+        taken = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
+        free = [spec for spec in self._found.values() if taken.isdisjoint(files_of(spec))]
+        for spec in (*self._stored, *free):
+            if spec.id in models:
+                continue
+            try:
+                names = _names([spec], names)
+            except ImproperlyConfigured as exc:
+                self._tell(f"{spec.file or spec.id} is left out: {exc}")
+            else:
+                models[spec.id] = spec
+        return models, names
+
+    def _tell(self, fault: str) -> None:
+        if fault not in self._told:
+            self._told.add(fault)
+            logger.warning("%s", fault)
 
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
         """Return the model of this name, or None; with a project, only one that it may use.
@@ -119,9 +161,14 @@ class Catalogue:
             yield _folded(settings.DEFAULT_MODEL)
 
 
-def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
-    """Return the models by their names. Raise ImproperlyConfigured for a name that two have."""
-    by_name: dict[str, ModelSpec] = {}
+def _names(
+    specs: Iterable[ModelSpec], taken: Mapping[str, ModelSpec] = MappingProxyType({})
+) -> dict[str, ModelSpec]:
+    """Return the models by their names, with those of ``taken``.
+
+    Raise ImproperlyConfigured for a name that two have.
+    """
+    by_name = dict(taken)
     for spec in specs:
         for name in (spec.id, *spec.aliases):
             other = by_name.setdefault(_folded(name), spec)
@@ -130,21 +177,6 @@ def _names(specs: Iterable[ModelSpec]) -> dict[str, ModelSpec]:
                     f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
                 )
     return by_name
-
-
-def watch_folder(on_new: Callable[[ModelSpec], None] = lambda _: None) -> None:
-    """Look for new models on a thread of its own, as long as the process lives."""
-
-    def watch() -> None:
-        while True:
-            time.sleep(LOOK_S)
-            try:
-                for spec in catalogue().look():
-                    on_new(spec)
-            except Exception:  # A disk of the network that does not answer, say.
-                logger.exception("models: cannot look for new files")
-
-    threading.Thread(target=watch, name="models", daemon=True).start()
 
 
 def _folded(name: str) -> str:
@@ -158,7 +190,7 @@ def catalogue() -> Catalogue:
     entries = read_models_file(path) if path is not None else []
     demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
-    return Catalogue(entries, [*demo, *discover(folder)], Folder(folder))
+    return Catalogue(entries, Folder(folder), discover(folder), demo)
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:

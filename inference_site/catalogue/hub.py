@@ -208,8 +208,10 @@ def _download(client: httpx.Client, url: str, file: HubFile, part: IO[bytes], to
             part.truncate(0)
             have = 0
         for chunk in answer.iter_raw():
-            part.write(chunk)
             have += len(chunk)
+            if have > file.size:
+                raise HubError(f"{file.path}: the hub sends more than its {file.size:,} bytes.")
+            part.write(chunk)
             told(have, file.size)
 
 

@@ -98,33 +98,34 @@ def _specs(document: Any, locate: Locate) -> Iterator[ModelSpec]:
         if not isinstance(entry, dict):
             raise BadKey(key, "must be a mapping")
         try:
-            yield _spec(str(id_), {str(name): value for name, value in entry.items()}, locate)
+            yield read_entry(str(id_), {str(name): value for name, value in entry.items()}, locate)
         except BadKey as exc:
             raise BadKey((*key, *exc.path), str(exc)) from exc
 
 
-def _spec(id_: str, given: dict[str, Any], locate: Locate) -> ModelSpec:
-    """Return the spec of an entry. Raise BadKey."""
-    common = {name: given.pop(name) for name in list(given) if name in Entry.model_fields}
-    entry = Entry.read(common, locate)
-    slots, context_length = entry.sizes()
+def read_entry(id_: str, entry: dict[str, Any], locate: Locate) -> ModelSpec:
+    """Return the spec of an entry; ``locate`` makes paths of names of files. Raise BadKey."""
+    given = dict(entry)
+    common = {name: given.pop(name) for name in entry if name in Entry.model_fields}
+    known = Entry.read(common, locate)
+    slots, context_length = known.sizes()
     return ModelSpec(
         id=id_,
-        engine=entry.engine,
-        file=Path(entry.file) if entry.file else None,
+        engine=known.engine,
+        file=Path(known.file) if known.file else None,
         slots=slots,
         context_length=context_length,
-        threads=entry.threads,
-        gpu_layers=entry.gpu_layers,
-        aliases=entry.aliases,
-        is_listed=entry.listed,
-        projects=entry.projects,
-        price=entry.price.to_price(),
-        lora_adapters={name: Path(file) for name, file in entry.lora_adapters.items()},
-        sampling=entry.sampling.to_defaults().over(site_sampling()),
-        keep_alive_s=entry.keep_alive,
-        forced_sampling=entry.forced_sampling.to_defaults(),
-        options=_options(entry.engine, given, locate),
+        threads=known.threads,
+        gpu_layers=known.gpu_layers,
+        aliases=known.aliases,
+        is_listed=known.listed,
+        projects=known.projects,
+        price=known.price.to_price(),
+        lora_adapters={name: Path(file) for name, file in known.lora_adapters.items()},
+        sampling=known.sampling.to_defaults().over(site_sampling()),
+        keep_alive_s=known.keep_alive,
+        forced_sampling=known.forced_sampling.to_defaults(),
+        options=_options(known.engine, given, locate),
     )
 
 

@@ -13,6 +13,10 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from inference_site.admin_pages.keyset import KeysetAdmin
 from inference_site.admin_pages.site_admin import SiteAdmin
+from inference_site.console.model_pages import admin as model_pages
+
+REGISTERED_HERE = (model_pages,)
+"""Modules that register more admins when they are imported."""
 
 admin.site.unregister(User)
 admin.site.unregister(Group)

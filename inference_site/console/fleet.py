@@ -10,17 +10,21 @@ from typing import Any
 import redis.exceptions
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
+from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.audit import log_action
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.leases import LiveWorker, ModelReport
+from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
+from inference_site.model_store.models import UNFINISHED, Pull
 
+_PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 
 
@@ -40,11 +44,26 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One live worker; ``memory`` has one line of text for each device, in GiB."""
+    """One live worker; ``memory`` has one line of text for each device, in GiB.
+
+    ``own_memory`` is what its process has in memory.
+    """
 
     worker: LiveWorker
     started_at: dt.datetime
     memory: list[str]
+    own_memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """A host, as one of its workers tells; ``busy`` of the ``slots`` of all its workers run."""
+
+    name: str
+    state: HostState
+    release: str
+    busy: int
+    slots: int
 
 
 def fleet_context(request: HttpRequest) -> dict[str, Any]:
@@ -54,14 +73,52 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
     """
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
-    context: dict[str, Any] = {"may_change": request.user.has_perm(CHANGE)}
+    context: dict[str, Any] = {"may_change": request.user.has_perm(CHANGE), **_pulls(request)}
     try:
         live = fleet.workers()
         context["models"] = _models(live)
     except redis.exceptions.RedisError:
         return {**context, "is_unreachable": True}
     context["workers"] = [_worker(worker) for worker in live]
+    context["hosts"] = _hosts(live)
     return context
+
+
+def _pulls(request: HttpRequest) -> dict[str, Any]:
+    """Return the pulls that go on or have ended in the last day, newest first."""
+    user = request.user
+    recent = Pull.objects.filter(
+        Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN)
+    )
+    return {
+        "may_add": user.has_perm("model_store.add_storedmodel"),
+        "may_pull": user.has_perm("model_store.add_pull"),
+        "pulls": recent[:_MOST_PULLS] if user.has_perm("model_store.view_pull") else [],
+    }
+
+
+def _hosts(live: list[LiveWorker]) -> list[HostRow]:
+    told = {worker.host: worker for worker in live if worker.state is not None}
+    rows = []
+    for name, teller in sorted(told.items()):
+        models = [model for worker in live if worker.host == name for model in worker.models]
+        busy, slots = sum(m.busy for m in models), sum(m.slots for m in models)
+        state = teller.state or HostState()
+        rows.append(HostRow(name, state, teller.release, busy, slots))
+    return rows
+
+
+def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop a pull, log it, and redirect to the page."""
+    if not request.user.has_perm("model_store.add_pull"):
+        raise PermissionDenied
+    pull = get_object_or_404(Pull, pk=pk)
+    if Pull.objects.cancel(pk):
+        log_action(request, pull, "Stopped.")
+        messages.success(request, f"Stopping the pull of {pull}…")
+    else:
+        messages.error(request, f"The pull of {pull} has ended.")
+    return HttpResponseRedirect(reverse("admin:fleet"))
 
 
 def _models(live: list[LiveWorker]) -> list[ModelRow]:
@@ -98,7 +155,9 @@ def _worker(worker: LiveWorker) -> WorkerRow:
         f"{device.name}: {device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
         for device in worker.devices
     ]
-    return WorkerRow(worker, dt.datetime.fromtimestamp(worker.started_at, dt.UTC), memory)
+    own = f"{worker.memory_bytes / 2**30:.2f} GiB" if worker.memory_bytes else "—"
+    started_at = dt.datetime.fromtimestamp(worker.started_at, dt.UTC)
+    return WorkerRow(worker, started_at, memory, own)
 
 
 def request_action(request: HttpRequest) -> HttpResponse:

@@ -16,7 +16,8 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.labels import time_since
+from inference_site.admin_pages.labels import money, time_since
+from inference_site.alarms.models import Alarm
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.charts import Chart, Series, chart
 from inference_site.fleet.leases import live_workers
@@ -37,6 +38,7 @@ from inference_site.usage.queries import (
 )
 
 PERMISSION = "usage.view_usagerollup"
+_MOST_ALARMS = 10
 _MOST_KEYS = 200
 _MOST_GROUPS = 50
 
@@ -126,11 +128,19 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
         "models": list(catalogue().models),
-        "tiles": [*_tiles(_sum(buckets), latencies), *_now()],
+        "tiles": [*tiles_of(_sum(buckets), latencies), *_now()],
         "charts": _charts(choice.range, starts, buckets, latencies),
         "table": table,
         "group_label": GROUPS[choice.group],
     }
+
+
+def firing(request: HttpRequest) -> dict[str, Any]:
+    """Return the alarms that are firing, for those who may see them."""
+    if not request.user.has_perm("alarms.view_alarm"):
+        return {}
+    alarms = Alarm.objects.filter(resolved_at=None)
+    return {"may_see_alarms": True, "alarms": alarms[:_MOST_ALARMS], "firing": alarms.count()}
 
 
 def usage_csv(request: HttpRequest) -> HttpResponse:
@@ -176,7 +186,8 @@ def _sum(buckets: Sequence[Usage]) -> Usage:
     return Usage(**{name: sum(getattr(bucket, name) for bucket in buckets) for name in names})
 
 
-def _tiles(total: Usage, latencies: Histograms) -> list[Tile]:
+def tiles_of(total: Usage, latencies: Histograms) -> list[Tile]:
+    """Return tiles of a usage and its times."""
     failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
     cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
     return [
@@ -191,7 +202,7 @@ def _tiles(total: Usage, latencies: Histograms) -> list[Tile]:
         _pair("First token", latencies[LatencyRollup.Measure.TTFT], _ms),
         _pair("Tokens/s", latencies[LatencyRollup.Measure.SPEED], short, LEAST),
         _pair("Queue wait", latencies[LatencyRollup.Measure.QUEUE], _ms),
-        Tile("Cost", f"{total.cost:,.2f}"),
+        Tile("Cost", money(total.cost)),
     ]
 
 

@@ -19,6 +19,15 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
     (
+        "Alarms",
+        (
+            ("Alarms", "notifications", "alarms.alarm"),
+            ("Rules", "rule", "alarms.rule"),
+            ("Recipients", "forward_to_inbox", "alarms.recipient"),
+            ("Notices", "outbox", "alarms.notice"),
+        ),
+    ),
+    (
         "Access",
         (
             ("Projects", "workspaces", "accounts.project"),
@@ -41,10 +50,12 @@ def favicon(_: HttpRequest) -> str:
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; the theme hides groups without links."""
     sees_queue = request.user.has_perm("generations.view_generation")
+    sees_settings = request.user.has_perm("site_settings.view_sitesettings")
     operation = [
         _link("Usage", "monitoring", reverse("admin:index"), shown=True),
         _link("Queue", "low_priority", reverse("admin:queue"), shown=sees_queue),
         _link("Models and workers", "dns", reverse("admin:fleet"), shown=sees_queue),
+        _link("Settings", "settings", reverse("admin:settings"), shown=sees_settings),
         _link("Playground", "science", reverse("playground"), shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
@@ -65,6 +76,11 @@ def _to_list(request: HttpRequest, title: str, icon: str, name: str) -> dict[str
     app, model = name.split(".")
     address = reverse(f"admin:{app}_{model}_changelist")
     return _link(title, icon, address, shown=request.user.has_perm(f"{app}.view_{model}"))
+
+
+def landmarks(_: HttpRequest) -> str:
+    """Return the address of the script that adds what the theme lacks for keyboards."""
+    return static("console/landmarks.js")
 
 
 def stylesheet(_: HttpRequest) -> str:

@@ -13,11 +13,13 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet import fleet_context, request_action
-from inference_site.console.home import home_context, usage_csv
+from inference_site.console.fleet import fleet_context, request_action, stop_pull
+from inference_site.console.home import firing, home_context, usage_csv
 from inference_site.console.login import is_locked_out
+from inference_site.console.model_pages.page import model_context
 from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
+from inference_site.console.settings_page.page import settings_page
 
 
 class ConsoleSite(UnfoldAdminSite):
@@ -38,6 +40,7 @@ class ConsoleSite(UnfoldAdminSite):
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
             ),
+            path("settings/", own(settings_page), name="settings"),
             path(
                 "requests/",
                 own(self._page("Requests", requests_context, "requests")),
@@ -45,13 +48,19 @@ class ConsoleSite(UnfoldAdminSite):
             ),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
+            path(
+                "fleet/models/<path:model>/",
+                own(self._page("Model", model_context, "model")),
+                name="model",
+            ),
+            path("fleet/pulls/<int:pk>/stop/", own(require_POST(stop_pull)), name="pull-stop"),
         ]
 
     def index(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
         """Show usage, the queue and the workers."""
-        context = {**home_context(request), **(extra_context or {})}
+        context = {**home_context(request), **firing(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
 
@@ -77,13 +86,13 @@ class ConsoleSite(UnfoldAdminSite):
         return page
 
     def _page(
-        self, title: str, context: Callable[[HttpRequest], dict[str, Any]], name: str
-    ) -> Callable[[HttpRequest], HttpResponse]:
+        self, title: str, context: Callable[..., dict[str, Any]], name: str
+    ) -> Callable[..., HttpResponse]:
         """Return the view that renders one page."""
 
-        def view(request: HttpRequest) -> HttpResponse:
+        def view(request: HttpRequest, **names: str) -> HttpResponse:
             request.current_app = self.name
-            shown = {**self.each_context(request), "title": title, **context(request)}
+            shown = {**self.each_context(request), "title": title, **context(request, **names)}
             return TemplateResponse(request, f"console/{name}.html", shown)
 
         return view

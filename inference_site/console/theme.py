@@ -29,6 +29,7 @@ UNFOLD = {
     ],
     "LOGIN": {"form": "inference_site.console.login.LoginForm"},
     "STYLES": ["inference_site.console.navigation.stylesheet"],
+    "SCRIPTS": ["inference_site.console.navigation.landmarks"],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},
 }

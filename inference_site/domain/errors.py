@@ -12,6 +12,7 @@
         ├── StreamLost            the answer could not be sent on
         ├── ShuttingDown          the worker was stopped before the end
         ├── WorkerLost            the worker died
+        ├── Cancelled             its client, or another sending of it, has cancelled it
         ├── QueueFull             too many requests wait for this model
         ├── RedisFull             no room for another request
         ├── ProjectQuotaReached   the project's requests and streams take too much room
@@ -114,6 +115,10 @@ class ShuttingDown(_Documented):
 
 class WorkerLost(_Documented):
     """The worker that ran this request died. Please try again."""
+
+
+class Cancelled(_Documented):
+    """The request was cancelled, by its client or by another sending of it. Please try again."""
 
 
 class QueueFull(_Documented):

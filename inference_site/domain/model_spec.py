@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ class Price:
             + Decimal(str(self.output)) * output_tokens
         )
         return (millionths / 1_000_000).quantize(Decimal("1e-9"))
+
+
+_SEEN_BY_REQUESTS = ("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling")
+"""What is heeded where a request is taken or accounted, and not by the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,11 @@ class ModelSpec:
     keep_alive_s: float | None = None
     forced_sampling: Sampling = field(default_factory=Sampling)
     options: dict[str, Any] = field(default_factory=dict)
+
+    def runs_otherwise_than(self, other: ModelSpec) -> bool:
+        """Whether a worker has to load it again if it was as ``other`` until now."""
+        names = {name: getattr(other, name) for name in _SEEN_BY_REQUESTS}
+        return replace(self, **names) != other
 
     def is_for(self, project: str) -> bool:
         """Whether the project of this name may use the model."""

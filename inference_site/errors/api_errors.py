@@ -141,6 +141,22 @@ class PayloadTooLargeError(ApiError):
     type = "invalid_request_error"
 
 
+class UriTooLongError(ApiError):
+    """The URL is too long: the head of a request may have 16384 bytes."""
+
+    status = 414
+    type = "invalid_request_error"
+    code = "uri_too_long"
+
+
+class HeadersTooLargeError(ApiError):
+    """The headers are too large: the head of a request may have 16384 bytes."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
 class UnsupportedMediaError(ApiError):
     """The request body must be JSON: send 'Content-Type: application/json'."""
 

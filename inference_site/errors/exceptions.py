@@ -50,6 +50,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
         (domain.DocumentLost, domain.StreamLost, domain.ShuttingDown),
         lambda e: UnavailableError(str(e), code="worker_unavailable", retry_after_s=1),
     ),
+    ((domain.Cancelled,), lambda e: UnavailableError(str(e), code="cancelled", retry_after_s=1)),
     (
         # A 400, because clients retry a 5xx.
         (domain.StoppedByOperator,),

@@ -63,7 +63,9 @@ class ModelReport:
     which the model entered its state, or at which a failed load began. ``library`` is the name and
     version of the inference library. ``capabilities`` are what requests may ask for; they are
     announced because a web host may not have the model's files. ``run_s`` is how long its last runs
-    took, in the mean; 0 before the first.
+    took, in the mean; 0 before the first. What is known of its file: ``size_bytes``, 0 without one;
+    its ``architecture`` and ``quantisation``; ``trained_context``, in tokens; ``memory_bytes``,
+    about what it needs, with keys and values of all slots. ``context_length`` is that of a slot.
     """
 
     id: str
@@ -77,6 +79,12 @@ class ModelReport:
     library: str = ""
     capabilities: tuple[str, ...] = ()
     run_s: float = 0.0
+    context_length: int = 0
+    size_bytes: int = 0
+    memory_bytes: int = 0
+    architecture: str = ""
+    quantisation: str = ""
+    trained_context: int = 0
 
     @property
     def free(self) -> int:
@@ -86,11 +94,28 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that holds weights: a GPU, or the host's memory. Sizes are in bytes."""
+    """A device that holds weights: a GPU, or the host's memory. Sizes are in bytes.
+
+    ``temperature_c`` is in degrees Celsius; None where it is not known.
+    """
 
     name: str
     memory_total: int
     memory_free: int
+    temperature_c: int | None = None
+    busy_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """A worker's host: its processor, the load of its last minute, its memory and its GPUs."""
+
+    cpu: str = ""
+    cores: int = 0
+    load: float = 0.0
+    memory: Device | None = None
+    gpus: tuple[Device, ...] = ()
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +124,8 @@ class LiveWorker:
 
     ``host`` is a host name, ``started_at`` a Unix time. ``loadable`` has the ids of the models that
     it can load on command. ``parent`` is the id of the worker that started a child worker, else
-    empty. ``release`` is the version of this program in the worker.
+    empty. ``release`` is the version of this program in the worker. ``state`` is that of its host;
+    child workers leave it to their parent. ``memory_bytes`` is what its process has in memory.
     """
 
     id: str
@@ -111,6 +137,8 @@ class LiveWorker:
     loadable: tuple[str, ...] = ()
     parent: str = ""
     release: str = ""
+    state: HostState | None = None
+    memory_bytes: int = 0
 
     def model(self, id_: str) -> ModelReport | None:
         """Return this worker's report of the model, None if it does not have it."""

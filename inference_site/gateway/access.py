@@ -18,7 +18,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from inference_site.accounts.keys import digest_of, given_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.observability.log_context import Facts, logged_with
-from inference_site.observability.tracing import Span, begin, trace_id
+from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
 from inference_site.request_log.refusals import Refused, refusals
 
@@ -111,7 +111,7 @@ def accounted(application: Application) -> Application:
 
 def _span(scope: Scope) -> Span:
     """Begin the span of a request to the API, in the caller's trace if it has one."""
-    if not scope["path"].startswith("/v1"):
+    if not (is_tracing() and scope["path"].startswith("/v1")):
         return Span()
     parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
     return begin(

@@ -62,12 +62,14 @@ class Outcome:
     """What a view leaves to the relay beside its response. It lies in the ASGI scope.
 
     ``started_id`` is the generation that it has started, also one that its client does not follow.
+    The relay sets ``is_given_up`` when it has answered in place of the view, or the client left.
     """
 
     handoff: HandOff | None = None
     feed: AsyncIterator[bytes] | None = None
     wait: Wait | None = None
     started_id: str = ""
+    is_given_up: bool = False
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:

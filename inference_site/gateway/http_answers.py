@@ -15,6 +15,10 @@ from inference_site.gateway.delivery import Sink
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 
+EVENTS = "inference_site.events"
+"""An extension of ASGI, and the type of its message: ``events`` are written as if each came with a
+message of its own, which each is for a server without it."""
+
 Headers = list[tuple[bytes, bytes]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -64,7 +68,8 @@ class SseSink(JsonSink):
     """Server-sent events, with comments while nothing comes.
 
     ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
-    failure is answered as JSON, with the status of the failure, if it ``may_be_status``.
+    failure is answered as JSON, with the status of the failure, if it ``may_be_status``. With
+    ``takes_events`` the server has the extension ``EVENTS``.
     """
 
     _form: Headers = _SSE_HEADERS
@@ -78,9 +83,11 @@ class SseSink(JsonSink):
         opening: Sequence[bytes] = (),
         *,
         may_be_status: bool = True,
+        takes_events: bool = False,
     ) -> None:
         super().__init__(send, headers, started_at)
         self._opening, self._may_be_status = opening, may_be_status
+        self._takes_events = takes_events
         self._has_begun = False
 
     @property
@@ -99,11 +106,17 @@ class SseSink(JsonSink):
             frames = [*self._opening, *frames]
         if ending is not None and ending.error_code and not ending.body:
             frames += self._unknown_failure()
-        # One write an event: some clients forget an event that arrives in two reads.
-        for frame in frames or [self._silence]:
-            await self._write(frame, more=True)
+        await self._write_events(frames or [self._silence])
         if ending is not None:
             await self._write(b"", more=False)
+
+    async def _write_events(self, events: Sequence[bytes]) -> None:
+        """Write each as a part of its own: some clients forget an event that arrives in two."""
+        if self._takes_events and len(events) > 1:
+            await self._send({"type": EVENTS, "events": events, "more_body": True})
+            return
+        for event in events:
+            await self._write(event, more=True)
 
     def _unknown_failure(self) -> list[bytes]:
         return [b"data: " + InternalError().body + b"\n\n", _DONE]

@@ -28,6 +28,7 @@ from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.head import LookAt, length_of_body
 from inference_site.gateway.http_answers import (
+    EVENTS,
     JsonSink,
     LinesSink,
     Receive,
@@ -93,7 +94,8 @@ class Relay:
             except ApiError as exc:
                 await send_response(self._handler.refuse(scope, exc, started_at), send)
                 return
-            await _send_answer(answer, started_at, receive, send)
+            takes_events = EVENTS in scope.get("extensions", ())
+            await _send_answer(answer, started_at, receive, send, takes_events=takes_events)
 
     async def _made_anew(
         self, scope: dict[str, Any], handoff: HandOff, remake: Remake, answer: Answer
@@ -151,12 +153,16 @@ class Relay:
         self, scope: dict[str, Any], body: bytes, share: Share, *, is_queued: bool
     ) -> Attempt[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
-        response = await self._run(
-            scope,
-            partial(self._respond, scope, body, outcome, is_queued=is_queued),
-            share,
-            on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
-        )
+        try:
+            response = await self._run(
+                scope,
+                partial(self._respond, scope, body, outcome, is_queued=is_queued),
+                share,
+                on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
+            )
+        except (asyncio.CancelledError, UnavailableError):
+            outcome.is_given_up = True
+            raise
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
         return Attempt((response, outcome), outcome.wait, started_id)
 
@@ -201,7 +207,9 @@ def _room_for(remake: Remake, project_id: int | None, outcome: Outcome) -> Itera
         body_room.give_back(project_id, size)
 
 
-async def _send_answer(answer: Answer, started_at: float, receive: Receive, send: Send) -> None:
+async def _send_answer(
+    answer: Answer, started_at: float, receive: Receive, send: Send, *, takes_events: bool
+) -> None:
     response, outcome = answer
     http = (send, own_headers(response), started_at)
     if outcome.feed is not None:
@@ -210,7 +218,12 @@ async def _send_answer(answer: Answer, started_at: float, receive: Receive, send
         await send_response(response, send)
     elif handoff.stream:
         form = LinesSink if handoff.lines else SseSink
-        sink = form(*http, handoff.opening, may_be_status=handoff.cancels)
+        sink = form(
+            *http,
+            handoff.opening,
+            may_be_status=handoff.cancels,
+            takes_events=takes_events,
+        )
         await _send_generation(handoff, sink, receive)
     else:
         await _send_generation(handoff, JsonSink(*http), receive)

@@ -122,11 +122,13 @@ def kind_of(name: str) -> Kind[Any]:
     raise KeyError(name)
 
 
-def import_kinds() -> None:
-    """Import all kinds now, so that no generation waits for that."""
+def import_kinds() -> list[Kind[Any]]:
+    """Import all kinds now, so that no generation waits for that; return the first of each app."""
+    firsts: list[Kind[Any]] = []
     for config in apps.get_app_configs():
-        for name in _names(config):
-            kind_of(name)
+        kinds = [kind_of(name) for name in _names(config)]
+        firsts += kinds[:1]
+    return firsts
 
 
 def _names(config: AppConfig) -> Sequence[str]:
@@ -148,6 +150,20 @@ class Mending(Protocol):
 def mendings() -> Collection[Mending]:
     """Return these modules of all apps. Beat asks each of them every second."""
     named: list[Any] = [getattr(config, "mending", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
+class Retention(Protocol):
+    """A module that an app names in ``retention``: it deletes what is older than it is kept for."""
+
+    def prune(self, until: float) -> int:
+        """Delete some of it until the monotonic clock passes ``until``; return how much."""
+
+
+@cache
+def retentions() -> Collection[Retention]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "retention", None) for config in apps.get_app_configs()]
     return [import_module(name) for name in named if name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
@@ -13,6 +14,7 @@ from django.db import connection, models, transaction
 from django.utils import timezone
 
 from inference_site.storage.connections import lent_connection
+from inference_site.storage.prepared import execute_prepared
 
 
 class Status(models.TextChoices):
@@ -47,19 +49,20 @@ ONE_RUN_A_KEY = "generation_one_run_a_key"
 
 CLAIM = """
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
-       worker = %(worker)s, attempt = attempt + 1
+       worker = %(worker)s::text, attempt = attempt + 1
 WHERE id = (
     SELECT waiting.id
     FROM generations_generation waiting
     LEFT JOIN (
         SELECT project_id, count(*) AS runs FROM generations_generation
-        WHERE status = 'running' AND model = %(model)s GROUP BY project_id
+        WHERE status = 'running' AND model = %(model)s::text GROUP BY project_id
     ) share ON share.project_id = waiting.project_id
-    WHERE waiting.status = 'queued' AND waiting.model = %(model)s
-          AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s
+    WHERE waiting.status = 'queued' AND waiting.model = %(model)s::text
+          AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
                OR waiting.preferred_until <= clock_timestamp())
-          AND (waiting.alone_since IS NULL OR %(is_idle)s
-               OR %(may_empty)s AND waiting.alone_since <= clock_timestamp() - interval '60 s')
+          AND (waiting.alone_since IS NULL OR %(is_idle)s::bool
+               OR %(may_empty)s::bool
+               AND waiting.alone_since <= clock_timestamp() - interval '20 s')
     ORDER BY waiting.service_class, coalesce(share.runs, 0),
              coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
              waiting.created_at
@@ -67,9 +70,36 @@ WHERE id = (
     FOR UPDATE OF waiting SKIP LOCKED
 )
 RETURNING public_id, kind, attempt, background, request_id,
-          extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL
+          extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL,
+          EXISTS (SELECT FROM generations_generation other WHERE other.status = 'queued'
+                  AND other.model = %(model)s::text AND other.id <> generations_generation.id)
 """
 """The statement of ``GenerationQuerySet.claim``."""
+
+
+@cache
+def _finish(columns: tuple[str, ...]) -> str:
+    """Return the statement of ``GenerationQuerySet.finish`` that writes these columns."""
+    moves = ", ".join(f"{column} = %({column})s" for column in columns)
+    return (
+        f"UPDATE generations_generation SET {moves} "  # noqa: S608  # Names of columns.
+        "WHERE public_id = %(id)s AND status = 'running' AND worker = %(by)s AND attempt = %(nth)s"
+    )
+
+
+@cache
+def _insert() -> str:
+    """Return the statement of ``Generation.insert``."""
+    columns = [str(field.column) for field in _inserted()]
+    values = ", ".join(f"%({column})s" for column in columns)
+    return (
+        f"INSERT INTO generations_generation ({', '.join(columns)}) "  # noqa: S608  # As above.
+        f"VALUES ({values}) RETURNING id"
+    )
+
+
+def _inserted() -> list[models.Field[Any, Any]]:
+    return [field for field in Generation._meta.concrete_fields if not field.primary_key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +117,8 @@ class Claim:
     project_id: int = field(default=0, compare=False)
     alone: bool = False
     """Its last worker died: it may be what that died of, so it begins with nothing beside it."""
+    others_waited: bool = field(default=True, compare=False)
+    """Whether more of its model waited when it was claimed."""
 
     @property
     def may_restart(self) -> bool:
@@ -111,25 +143,25 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
         worker is left to that until its time. One that must begin alone is left to a worker that
-        is idle, for a minute; then a worker takes it that ``may_empty`` itself for it. Two workers
+        is idle, for 20 s; then a worker takes it that ``may_empty`` itself for it. Two workers
         never take the same row, and none waits for the other.
         """
-        given: dict[str, Any] = {"model": model, "worker": worker, "served": list(served)}
-        given |= {"is_idle": is_idle, "may_empty": may_empty}
-        with lent_connection(), connection.cursor() as cursor:
-            cursor.execute(CLAIM, given)
-            row = cursor.fetchone()
+        given = {"model": model, "worker": worker, "is_idle": is_idle, "may_empty": may_empty}
+        projects = f"{{{','.join(map(str, served))}}}"
+        with lent_connection():
+            row = execute_prepared(CLAIM, {**given, "served": projects}).fetchone()
         if row is None:
             return None
-        public_id, kind, attempt, background, request_id, waited_s, project_id, alone = row
+        public_id, kind, attempt, background, request_id, waited_s, *rest = row
         known = (public_id, kind, attempt, worker, background, request_id, model)
-        return Claim(*known, max(0.0, waited_s), project_id, alone)
+        return Claim(*known, max(0.0, waited_s), *rest)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal state; False if somebody else already did."""
-        held = self._held(claim.public_id, claim.worker, claim.attempt)
+        moved = {"status": status.value, "finished_at": timezone.now(), **result}
+        held = {"id": claim.public_id, "by": claim.worker, "nth": claim.attempt}
         with lent_connection():
-            return bool(held.update(status=status, finished_at=timezone.now(), **result))
+            return execute_prepared(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
 
     def requeue(self, public_id: str, worker: str, attempt: int, *, alone: bool = False) -> bool:
         """Have another worker begin it anew; False if this attempt does not run any more.
@@ -293,6 +325,20 @@ class Generation(models.Model):
 
     def __str__(self) -> str:
         return self.public_id
+
+    def insert(self) -> None:
+        """Write a new row, like ``save(force_insert=True)`` but with a prepared statement."""
+        if self.preferred_until is not None:  # An expression of the database's clock.
+            self.save(force_insert=True)
+            return
+        values = {
+            str(field.column): field.get_db_prep_save(getattr(self, field.attname), connection)
+            for field in _inserted()
+        }
+        row = execute_prepared(_insert(), values).fetchone()
+        assert row is not None
+        (self.pk,) = row
+        self._state.adding = False
 
     @property
     def queue_ms(self) -> float | None:

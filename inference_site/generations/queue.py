@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -11,9 +12,11 @@ import redis.exceptions
 from django.conf import settings
 from django.db import transaction
 
+from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.affinity import Preference, preference
+from inference_site.generations.cancel import cancel_waiting
 from inference_site.generations.models import Generation
 from inference_site.generations.places import (
     Place,
@@ -47,6 +50,15 @@ class WithRow(Protocol):
         """Write it. What this raises refuses the generation."""
 
 
+IsWanted = Callable[[], bool]
+"""Whether anybody waits for it still: while a store hung its request may have been refused."""
+
+
+def always() -> bool:
+    """Return that it is wanted."""
+    return True
+
+
 def new_id(prefix: str) -> str:
     """Return a fresh public id: the prefix and 32 random characters, nothing of the time."""
     return f"{prefix}{secrets.token_hex(16)}"
@@ -59,6 +71,8 @@ def enqueue(
     opening: Opening = NOTHING,
     continues: str = "",
     with_row: WithRow | None = None,
+    *,
+    is_wanted: IsWanted = always,
 ) -> Place:
     """Accept a generation: keep its document, commit its row, send a wake-up; return its place.
 
@@ -67,9 +81,9 @@ def enqueue(
     preferred.
 
     Raise QueueFull when the model's queue is at its bound, and what ``save_document`` raises when
-    there is no room for the document. When Redis or PostgreSQL is down their
-    errors pass through and nothing is accepted, except that a wake-up that cannot be sent is no
-    error: the row is committed, and maintenance sends one later.
+    there is no room for the document; UnavailableError when it ``is_wanted`` no more. When Redis or
+    PostgreSQL is down their errors pass through and nothing is accepted, except that a wake-up that
+    cannot be sent is no error: the row is committed, and maintenance sends one later.
     """
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
@@ -82,7 +96,10 @@ def enqueue(
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         document = replace(document, traceparent=span.traceparent)
         save_document(row.public_id, document, follower, opening, row.project_id)
-        _commit(row, with_row, is_near_end=is_near_end)
+        _commit(row, with_row, is_wanted, is_near_end=is_near_end)
+        if not is_wanted():
+            cancel_waiting([row.public_id])
+            raise UnavailableError
         crowds.add(row.model, row.project_id, row.service_class)
         if unread < ENOUGH_WAKE_UPS:
             _wake(row.model, preferred)
@@ -91,7 +108,9 @@ def enqueue(
         span.end()
 
 
-def _commit(row: Generation, with_row: WithRow | None, *, is_near_end: bool) -> None:
+def _commit(
+    row: Generation, with_row: WithRow | None, is_wanted: IsWanted, *, is_near_end: bool
+) -> None:
     """Write the row and what goes with it; forget the document when that fails.
 
     If the queue is near its end it is counted, and nobody else writes to it until the commit.
@@ -100,10 +119,12 @@ def _commit(row: Generation, with_row: WithRow | None, *, is_near_end: bool) -> 
         # Before the row is committed: when Redis fails, nothing is accepted.
         if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
+        if not is_wanted():
+            raise UnavailableError
         with transaction.atomic() if with_row or is_near_end else nullcontext():
             if is_near_end:
                 require_room(row.model)
-            row.save(force_insert=True)
+            row.insert()
             if with_row is not None:
                 with_row.write()
     except BaseException:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
 from inference_site.streams.ending import Ending
@@ -25,11 +28,21 @@ class WholeAnswerAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return Ending([], 200, b"")
+        return cancelled([])
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
         return failure(error)
+
+
+def cancelled(frames: Sequence[bytes]) -> Ending:
+    """End what was cancelled, with these frames.
+
+    Who cancels has left or was answered already. Somebody who sent the same request again, under
+    one idempotency key, reads the error, and may try again.
+    """
+    refusal = failure(Cancelled())
+    return replace(refusal, frames=frames, error_code="", is_early=False)
 
 
 DONE = b"data: [DONE]\n\n"

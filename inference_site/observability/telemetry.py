@@ -97,15 +97,23 @@ def _fetched(port: int) -> list[Metric]:
     return list(text_string_to_metric_families(page.text))
 
 
-def serve_telemetry(health: Health, child_ports: ChildPorts = dict) -> None:
-    """Serve ``/metrics`` and ``/health`` on ``METRICS_PORT`` from a thread, if it is set.
+def serve_telemetry(
+    health: Health, child_ports: ChildPorts = dict, ready: Health | None = None
+) -> None:
+    """Serve ``/metrics``, ``/health``, ``/health/ready`` on ``METRICS_PORT``, if it is set.
+
+    A thread does. A process is ready when it is well, unless ``ready`` names a fault.
 
     Raise ImproperlyConfigured when the port is not available.
     """
     if not settings.METRICS_PORT:
         return
     where = (settings.METRICS_HOST, settings.METRICS_PORT)
-    methods = {"health": staticmethod(health), "child_ports": staticmethod(child_ports)}
+    methods = {
+        "health": staticmethod(health),
+        "child_ports": staticmethod(child_ports),
+        "ready": staticmethod(ready or health),
+    }
     handler = type("Telemetry", (_Handler,), methods)
     try:
         server = _Server(where, handler)
@@ -127,6 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # Seconds; frees the thread of a client that sends nothing.
     health: Health
     child_ports: ChildPorts
+    ready: Health
 
     def do_GET(self) -> None:  # http.server requires this name.
         """Answer a request."""
@@ -135,11 +144,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, *rendered(self.headers.get("Accept", ""), self.child_ports()))
             case "/metrics":
                 self._answer(401, b"Send METRICS_TOKEN in 'Authorization: Bearer'.\n")
-            case "/health":
-                fault = self.health()
+            case "/health" | "/health/ready" as path:
+                fault = self.health() or (self.ready() if path == "/health/ready" else "")
                 self._answer(503 if fault else 200, f"{fault or 'ok'}\n".encode())
             case _:
-                self._answer(404, b"Not found. Paths: /metrics, /health.\n")
+                self._answer(404, b"Not found. Paths: /metrics, /health, /health/ready.\n")
 
     def _may_scrape(self) -> bool:
         authorization = self.headers.get("Authorization", "")

@@ -73,6 +73,11 @@ class Span:
         self._span.end(None if at_s is None else _nanoseconds(at_s))
 
 
+def is_tracing() -> bool:
+    """Whether spans are sent anywhere."""
+    return _tracer is not None
+
+
 def begin(
     name: str,
     sort: str = "internal",

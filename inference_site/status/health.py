@@ -145,7 +145,8 @@ def _may_be_absent(
     if status == ModelStatus.UNLOADED:
         return model in unloaded
     # Its server is another's; a file that cannot be loaded is a fault of this site.
-    is_remote = catalogue().models[model].engine == _REMOTE_ENGINE
+    spec = catalogue().models.get(model)  # It may have been removed just now.
+    is_remote = spec is None or spec.engine == _REMOTE_ENGINE
     return status == ModelStatus.FAILED and is_remote and can_serve
 
 

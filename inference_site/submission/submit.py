@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -21,7 +20,8 @@ from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.places import Place
-from inference_site.generations.queue import WithRow, enqueue
+from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
+from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.usage.settlement import settle_for_request
@@ -67,12 +67,15 @@ def follow(submission: Submission) -> Follower:
 
 
 def submit(
-    submission: Submission, request_id: str, follower: Follower | None = None
+    submission: Submission,
+    request_id: str,
+    follower: Follower | None = None,
+    is_wanted: IsWanted = always,
 ) -> dict[str, str]:
     """Admit and commit the generation, and wake its model's workers; return headers for the answer.
 
     ``follower`` reads its stream, and is there before a worker can send anything; None when nobody
-    waits. When the generation is refused it leaves.
+    waits. When the generation is refused it leaves. One that is no longer wanted is not run.
     """
     try:
         with admitted(submission.caller, submission.document.request, submission.with_row) as held:
@@ -80,10 +83,10 @@ def submit(
                 attend(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
-                place = _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel, is_wanted)
             except BudgetExhausted:
                 settle_for_request()  # What has ended may have left some room.
-                place = _enqueue(submission, request_id, held, channel)
+                place = _enqueue(submission, request_id, held, channel, is_wanted)
     except BaseException:
         if follower is not None:
             hub.leave(follower)
@@ -92,7 +95,11 @@ def submit(
 
 
 def _enqueue(
-    submission: Submission, request_id: str, admission: Admission, channel: str | None
+    submission: Submission,
+    request_id: str,
+    admission: Admission,
+    channel: str | None,
+    is_wanted: IsWanted,
 ) -> Place:
     row = Generation(
         public_id=submission.generation_id,
@@ -116,7 +123,9 @@ def _enqueue(
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
     try:
-        return enqueue(row, submission.document, channel, opening, continues, with_row)
+        return enqueue(
+            row, submission.document, channel, opening, continues, with_row, is_wanted=is_wanted
+        )
     except IntegrityError as exc:
         if ONE_RUN_A_KEY in str(exc):
             raise in_progress() from exc
@@ -137,8 +146,9 @@ def respond(
         submission = replace(submission, is_resumable=True, grace_s=grace_s)
     follower = follow(submission) if answer is None else None
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
-    headers = submit(submission, request_id, follower)
-    outcome_of(request._request).started_id = submission.generation_id
+    outcome = outcome_of(request._request)
+    headers = submit(submission, request_id, follower, lambda: not outcome.is_given_up)
+    outcome.started_id = submission.generation_id
     if follower is not None:
         cancels = not submission.background
         handoff = HandOff(
@@ -159,5 +169,4 @@ def respond(
 
 def disconnect_grace_s(caller: Caller) -> int:
     """Return by how many seconds a response that this caller stores outlives its client."""
-    own: int | None = caller.disconnect_grace_s
-    return settings.DISCONNECT_GRACE_S if own is None else own
+    return site_grace_s(caller.disconnect_grace_s)

@@ -75,6 +75,8 @@ def plan_redis(data_dir: Path) -> RedisPlan:
     socket_path = socket_directory(home, "redis.sock", os.geteuid()) / "redis.sock"
     listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
     keep = ["--dir", str(home), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    # What it holds is small. Its log would grow to 64 MB, which takes seconds to read at a restart.
+    keep += ["--auto-aof-rewrite-min-size", "8mb"]
     return RedisPlan([program, *listen, *keep, "--daemonize", "no"], f"unix://{socket_path}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from inference_site.generations.kinds import retentions
 from inference_site.usage.pruning import prune
 from inference_site.usage.settlement import settle
 
@@ -23,3 +24,5 @@ def account_ended() -> None:
 def prune_old() -> None:
     """Delete some of what is older than it is kept for."""
     prune(time.monotonic() + _LONGEST_S)
+    for app in retentions():
+        app.prune(time.monotonic() + _LONGEST_S)

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
+from inference_site.site_settings.current import usage_log_days
 from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
 _BATCH = 2_000
@@ -44,10 +45,10 @@ def prune(until: float = math.inf) -> int:
     limit = now - dt.timedelta(days=_LOGIN_FAILURE_DAYS)
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
     deleted += _delete(failures.order_by("pk"), until)
+    if days := usage_log_days():
+        deleted += _prune_log(now - dt.timedelta(days=days), until)
     if settings.REFUSALS_DAYS:
         deleted += _prune_refusals(now - dt.timedelta(days=settings.REFUSALS_DAYS), until)
-    if settings.USAGE_LOG_DAYS:
-        deleted += _prune_log(now - dt.timedelta(days=settings.USAGE_LOG_DAYS), until)
     return deleted
 
 

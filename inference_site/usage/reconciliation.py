@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.generations.models import Generation
+from inference_site.site_settings.current import usage_log_days
 from inference_site.usage.accounting import (
     AFFECTS,
     BUCKET,
@@ -120,7 +120,7 @@ def _since(kind: type[UsageRollup | LatencyRollup], period: str) -> dt.datetime:
 
 def _log_since() -> dt.datetime:
     oldest = Generation.objects.order_by("pk").values_list("created_at", flat=True).first()
-    if not settings.USAGE_LOG_DAYS or oldest is None:
+    if not usage_log_days() or oldest is None:
         return _BEGINNING
     # Pruned generations may have ended after the oldest kept one began; no run lasts a day.
     return oldest + dt.timedelta(days=1)

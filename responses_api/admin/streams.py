@@ -7,7 +7,8 @@ from rest_framework.request import Request
 
 from inference_site.api.staff import HasPermission, StaffSession
 from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import NotFoundError
+from inference_site.errors.api_errors import ForbiddenError, NotFoundError
+from inference_site.site_settings.current import site_settings
 from responses_api.models import StoredResponse
 from responses_api.views.responses import stream
 
@@ -21,6 +22,8 @@ class WatchView(ApiView):
 
     def get(self, request: Request, response_id: str) -> HttpResponse:
         """Send all events from the beginning, and go on live; leaving stops nothing."""
+        if not site_settings().show_content:
+            raise ForbiddenError("Prompts and answers are shown to nobody.", code="content_hidden")
         rows = StoredResponse.objects.select_related("previous", "conversation")
         stored = rows.filter(public_id=response_id).first()
         if stored is None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from completions.wire import completion
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.embedding import EmbeddingRequest
@@ -148,3 +149,27 @@ def test_arrays_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any
     with patch.object(parsers, "_MOST_CONTAINERS", 0):  # Below that, nothing is counted so exactly.
         for encoded in (orjson.dumps(value), json.dumps(value, indent=1).encode()):
             assert parsers._containers(encoded) == count(value)
+
+
+_TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)
+_NO_TOKENS: st.SearchStrategy[Any] = st.sampled_from(
+    [-1, 2**31, 2**32, 2**70, 1.5, True, False, None, "x", [1], {}]
+)
+
+
+@given(_TOKENS, _NO_TOKENS, st.data())
+def test_of_a_list_of_tokens_the_first_that_is_none_is_named(
+    tokens: list[Any], bad: Any, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(1, len(tokens)))
+    tokens[at:at] = [bad]
+    asked: list[tuple[type[WireRequest], str, list[Any], str]] = [
+        (DetokenizeRequest, "tokens", tokens, f"tokens[{at}]"),
+        (CompletionRequest, "prompt", [[1], tokens], f"prompt[1][{at}]"),
+    ]
+    with patch.object(completion, "_PIECE", 4):
+        for model, field, value, param in asked:
+            with pytest.raises(InvalidRequestError) as refused:
+                parse(model, {"model": "m", field: value})
+            assert refused.value.param == param
+        assert parse(DetokenizeRequest, {"model": "m", "tokens": [*tokens[:at]]})

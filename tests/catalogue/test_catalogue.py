@@ -367,18 +367,18 @@ def test_a_file_that_appears_is_a_model_once_it_is_whole(
 ) -> None:
     settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path / "models"
     known, whole = catalogue(), DEMO_FILE.read_bytes()
-    assert known.look() == []
+    assert not known.update()
     settings.MODELS_DIR.mkdir()
     new = settings.MODELS_DIR / "new.gguf"
     for content in (whole[:1000], whole[:3_000_000], whole[:3_000_000], whole[:-1], whole):
         new.write_bytes(content)
-        assert known.look() == []  # It has just changed, or is not whole.
-    assert [spec.id for spec in known.look()] == ["new"]
-    assert known.look() == []
+        assert not known.update()  # It has just changed, or is not whole.
+    assert [spec.id for spec in known.update().new] == ["new"]
+    assert not known.update()
     assert known.find("NEW") is known.models["new"]
     assert known.optional == {"new"}
     (settings.MODELS_DIR / "demo.gguf").write_bytes(whole)
-    assert [known.look(), known.look()] == [[], []]  # There is one of this name.
+    assert not any([known.update(), known.update()])  # There is one of this name.
 
 
 @pytest.mark.usefixtures("fresh_catalog")
@@ -388,10 +388,10 @@ def test_a_split_model_appears_when_all_of_its_parts_are_there(
     settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path
     known = catalogue()
     for number in (1, 2):
-        assert [known.look(), known.look()] == [[], []]
+        assert not any([known.update(), known.update()])
         (tmp_path / f"big-0000{number}-of-00002.gguf").symlink_to(DEMO_FILE)
-    assert known.look() == []
-    assert [spec.id for spec in known.look()] == ["big-00001-of-00002"]
+    assert not known.update()
+    assert [spec.id for spec in known.update().new] == ["big-00001-of-00002"]
 
 
 def test_a_gguf_file_tells_of_itself() -> None:
@@ -445,8 +445,11 @@ def test_an_entry_goes_before_its_own_file_and_nothing_else(
     assert known.optional == {"demo-embedding", "demo-memory", "other"}
     for name in ("late", "dropped"):
         (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
-    assert known.look() == []
-    assert {spec.id for spec in known.look()} == {"late", "dropped"}  # Both can be loaded now.
+    assert not known.update()
+    assert {spec.id for spec in known.update().new} == {
+        "late",
+        "dropped",
+    }  # Both can be loaded now.
     assert "dropped" in known.optional
 
 

@@ -199,6 +199,8 @@ def test_a_cancelled_stream_ends_without_a_finish_reason() -> None:
     fold.feed(TextDelta("a"))
     ending = fold.cancel()
     assert (list(ending.frames), ending.finish_reason, ending.error_code) == ([DONE], "", "")
+    assert ending.status == 503  # Of another sending of the same request, which may try again.
+    assert orjson.loads(ending.body)["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ OURS = ("migrate", "web", "worker", "worker-gpu", "beat")
 
 
 def tool(name: str) -> str:
-    """A program on PATH or beside this Python; without it the test is skipped, and says so."""
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    """A program beside this Python or on PATH; without it the test is skipped, and says so."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed here")
     return found
@@ -34,8 +34,10 @@ def run(*command: str) -> str:
 
 
 def test_docker_compose_takes_the_file() -> None:
-    config = yaml.safe_load(run(tool("docker-compose"), "-f", "docker-compose.yml", "config"))
-    assert config["services"].keys() >= {"postgres", "redis", "caddy", *OURS} - {"worker-gpu"}
+    compose = (tool("docker-compose"), "--env-file", ".env.example", "-f", "docker-compose.yml")
+    config = yaml.safe_load(run(*compose, "--profile", "*", "config"))
+    assert config["services"].keys() == compose_file()["services"].keys()
+    assert config["services"]["web"]["deploy"]["replicas"] == 2
 
 
 def test_the_dockerfile_lints() -> None:
@@ -150,7 +152,7 @@ def test_the_example_environment_names_what_the_compose_file_reads() -> None:
 FIXED = {
     *("HOST", "PORT", "PYTHON", "DATA_DIR", "MODELS_DIR", "METRICS_PORT", "METRICS_HOST"),
     *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
-    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL"),
+    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "SPARE_PROCESSES"),
 }
 
 
@@ -185,8 +187,15 @@ def test_the_wheel_of_the_gpu_image_is_one_for_its_cuda_and_its_glibc() -> None:
 
 def test_requests_outwait_a_drain_of_all_web_processes() -> None:
     wait = compose_file()["services"]["caddy"]["environment"]["WEB_WAIT"]
-    assert "lb_try_duration {$WEB_WAIT:" in (ROOT / "deploy" / "Caddyfile").read_text()
+    caddyfile = (ROOT / "deploy" / "Caddyfile").read_text()
+    assert "lb_try_duration {$WEB_WAIT:" in caddyfile
+    assert "fail_duration" in caddyfile  # Else a process that drains is tried again and again.
     assert float(wait.removesuffix("s")) >= float(service("web").env["DRAIN_TIMEOUT_S"]) + 10
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_process_of_the_site_reads_the_models_file(name: str) -> None:
+    assert "./models:/models:ro" in service(name).raw["volumes"]
 
 
 def test_the_gpu_profile_reserves_devices() -> None:

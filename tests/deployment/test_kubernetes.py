@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
+import kubernetes_validate  # type: ignore[import-untyped]  # It has types, and does not say so.
 import pytest
 import yaml
+from django.urls import get_resolver
 
 from tests.deployment.compose import ROOT, service
 
@@ -17,6 +21,11 @@ OBJECTS: list[dict[str, Any]] = [
     if path.name != "kustomization.yaml"
     for found in yaml.safe_load_all(path.read_text())
 ]
+
+
+# What KEDA's own resources take: https://keda.sh/docs/latest/reference/scaledobject-spec/
+SCALED_OBJECT = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "advanced", "triggers"}
+BY_PROMETHEUS = {"serverAddress", "query", "threshold"}
 
 
 def of_kind(*kinds: str) -> dict[str, dict[str, Any]]:
@@ -31,6 +40,36 @@ def test_the_kustomization_names_every_file_but_that_of_keda() -> None:
     assert {*KUSTOMIZATION["resources"], "kustomization.yaml", "workers-by-queue.yaml"} == there
     images = {image["name"] for image in KUSTOMIZATION["images"]}
     assert images == {pod["spec"]["containers"][0]["image"] for pod in PODS.values()}
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize(
+    "found", OBJECTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}"
+)
+def test_the_api_of_kubernetes_takes_it(found: dict[str, Any], version: str) -> None:
+    if found["kind"] != "ScaledObject":
+        kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_kustomize_renders_what_the_api_takes() -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed here")
+    command = ["kubectl", "kustomize", str(FOLDER)]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = list(yaml.safe_load_all(rendered))
+    assert len(objects) == len(OBJECTS) - 1
+    for found in objects:
+        kubernetes_validate.validate(found, "1.37", strict=True)
+        assert found["kind"] == "Namespace" or found["metadata"]["namespace"] == "inference"
+
+
+def test_the_ingress_leads_to_every_page_but_those_of_the_inside() -> None:
+    (ingress,) = of_kind("Ingress").values()
+    rules = ingress["spec"]["rules"][0]["http"]["paths"]
+    open_paths = {rule["path"] for rule in rules} - {"/static"}
+    routes = {"/" + str(one.pattern).partition("/")[0] for one in get_resolver().url_patterns}
+    console = {"/playground", "/console"}
+    assert open_paths == routes - {"/metrics", "/health"} | console
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -48,6 +87,7 @@ def test_what_a_pod_names_is_there(name: str) -> None:
     security = container["securityContext"]
     assert security["readOnlyRootFilesystem"]
     assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 @pytest.mark.parametrize("name", of_kind("Deployment"))
@@ -61,8 +101,10 @@ def test_a_deployment_runs_what_the_compose_file_runs(name: str) -> None:
     labels = found["spec"]["template"]["metadata"]["labels"]
     assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
     port = container["ports"][0]
-    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+    for probe in ("livenessProbe", "startupProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    ready = "/health/ready" if container["args"][0] == "worker" else "/health"
+    assert container["readinessProbe"]["httpGet"] == {"path": ready, "port": port["name"]}
 
 
 def test_services_budgets_and_scalers_select_what_there_is() -> None:
@@ -73,8 +115,10 @@ def test_services_budgets_and_scalers_select_what_there_is() -> None:
         assert found["spec"]["selector"]["matchLabels"] in labels
     (scaler,) = of_kind("ScaledObject").values()
     assert scaler["spec"]["scaleTargetRef"]["name"] in of_kind("Deployment")
-    query = scaler["spec"]["triggers"][0]["metadata"]["query"]
-    assert "inference_queue_length{" in query
+    assert scaler["spec"].keys() == SCALED_OBJECT
+    (trigger,) = scaler["spec"]["triggers"]
+    assert trigger["metadata"].keys() == BY_PROMETHEUS
+    assert "inference_queue_length{" in trigger["metadata"]["query"]
 
 
 def test_the_settings_are_those_of_the_site() -> None:

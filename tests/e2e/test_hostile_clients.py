@@ -148,6 +148,39 @@ def test_a_request_is_refused_by_its_head(
         assert status_of(connection) == 200
 
 
+@pytest.mark.parametrize("length", [16_300, 16_390, 17_000, 5 * MIB])
+@pytest.mark.parametrize("is_url", [True, False])
+def test_a_head_that_is_too_long_is_told_so(
+    stack: ServedStack, attacker: MadeKey, length: int, is_url: bool
+) -> None:
+    key = f"Authorization: Bearer {attacker.secret}"
+    head = f"GET /v1/models?x={'x' * length} HTTP/1.1\nHost: x\n{key}"
+    if not is_url:
+        head = f"GET /v1/models HTTP/1.1\nHost: x\n{key}\nX-Long: {'x' * length}"
+    with raw(stack, head) as connection, connection.makefile("rb") as lines:
+        status = int(lines.readline().split()[1])
+        answer = lines.read()
+    assert status == (414 if is_url and length > 16_384 else 431)
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], set(error)) == (
+        "invalid_request_error",
+        {"message", "type", "param", "code"},
+    )
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_head_that_is_too_long_comes_after_good_ones(stack: ServedStack) -> None:
+    good = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with raw(stack, good.replace("\r\n", "\n").strip()) as connection:
+        assert status_of(connection) == 200
+        connection.sendall(good.encode())
+        assert status_of(connection) == 200
+        connection.sendall(f"GET /{'x' * 20_000} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert status_of(connection) == 414
+        connection.sendall(good.encode())
+        assert connection.recv(100) == b""
+
+
 def test_a_body_is_asked_for_only_when_it_is_wanted(stack: ServedStack, attacker: MadeKey) -> None:
     body = json.dumps({"model": "scripted", "messages": "x"}).encode()
     expecting = "\nExpect: 100-continue"

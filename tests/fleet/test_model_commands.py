@@ -181,7 +181,10 @@ def test_what_cannot_be_fetched_is_told_in_one_line(reference: str, told: str) -
 
 
 @pytest.mark.usefixtures("models")
-def test_a_hub_that_is_not_reached_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_not_reached_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(CommandError, match=r"^http://127.0.0.1:\d+ does not answer: .*refused"):
         call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert capsys.readouterr().err == ""

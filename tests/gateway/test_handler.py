@@ -251,7 +251,7 @@ def test_a_chunked_body_without_a_length_is_read(api: Api) -> None:
 def test_nobody_follows_what_was_not_accepted(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
 
-    def full(row: Generation, *_: Any) -> None:
+    def full(row: Generation, *_: Any, **__: Any) -> None:
         refused.append(row.public_id)
         assert hub.readers(row.public_id)  # It follows before anything can be sent.
         raise QueueFull

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
+import orjson
 import pytest
 import redis
 import redis.exceptions
-from celery import Celery
 from django.conf import settings as django_settings
 from django.db import IntegrityError
 from pytest_django.fixtures import Settings
@@ -17,7 +19,9 @@ from redis.retry import Retry
 
 from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
+from inference_site.celery import app
 from inference_site.domain.errors import QueueFull
+from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.generations import queue, wake_ups
 from inference_site.generations.models import Generation, ServiceClass, Status
@@ -75,6 +79,20 @@ def test_the_content_of_a_request_never_reaches_postgresql(api_key: Key, model: 
     assert "secret" not in repr(row)
 
 
+@pytest.mark.parametrize("answers", [[False], [True, False]], ids=["before", "after"])
+def test_what_was_refused_while_a_store_hung_does_not_run(
+    api_key: Key, model: str, answers: list[bool]
+) -> None:
+    new, document = new_row(api_key[0], model)
+    is_committed = len(answers) > 1
+    with pytest.raises(UnavailableError):
+        enqueue(new, document, "web.one", is_wanted=lambda: answers.pop(0))
+    rows = Generation.objects.filter(public_id=new.public_id)
+    assert list(rows.values_list("status", flat=True)) == ["cancelled"] * is_committed
+    assert count_wake_ups(model) == 0
+    assert not client_for(new.public_id).exists(document_key(new.public_id))
+
+
 def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) -> None:
     new, document = new_row(api_key[0], model)
     enqueue(new, document, "web.one")
@@ -86,9 +104,9 @@ def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) 
 def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unreachable = Celery("unreachable", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    unreachable.conf.broker_transport_options = django_settings.CELERY_BROKER_TRANSPORT_OPTIONS
-    monkeypatch.setattr(wake_ups, "app", unreachable)
+    unreachable = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
+    down_since_then = SimpleNamespace(llen=broker_client().llen, lpush=unreachable.lpush)
+    monkeypatch.setattr(wake_ups, "broker_client", lambda: down_since_then)
     new, document = new_row(api_key[0], model)
     started = time.monotonic()
     enqueue(new, document, "web.one")
@@ -96,6 +114,27 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
     assert count_wake_ups(model) == 0
     assert f"could not send a wake-up for {model}" in caplog.text
+
+
+def test_a_wake_up_is_the_message_that_celery_would_send(model: str) -> None:
+    queue = queue_name(model)
+    send_wake_up(model)
+    send_wake_up(model)
+    app.send_task(wake_ups.GENERATE_TASK, args=(model,), queue=wake_ups.queue_named(queue))  # type: ignore[arg-type]  # The stubs know only names.
+    first, second, celerys = (_wake_up(queue) for _ in range(3))
+    assert first.pop("ids").isdisjoint(second.pop("ids"))
+    celerys.pop("ids")
+    celerys["headers"]["ignore_result"] = True
+    assert first == second == celerys
+
+
+def _wake_up(queue: str) -> dict[str, Any]:
+    """Take a message; what is its own, in ``ids``, is apart from what all have."""
+    message: dict[str, Any] = orjson.loads(cast(bytes, broker_client().rpop(queue)))
+    headers, properties = message["headers"], message["properties"]
+    id_ = headers.pop("id")
+    assert headers.pop("root_id") == properties.pop("correlation_id") == id_
+    return {**message, "ids": {id_, properties.pop("delivery_tag")}}
 
 
 def test_nothing_is_accepted_while_the_redis_of_documents_is_down(

@@ -17,7 +17,7 @@ from typing import Any
 import httpcore
 from django.conf import settings
 
-from worker.media.addresses import is_public
+from inference_site.domain.addresses import is_public
 from worker.media.allowance import Allowance, MediaError, time_is_up
 
 

@@ -10,11 +10,11 @@ import threading
 import time
 from typing import Protocol
 
-APART_S = 30.0
+APART_S = 5.0
 """Between two runs that the others have to make room for; an idle worker begins one at once."""
-_EMPTY_S = 10.0
+_EMPTY_S = 5.0
 """How long a run waits for those before it to end, which may take minutes more."""
-_TRIAL_S = 3.0
+_TRIAL_S = 2.0
 """For how long it gives output before others may run beside it."""
 _LOOK_S = 0.2
 

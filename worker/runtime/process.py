@@ -17,15 +17,17 @@ import redis.exceptions
 from celery import Celery, signals
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalogue, start_specs, watch_folder
+from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters
-from inference_site.fleet.commands import Command
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
+from inference_site.model_store.watching import look_patiently, watch_models
 from inference_site.observability.tracing import start_tracing
+from inference_site.streams.request_documents import reader_of
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
+from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
@@ -62,11 +64,11 @@ def run_worker(
     SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
     models are loading, SIGTERM ends it at once. The function returns in child workers too, which
     are forked from here. ``wait`` is called before anything is served. A worker that ``takes_new``
-    loads each model whose file appears while it runs.
+    loads each model that appears while it runs.
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
     specs = start_specs(names)
-    _import_all()
+    _prepare(app)
     role = start_fork_server()  # Before this process has threads or connections.
     if isinstance(role, ChildOrder):
         return _serve(app, _child_specs(role), loglevel, role)
@@ -74,19 +76,24 @@ def run_worker(
     return _serve(app, specs, loglevel, role, takes_new=takes_new)
 
 
-def _import_all() -> None:
-    """Import what every worker uses, so that what is forked from this process has it."""
+def _prepare(app: Celery) -> None:
+    """Import and make what every worker uses: what is forked from this process has it then, and
+    no first request waits for it."""
     for name in _USED_LATER:
         import_module(name)
-    import_kinds()
+    for kind in import_kinds():
+        reader_of(kind.assembly)
+    _ = app.backend  # Celery looks for it in all packages that are installed.
 
 
 def _child_specs(order: ChildOrder) -> list[ModelSpec]:
-    """Become the child worker of a model; return its spec as the models file has it now."""
+    """Become the child worker of a model; return its spec as it is described now."""
     settings.METRICS_PORT, settings.METRICS_HOST = order.metrics_port, "127.0.0.1"
     with contextlib.suppress(OSError):  # What `top` shows, on Linux.
         Path("/proc/self/comm").write_text(order.model)
     catalogue.cache_clear()
+    if catalogue().find(order.model) is None or not catalogue().is_fixed(order.model):
+        look_patiently(order.model)
     return start_specs([order.model])
 
 
@@ -104,10 +111,11 @@ def _serve(
     watch_worker(runtime)
     start_tracing("worker")
     runtime.start()
-    if takes_new:
-        watch_folder(lambda spec: runtime.obey(Command("load", spec.id)))
-    elif isinstance(role, ForkServer):
-        watch_folder()  # They can be loaded.
+    if isinstance(role, ForkServer):
+        watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
+        Pulls(runtime.id).start()
+    else:
+        watch_models()  # For the prices: its parent sees to the rest.
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:

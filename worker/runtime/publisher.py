@@ -1,10 +1,10 @@
 """The publisher: takes frames from the engine's threads and sends them out in ticks.
 
 One thread with an asyncio loop serves all streams of the process, with one shard for each event log
-server. The first and the last frame of a stream go out at once, those between in ticks. A tick is
-one append, whatever the number of streams, and then one channel-layer message for each web process
-that follows any of them. The append also brings back who asked for cancellation, so that a stop
-needs no channel of its own and cannot be lost.
+server. The first and the last frame of a stream go out at once, and without those that wait for the
+tick; the frames between go out in ticks. A tick is one append, whatever the number of streams, and
+then one channel-layer message for each web process that follows any of them. The append also brings
+back who asked for cancellation, so that a stop needs no channel of its own and cannot be lost.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Stream:
         self.texts: Sequence[bytes] = ()
         """The texts in the log that its frames refer to (see ``streams.shared_text``)."""
         self._started = self._is_released = False
+        self.is_urgent = False
+        """Whether it has its first frames or its end to send, for which no tick is waited."""
         self.waiting_since: float | None = None
         """When the oldest frame that is not in the log was handed over; for the metrics."""
 
@@ -85,7 +87,7 @@ class Stream:
     def release(self) -> None:
         """Leave the stream open for another attempt; what was handed over still goes out."""
         self._is_released = True
-        self._shard.wake()
+        self._hurry()
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
@@ -93,12 +95,16 @@ class Stream:
         self._note_waiting()
         if not self._started:
             self._started = True
-            self._shard.wake()
+            self._hurry()
 
     def close(self, ending: Ending) -> None:
         """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
         self._ending = ending
         self._note_waiting()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        self.is_urgent = True
         self._shard.wake()
 
     def _note_waiting(self) -> None:
@@ -200,7 +206,8 @@ class _Shard:
         self._streams: dict[str, Stream] = {}
         self._wanted = asyncio.Event()
         self._stopping = False
-        self._tick_s = TICK_S
+        self._tick_s, self._tick_at = TICK_S, 0.0
+        self._rests_until = 0.0
         self._down_since: float | None = None
 
     def open(self, generation_id: str, attempt: int) -> Stream:
@@ -235,26 +242,36 @@ class _Shard:
         """Flush until stopped and empty."""
         self._log, self._layer = log, layer
         while self._streams or not self._stopping:
-            await self._pause()
+            is_tick = await self._pause()
             try:
-                await self._flush()
+                await self._flush(is_tick=is_tick)
             except redis.exceptions.RedisError as exc:
                 await self._on_unreachable(exc)
             except Exception:
                 logger.exception("publisher: flush failed")
                 await asyncio.sleep(_RETRY_S)
 
-    async def _pause(self) -> None:
-        """Wait for the next tick or a wake-up; with no stream open, only for a wake-up."""
-        try:
-            await asyncio.wait_for(self._wanted.wait(), self._tick_s if self._streams else None)
-        except TimeoutError:
-            return
-        self._wanted.clear()
+    async def _pause(self) -> bool:
+        """Wait for the next tick or a wake-up; with no stream open, only for a wake-up.
 
-    async def _flush(self) -> None:
+        Return whether it is time for a tick. What is urgent goes out in a part of the time only, so
+        that with many requests several of them share a flush.
+        """
+        now = time.monotonic()
+        left_s = max(0.0, self._tick_at - now) if self._streams else None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), left_s)
+        if (rest_s := self._rests_until - time.monotonic()) > 0:
+            await asyncio.sleep(rest_s)
+        self._wanted.clear()
+        return time.monotonic() >= self._tick_at
+
+    async def _flush(self, *, is_tick: bool) -> None:
+        """Send out what is urgent, and at a tick all of it."""
         started = time.monotonic()
-        writes = self._due(started)
+        if is_tick:
+            self._tick_at = started + self._tick_s
+        writes = self._due(started, is_tick=is_tick)
         if not writes:
             return
         answers = await self._log.append(
@@ -275,13 +292,20 @@ class _Shard:
                     messages.setdefault(channel, []).append((stream.id, payload))
         await asyncio.gather(*(self._send(*message) for message in messages.items()))
         # A busy process stretches its ticks, so that flushing never takes more than a fifth of it.
-        spent_s = time.monotonic() - started
-        self._tick_s = min(max(TICK_S, 4 * spent_s), _LONGEST_TICK_S)
+        ended = time.monotonic()
+        spent_s = ended - started
+        self._rests_until = ended + min(spent_s, TICK_S)
+        if is_tick:
+            self._tick_s = min(max(TICK_S, 4 * spent_s), _LONGEST_TICK_S)
+            self._tick_at = ended + self._tick_s
 
-    def _due(self, now: float) -> list[tuple[Stream, Batch | None, bytes]]:
+    def _due(self, now: float, *, is_tick: bool) -> list[tuple[Stream, Batch | None, bytes]]:
         """Return the streams with something to send, and those that have not asked for a while."""
         writes: list[tuple[Stream, Batch | None, bytes]] = []
         for stream in self.streams():
+            if not (is_tick or stream.is_urgent):
+                continue
+            stream.is_urgent = False  # Before it is looked at: it may hurry again.
             batch = stream.take()
             if stream.is_drained:
                 self._forget(stream)

@@ -1,8 +1,8 @@
 """The runs of a worker process: slots are filled with what waits, and filled again at each end.
 
 An engine that blocks runs a generation on the thread that has claimed it. One that does not is only
-begun there; a few threads end its runs. Either thread then looks for the next generation itself, so
-under load none waits for a wake-up.
+begun there; a few threads end its runs. Either thread then looks for the next generation itself if
+one may wait, so under load none waits for a wake-up.
 """
 
 from __future__ import annotations
@@ -110,11 +110,22 @@ class Runs:
                 model.note_served(claim.project_id)
                 if self._run(model, claim, place):
                     return False
+                if not self._may_wait(model, claim):
+                    break
         except BaseException:
             model.release()
             raise
         model.release()
         return True
+
+    def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
+        """Whether something may wait, once this run has ended, of which no wake-up will tell.
+
+        What came while a slot was free has one that is read, or has been.
+        """
+        if claim.others_waited or claim.may_restart or claim.alone or model.missed_wake_up:
+            return True
+        return not (model.is_open and self.is_open)
 
     def _claimed(self, model: ServedModel) -> tuple[Claim, Place] | None:
         """Claim what may run now, beside what runs; None when there is nothing."""
@@ -182,8 +193,11 @@ class Runs:
         finally:
             self._leave(claim)
         try:
-            if self._fill(model):
-                self._serve(model)
+            if not self._may_wait(model, claim):
+                model.release()
+            elif not self._fill(model):
+                return
+            self._serve(model)
         except OperationalError as exc:
             logger.warning("cannot claim for %s: %s", model.spec.id, exc)
         except Exception:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
@@ -34,7 +34,8 @@ from worker.runtime.children.child_workers import ChildWorkers, ParentLink
 from worker.runtime.children.fork_server import ChildOrder, ForkServer
 from worker.runtime.children.idle import IdleWatch
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host_memory import devices, read_ahead
+from worker.runtime.host.memory import devices, read_ahead
+from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
@@ -63,6 +64,7 @@ class Runtime:
         self._order = role if isinstance(role, ChildOrder) else None
         self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
+        self._lacking = set(self._models)
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
@@ -116,6 +118,13 @@ class Runtime:
     def child_worker_ports(self) -> dict[str, int]:
         """The ports of the metrics of child workers on this host, by model."""
         return self._child_workers.metrics_ports
+
+    def lacking(self) -> list[str]:
+        """Return the models it was started with that have never been ready when this was asked."""
+        models = [self._report(model) for model in tuple(self._models.values())]
+        ready = {model.id for model in models if model.state == ModelState.READY}
+        self._lacking -= ready | self._child_workers.loaded
+        return sorted(self._lacking)
 
     @property
     def lag_s(self) -> float:
@@ -186,15 +195,42 @@ class Runtime:
             case "load":
                 self._load_beside(command.model)
             case "unload":
-                threading.Thread(target=self._unload, args=(command.model,), daemon=True).start()
+                self._in_background(self._unload, command.model)
             case "reload":
-                threading.Thread(target=self._reload, args=(command.model,), daemon=True).start()
+                self._in_background(self._load_anew, command.model)
             case "drain":
                 self._is_draining = True
             case "resume":
                 self._is_draining = False
         self._changed()
         self._lease.renew()
+
+    def take_up(self, changes: Changes, *, takes_new: bool) -> None:
+        """Serve the models as they are described now; ``takes_new``: also those that are new."""
+        for spec in changes.gone:
+            self._in_background(self._leave, spec.id)
+        for old, new in changes.changed:
+            if new.runs_otherwise_than(old):
+                self._in_background(self._load_anew, new.id)
+        for spec in changes.new if takes_new else ():
+            self.obey(Command("load", spec.id))
+
+    def _in_background(self, act: Callable[[str], None], model_id: str) -> None:
+        threading.Thread(target=act, args=(model_id,), daemon=True).start()
+
+    def _leave(self, model_id: str) -> None:
+        """Serve a model no more, in this process or in a child worker."""
+        self._child_workers.stop(model_id)
+        self._unload(model_id)
+
+    def _load_anew(self, model_id: str) -> None:
+        """Load a model again, if this worker has it or has failed to load it."""
+        if model_id in self._child_workers.models:
+            self._tell_of(model_id, "", has_failed=False)  # It is loading, until the child says so.
+            self._child_workers.restart(model_id)
+        elif model_id in self._models:
+            self._unload(model_id)
+            self.obey(Command("load", model_id))
 
     def described(self) -> LiveWorker:
         """Return what the lease says."""
@@ -209,6 +245,8 @@ class Runtime:
             loadable=self._loadable(),
             parent=self._order.parent if self._order else "",
             release=settings.VERSION,
+            state=None if self._order else host_state(),
+            memory_bytes=process_memory_bytes(),
         )
 
     def _report(self, model: ServedModel) -> ModelReport:
@@ -292,13 +330,6 @@ class Runtime:
         model.close()
         self._lease.renew()
         logger.info("dropped model %s", model_id)
-
-    def _reload(self, model_id: str) -> None:
-        """Load a model anew, with the adapters that it has now, in a process of its own."""
-        if model_id not in self._child_workers.models:
-            self._unload(model_id)
-        self._tell_of(model_id, "", has_failed=False)  # It is loading, until the child says so.
-        self._child_workers.restart(model_id)
 
     def on_child_announced(self, model: str) -> None:
         """Leave it to the child's own lease to tell of the model."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
+from inference_site.catalogue.file_facts import FileFacts, file_facts
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelReport, ModelState
@@ -43,6 +44,7 @@ class ServedModel:
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
+        self._facts: FileFacts = {}
         self._busy = self._expected = 0
         self._used_at = time.monotonic()
         self._run_s = 0.0
@@ -109,6 +111,8 @@ class ServedModel:
             self._library,
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
             round(self._run_s, 3),
+            self.spec.context_length,
+            **self._facts,
         )
 
     def load(self) -> None:
@@ -118,6 +122,7 @@ class ServedModel:
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
+        self._facts = file_facts(self.spec)
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
         self._used_at = time.monotonic()

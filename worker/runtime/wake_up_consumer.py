@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Protocol
 
-import kombu.exceptions
+import redis.exceptions
 from celery import bootsteps, signals
 
 from inference_site.generations.wake_ups import own_queue, queue_name, queue_named, send
@@ -68,7 +68,7 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         is_waiting = bool(self._consumed)
         if self._update() and is_waiting:
             # The wait goes on for the queues with which it began, until a message ends it.
-            with contextlib.suppress(kombu.exceptions.OperationalError):
+            with contextlib.suppress(redis.exceptions.RedisError):
                 send(LISTEN_TASK, self._own)
 
     def _update(self) -> bool:

@@ -28,6 +28,9 @@ class Worker(Protocol):
     def child_worker_ports(self) -> dict[str, int]:
         """The ports of the metrics of child workers on this host, by model."""
 
+    def lacking(self) -> list[str]:
+        """Return the models it was started with that have never been ready."""
+
     @property
     def lag_s(self) -> float:
         """How long the oldest frame waits that is not in the event log, in seconds."""
@@ -38,7 +41,12 @@ def watch_worker(worker: Worker) -> None:
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_WorkerMetrics(worker))
     health = fresh(LEASE_RENEWED, "the lease was not renewed")
-    serve_telemetry(health, lambda: worker.child_worker_ports)
+    serve_telemetry(health, lambda: worker.child_worker_ports, lambda: _not_ready(worker))
+
+
+def _not_ready(worker: Worker) -> str:
+    lacking = worker.lacking()
+    return f"not ready: {', '.join(lacking)}" if lacking else ""
 
 
 class _WorkerMetrics(Collector):

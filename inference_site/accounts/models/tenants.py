@@ -8,6 +8,8 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
 
+from inference_site.site_settings.models import retention_field
+
 
 class Scope(models.TextChoices):
     """A right of a key. All but ``ADMIN`` give access to the key's own project only."""
@@ -24,6 +26,7 @@ def default_scopes() -> list[str]:
     return [Scope.INFERENCE, Scope.USAGE]
 
 
+_OF_THE_SITE = "How long they are kept. Leave empty to use that of the site's settings."
 _SOME = [MinValueValidator(1)]
 
 
@@ -56,9 +59,12 @@ class Project(Limited):
         verbose_name="disconnect grace (s)",
         help_text=(
             "How long a stored response continues after its client has disconnected, so that a "
-            "client can read it again. Leave empty to use the setting DISCONNECT_GRACE_S."
+            "client can read it again. Leave empty to use that of the site's settings."
         ),
     )
+    responses_days = retention_field("responses (days)", _OF_THE_SITE)
+    conversations_days = retention_field("conversations (days)", _OF_THE_SITE)
+    completions_days = retention_field("chat completions (days)", _OF_THE_SITE)
     # The one project that the playground's usage is accounted to; its name may be any.
     is_playground = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)

@@ -65,6 +65,8 @@ class Hub:
         self._cancel_wanted = asyncio.Event()
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
+        self._failed_at = 0.0
+        """When an event log could not be read the last time."""
         self._unqueue_wanted = asyncio.Event()
 
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
@@ -205,7 +207,7 @@ class Hub:
             try:
                 await self._catch_up(silent)
                 await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
-            except (redis.exceptions.RedisError, DatabaseError) as exc:
+            except DatabaseError as exc:
                 logger.warning("hub: cannot catch up: %s", exc)
             except Exception:
                 logger.exception("hub: cannot catch up")
@@ -221,6 +223,7 @@ class Hub:
             try:
                 await self._read_shard(shard, readers)
             except redis.exceptions.RedisError as exc:  # The others go on meanwhile.
+                self._failed_at = time.monotonic()
                 logger.warning("hub: event log %d: %s", shard, exc)
 
     async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
@@ -243,7 +246,10 @@ class Hub:
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
-        # The row ends first. The worker that is about to write the ending is not interrupted here.
+        # The row ends first. The worker that is about to write the ending is not interrupted here,
+        # also if it could not while Redis was away.
+        if time.monotonic() - self._failed_at < _CLOSING_S:
+            return
         ended_by = Now() - timedelta(seconds=_CLOSING_S)
         kinds = await kinds_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         over = [follower for follower in followers if follower.generation_id in kinds]

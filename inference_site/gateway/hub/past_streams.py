@@ -32,8 +32,8 @@ def attach(follower: Follower, *, has_ended: bool) -> Sequence[Batch] | None:
         return None
     if found.has_ended and found.next is not None and found.next < number < ENDING_ONLY:
         return [Batch(number, (), Ending((), 200, b""))]
-    # It may have ended, and its log be closed only soon.
-    follow(public_id, hub.channel)
+    if not found.has_ended:  # Its generation may have, and its log be closed only soon.
+        follow(public_id, hub.channel)
     follower.is_behind = True
     return ()
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from daphne.cli import CommandLineInterface
+from django.db import DatabaseError
 from django.urls import resolve
+from redis.exceptions import RedisError
 
+from inference_site.accounts.keys import find_caller
+from inference_site.fleet.leases import live_view
 from inference_site.gateway.server.draining import DrainingServer
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
+from inference_site.storage.connections import lent_connection
+from inference_site.storage.redis_clients import all_clients, broker_client
 
 _APPLICATION = "inference_site.asgi:application"
 BACKLOG = 4096
@@ -32,6 +39,7 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     wait()
     start_tracing("web")
     prepare_to_send()
+    _connect()
     freeze_imported_objects()
     command = CommandLineInterface()
     command.server_class = DrainingServer
@@ -40,3 +48,13 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     listen = ["-e", endpoint] if descriptor is None else ["--fd", str(descriptor)]
     # -v 0: no access log of Daphne's; inference_site/gateway/access.py has one.
     return command.run([*listen, "-v", "0", "--no-server-name", _APPLICATION])
+
+
+def _connect() -> None:
+    """Do once what each request does with PostgreSQL and Redis, if they are there."""
+    with suppress(DatabaseError), lent_connection():
+        find_caller("")
+    with suppress(RedisError):
+        for client in (*all_clients(), broker_client()):
+            client.ping()
+        live_view.workers()

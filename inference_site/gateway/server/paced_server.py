@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,12 @@ from daphne.ws_protocol import WebSocketFactory
 from django.conf import settings
 
 from inference_site.gateway.bodies import ROOM_KEY
+from inference_site.gateway.http_answers import EVENTS
 from inference_site.gateway.server.pacing import Paced
 from inference_site.gateway.server.request_bounds import BoundedFactory, bounded_sockets
 
 _PROTOCOL = "inference_site.protocol"
+_BODY = "http.response.body"
 _LARGEST_WRITE = 64 * 1024
 """Bytes. Between the writes of a larger part of an answer, the client has to read."""
 
@@ -49,7 +51,9 @@ class PacedServer(Server):  # type: ignore[misc]  # Daphne has no types.
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         """Run the application for a request or a socket."""
-        return super().create_application(protocol, {**scope, _PROTOCOL: protocol})
+        extensions = {**scope.get("extensions", {}), EVENTS: {}}
+        scope = {**scope, _PROTOCOL: protocol, "extensions": extensions}
+        return super().create_application(protocol, scope)
 
     async def handle_reply(self, protocol: Paced, message: dict[str, Any]) -> None:
         """Write a part of an answer, and wait until the client has read what was before."""
@@ -71,12 +75,31 @@ def _receiving(application: Any) -> Any:
 
 
 def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Cut a part of a body into smaller ones."""
+    """Cut a part of a body, or many events, into smaller ones."""
+    if message["type"] == EVENTS:
+        for group in _groups(message["events"]):
+            if len(group) > 1:
+                yield {**message, "events": group}
+            else:
+                yield from _parts({"type": _BODY, "body": group[0], "more_body": True})
+        return
     body = message.get("body", b"")
-    if message["type"] != "http.response.body" or len(body) <= _LARGEST_WRITE:
+    if message["type"] != _BODY or len(body) <= _LARGEST_WRITE:
         yield message
         return
     more = message.get("more_body", False)
     for start in range(0, len(body), _LARGEST_WRITE):
         part = body[start : start + _LARGEST_WRITE]
         yield {**message, "body": part, "more_body": more or start + len(part) < len(body)}
+
+
+def _groups(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut events into groups of about the size of a write; one that is larger is alone."""
+    group, size = list[bytes](), 0
+    for event in events:
+        if group and size + len(event) > _LARGEST_WRITE:
+            yield group
+            group, size = [], 0
+        group.append(event)
+        size += len(event)
+    yield group

@@ -10,6 +10,7 @@ most of what was written before. Once Daphne does both, this module can go.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -17,6 +18,8 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 
 from inference_site.gateway.bodies import MessageRoom
+from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.server.bounded_channel import BoundedChannel
 from inference_site.gateway.server.pacing import Paced
 
 _HEAD_S = 30.0
@@ -96,7 +99,24 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             return
         if message["type"] == "http.response.start" and not self._response_started:
             self.registerProducer(self, True)
-        super().handle_reply(message)
+        if message["type"] == EVENTS:
+            self._write_events(message["events"])
+        else:
+            super().handle_reply(message)
+
+    def _write_events(self, events: Sequence[bytes]) -> None:
+        """Write each event as a chunk of its own, all of them with one call."""
+        if self.finished or self.channel is None:
+            return
+        if not self.startedWriting:  # The head goes out with the first.
+            self.write(events[0])
+            events = events[1:]
+        if self.chunked and not self._disconnected:
+            self.sentLength += sum(map(len, events))
+            chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events if event]
+            self.channel.write(b"".join(chunks))
+        else:
+            self.write(b"".join(events))
 
     def finish(self) -> None:
         """End the answer; before the body has come, read and drop the rest of that for a while."""
@@ -162,10 +182,15 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
     """Makes connections of such requests."""
 
+    protocol = BoundedChannel
+
     def buildProtocol(self, addr: Any) -> Any:  # Twisted's name.
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest
         return protocol
+
+    def log(self, request: Any) -> None:  # Twisted's name.
+        """Do nothing: ``gateway.access`` logs, and Twisted would write a line for nobody."""
 
 
 def bounded_sockets(factory: WebSocketFactory) -> WebSocketFactory:

@@ -10,8 +10,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from inference_site.alarms.evaluation import evaluate
+from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import attempt, maintain
+from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
 from inference_site.storage.connections import lent_connection
@@ -33,6 +36,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         wait_if_asked(options)
+        watch_models()
         watch_maintenance()
         freeze_imported_objects()
         stopped = threading.Event()
@@ -43,7 +47,12 @@ class Command(BaseCommand):
 
 def run_periodically(stopped: threading.Event) -> None:
     """Do all jobs, each with its period, until the event is set."""
-    jobs = (("maintenance", _maintain, 1.0), ("accounting", account_ended, 1.0))
+    jobs = (
+        ("maintenance", _maintain, 1.0),
+        ("accounting", account_ended, 1.0),
+        ("alarms", evaluate, 5.0),
+        ("notices", deliver, 2.0),
+    )
     threads = [
         threading.Thread(target=repeat, args=(*job, stopped), name=job[0], daemon=True)
         for job in (*jobs, ("pruning", prune_old, 60.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -32,13 +32,19 @@ def pulled(reference: str, revision: str = "main") -> Path:
     """Fetch a model with a progress bar; return its file. Raise CommandError."""
     from tqdm import tqdm
 
+    bar: tqdm[NoReturn] | None = None
+
+    def told(have: int, size: int) -> None:
+        nonlocal bar
+        if bar is None:  # Nothing is shown of a hub that does not answer.
+            bar = tqdm(unit="B", unit_scale=True, desc=reference)
+        bar.total = size
+        bar.update(have - bar.n)
+
     try:
-        with tqdm(unit="B", unit_scale=True, desc=reference) as bar:
-
-            def told(have: int, size: int) -> None:
-                bar.total = size
-                bar.update(have - bar.n)
-
-            return fetch(Reference.read(reference), Path(settings.MODELS_DIR), revision, told)
+        return fetch(Reference.read(reference), Path(settings.MODELS_DIR), revision, told)
     except HubError as exc:
         raise CommandError(str(exc)) from exc
+    finally:
+        if bar is not None:
+            bar.close()

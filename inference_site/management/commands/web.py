@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.api.documentation import prepare_document
-from inference_site.catalogue.catalogue import catalogue, watch_folder
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.server.daphne import run_server
+from inference_site.model_store.watching import watch_models
 from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
@@ -42,7 +43,7 @@ class Command(BaseCommand):
             prepare_document()  # In a thread, which no request has to wait for.
             stand_by_if_asked(options)
             wait_if_asked(options)
-            watch_folder()
+            watch_models()
             writer.start()
 
         status = run_server(host, port, fd, wait)

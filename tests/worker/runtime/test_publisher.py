@@ -122,7 +122,9 @@ def test_the_first_frame_and_the_end_go_out_at_once_and_those_between_wait(
 
 
 @pytest.mark.usefixtures("rare_ticks")
-def test_two_streams_share_one_message_a_tick(publisher: Publisher) -> None:
+def test_two_streams_share_one_message_a_tick_that_an_end_does_not_wait_for(
+    publisher: Publisher,
+) -> None:
     async def scenario(web: Web) -> None:
         one, two = (publisher.open(new_id("chatcmpl-")) for _ in range(2))
         for stream in (one, two):
@@ -131,7 +133,14 @@ def test_two_streams_share_one_message_a_tick(publisher: Publisher) -> None:
             assert (await web.hear())[stream.id].frames == [b"0"]
         one.append([b"one"])
         two.append([b"two"])
-        publisher.open(new_id("chatcmpl-")).close(END)  # Has it flush now.
+        third = publisher.open(new_id("chatcmpl-"))
+        third.close(END)
+        wait_until(lambda: logged(client_for(third.id), third.id))
+        for stream in (one, two):
+            assert len(logged(client_for(stream.id), stream.id)) == 1
+        for shard in publisher._shards:
+            shard._tick_at = 0.0
+            shard.wake()
         message = await web.hear()
         assert {id_: batch.frames for id_, batch in message.items()} == {
             one.id: [b"one"],

@@ -37,8 +37,9 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import company, host_memory, runs, served_model
+from worker.runtime import company, runs, served_model
 from worker.runtime.children.fork_server import ChildOrder
+from worker.runtime.host import memory
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -172,7 +173,7 @@ def test_a_worker_makes_room_for_one_at_a_time(api_key: Key) -> None:
     suspect = waiting(api_key, [{"text": "a"}])
     Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now())
     claim = partial(Generation.objects.claim, "m", "w", is_idle=False)
-    assert claim() is None  # It is left to an idle worker for a minute.
+    assert claim() is None  # It is left to an idle worker first.
     Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now() - timedelta(hours=1))
     assert claim(may_empty=False) is None
     assert claim() is not None
@@ -263,6 +264,7 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert (bad.state, bad.free) == (ModelState.FAILED, 0)
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
+        assert worker.lacking() == ["broken"]
 
 
 @contextmanager
@@ -304,12 +306,14 @@ def test_a_model_is_not_announced_as_ready_while_another_loads(
         found = announced(worker)
         assert found is not None
         states.append([model.state for model in found.models])
+        assert worker.lacking() == ["first", "second"]
         return load_engine(spec)
 
     monkeypatch.setattr(served_model, "load_engine", load)
     worker.start()
-    found = announced(worker)
+    found, lacking = announced(worker), worker.lacking()
     worker.stop()
+    assert lacking == []
     assert states == [["loading", "loading"]] * 2
     assert found is not None
     assert [model.state for model in found.models] == ["ready", "ready"]
@@ -335,9 +339,9 @@ def test_a_load_tells_how_much_of_its_file_is_read(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(1000))
-    monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 250)
-    assert list(host_memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
-    assert list(host_memory.read_ahead(tmp_path / "absent")) == []
+    monkeypatch.setattr(memory, "_CHUNK_BYTES", 250)
+    assert list(memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(memory.read_ahead(tmp_path / "absent")) == []
 
 
 def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:

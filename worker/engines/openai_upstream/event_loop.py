@@ -1,8 +1,9 @@
 """The event loop on which this process reads all its upstream models.
 
 One thread runs it. Answers are read in ticks: what has come for all streams since the last tick is
-parsed at once, without a switch of tasks for each token. Every ``POLL_S`` the loop looks whether a
-run was cancelled, or its server has been silent for too long.
+parsed at once, without a switch of tasks for each token. While nothing else is under way the loop
+does not even look at its sockets between two ticks, so that one read brings several tokens. Every
+``POLL_S`` it looks whether a run was cancelled, or its server has been silent for too long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Between two looks at cancellation and silence."""
-_TICK_S, _LONGEST_TICK_S = 0.005, 0.1
+_TICK_S, _MANY_TICK_S, _LONGEST_TICK_S = 0.005, 0.02, 0.1
+_MANY = 4
+"""So many answers are worth a wait without a look at the sockets."""
 _SHARE = 4
 """A tick is this many times as long as it took to parse what the last one brought."""
 
@@ -134,6 +137,7 @@ class EventLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: set[Watch] = set()
         self._readings: set[_Reading] = set()
+        self._begins = threading.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._looker: asyncio.Task[None] | None = None
         threading.Thread(target=self._main, name="upstreams", daemon=True).start()
@@ -144,13 +148,16 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it to its end while the caller waits; return or raise what comes of it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._begins.set()
+        return future.result()
 
     def start(
         self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
     ) -> None:
         """Begin it; at its end call ``ended`` on the loop, with what it has raised if it has."""
         self._loop.call_soon_threadsafe(self._begin, work, ended)
+        self._begins.set()
 
     def _begin(
         self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
@@ -210,13 +217,28 @@ class EventLoop:
     async def _tick(self) -> None:
         tick_s = _TICK_S
         while self._readings:
-            await asyncio.sleep(tick_s)
+            await self._rest(tick_s)
             started = self._loop.time()
             for reading in tuple(self._readings):
                 reading.read()
             spent_s = self._loop.time() - started
             tick_s = min(max(_TICK_S, _SHARE * spent_s), _LONGEST_TICK_S)
         self._ticker = None
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, without a look at any socket if all there is to do is to read many answers."""
+        self._begins.clear()
+        await asyncio.sleep(0)  # What was asked for until now begins.
+        if not self._only_reads:
+            await asyncio.sleep(seconds)
+            return
+        self._begins.wait(max(seconds, _MANY_TICK_S))
+        for _ in range(2):  # The loop looks at the sockets, then takes what has come.
+            await asyncio.sleep(0)
+
+    @property
+    def _only_reads(self) -> bool:
+        return _MANY <= len(self._readings) == len(self._watches) == len(self._tasks)
 
 
 def _wrapped(error: BaseException) -> Exception:

@@ -90,6 +90,13 @@ class ChildWorkers:
             return {model: child.port for model, child in self._children.items() if child.port}
 
     @property
+    def loaded(self) -> frozenset[str]:
+        """The models of which a process takes work, or did until it was idle."""
+        with self._changed:
+            children = tuple(self._children.items())
+        return frozenset(id_ for id_, child in children if child.stage in ("loaded", "leaving"))
+
+    @property
     def models(self) -> frozenset[str]:
         """The models that have a process, or will have one; not those that are leaving."""
         with self._changed:
@@ -129,10 +136,9 @@ class ChildWorkers:
                 child.is_stopping = True
                 self._signal(child, signal.SIGTERM)
 
-    def restart(self, model: str, *, may_idle: bool = False) -> None:
-        """Have the worker of this model drain and end, and start another once it has."""
+    def restart(self, model: str) -> None:
+        """Have the worker of this model drain and end, and start another then."""
         with self._changed:
-            self._may_idle.setdefault(model, may_idle)
             self.stop(model)
             self._waiting.append(model)
         self._start_next()
@@ -208,8 +214,8 @@ class ChildWorkers:
 
     def _note(self, child: _Child) -> None:
         with self._changed:
-            has_stayed = child.stage == "loaded" and not child.is_stopping
-            if has_stayed and child.model in self._waiting:
+            stays = child.stage == "loaded" and not child.is_stopping
+            if stays and child.model in self._waiting:  # It has not left.
                 self._waiting.remove(child.model)
             self._changed.notify_all()
         if child.stage == "leaving":

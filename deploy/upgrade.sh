@@ -1,0 +1,21 @@
+#!/bin/sh
+# Replaces the containers of services without a gap: as many new ones are started beside the old ones.
+# These are stopped once the new ones are healthy, a worker with its models loaded. On a host that
+# cannot hold both, `docker compose up -d --no-deps SERVICE` stops the old ones first.
+#   sh deploy/upgrade.sh worker web
+set -eu
+cd "$(dirname "$0")/.."
+for service in "$@"; do
+    old=$(docker compose ps --quiet "$service")
+    twice=$(($(echo "$old" | wc -w) * 2))
+    # shellcheck disable=SC2086  # $old and $new: a word for each container.
+    if docker compose up -d --wait --no-deps --no-recreate --scale "$service=$twice" "$service"; then
+        docker stop $old
+        docker rm $old
+    else
+        new=$(docker compose ps --all --quiet "$service" | grep -vF "$old")
+        docker rm --force $new
+        echo "$service: the new containers did not become healthy; the old ones run on." >&2
+        exit 1
+    fi
+done

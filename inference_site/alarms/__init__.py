@@ -1,0 +1,1 @@
+"""Alarms: rules, what they have found, and the notices that are sent of it."""

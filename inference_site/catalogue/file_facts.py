@@ -1,0 +1,70 @@
+"""What pages show of a model's file: its size, its architecture, its quantisation, its memory."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.model_files import parts_of
+from inference_site.domain.model_spec import ModelSpec
+
+
+class FileFacts(TypedDict, total=False):
+    """Facts of one file; sizes are in bytes, ``trained_context`` in tokens."""
+
+    size_bytes: int
+    memory_bytes: int
+    architecture: str
+    quantisation: str
+    trained_context: int
+
+
+def file_facts(spec: ModelSpec) -> FileFacts:
+    """Return what the model's file says, as far as it can be read; nothing without one here.
+
+    It reads the header, in 0.2 s for a large vocabulary.
+    """
+    if spec.file is None:
+        return {}
+    try:
+        size = sum(part.stat().st_size for part in parts_of(spec.file))
+        found = dict(metadata(spec.file)) if spec.engine == "llama_cpp" else {}
+    except (OSError, ValueError):
+        return {}
+    if not found:
+        return {"size_bytes": size}
+    name = str(found.get("general.architecture", ""))
+    return {
+        "size_bytes": size,
+        "memory_bytes": size + spec.slots * spec.context_length * _kv_bytes(found, name),
+        "architecture": name,
+        "quantisation": _quantisation(found.get("general.file_type")),
+        "trained_context": _number(found.get(f"{name}.context_length")),
+    }
+
+
+def _quantisation(file_type: Any) -> str:
+    """Return the name by which files of this type are known, such as Q4_K_M."""
+    from gguf.constants import LlamaFileType  # Brings numpy, which few processes use.
+
+    try:
+        return LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        return ""
+
+
+def _kv_bytes(found: dict[str, Any], architecture: str) -> int:
+    """Return the bytes of keys and values of one token in all layers, at 16 bits a value."""
+
+    def number(key: str, default: int = 0) -> int:
+        return _number(found.get(f"{architecture}.{key}")) or default
+
+    heads = number("attention.head_count", 1)
+    width = number("embedding_length") // heads
+    kv_heads = number("attention.head_count_kv", heads)
+    each = number("attention.key_length", width) + number("attention.value_length", width)
+    return number("block_count") * kv_heads * each * 2
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,183 @@
+"""The page of one model: what it is, where it runs, how fast it is, and what has failed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import redis.exceptions
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest
+from django.urls import reverse
+from django.utils import timezone
+
+from inference_site.admin_pages.labels import money
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.catalogue.file_facts import FileFacts, file_facts
+from inference_site.console.home import Tile, tiles_of
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
+from inference_site.fleet.leases import LiveWorker, ModelReport
+from inference_site.generations.models import Generation, Status
+from inference_site.model_store.models import StoredModel
+from inference_site.usage.models import Period
+from inference_site.usage.queries import LENGTH, Span, Usage, floor, histograms, reading, total_by
+
+VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
+_LATEST = 5_000
+_MOST_ERRORS = 10
+_DAY = dt.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker that has the model."""
+
+    worker: LiveWorker
+    report: ModelReport
+    since: dt.datetime
+
+
+def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
+    """Return the template context of the page. Raise PermissionDenied, or Http404."""
+    if not request.user.has_perm(VIEW):
+        raise PermissionDenied
+    spec = catalogue().models.get(model)
+    if spec is None:
+        raise Http404(f"There is no model '{model}'.")
+    try:
+        live, is_unreachable = fleet.workers(), False
+        state = fleet.status_among(live, model).value
+    except redis.exceptions.RedisError:
+        live, is_unreachable, state = [], True, "unknown"
+    places = _places(model, live)
+    return {
+        "title": f"Model {model}",
+        "spec": spec,
+        "state": state,
+        "is_unreachable": is_unreachable,
+        "details": _details(spec, places),
+        "places": places,
+        "tiles": _tiles(model) if request.user.has_perm(USAGE) else [],
+        "errors": _errors(model),
+        "latest": f"{_LATEST:,}",
+        "edit": _edit_address(request, model),
+    }
+
+
+def _places(model: str, live: list[LiveWorker]) -> list[Place]:
+    having = ((worker, worker.model(model)) for worker in live)
+    return [
+        Place(worker, report, dt.datetime.fromtimestamp(report.since, dt.UTC))
+        for worker, report in having
+        if report is not None
+    ]
+
+
+def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
+    """Return names and values, as a worker tells them; without one, as this host's file says."""
+    report = next((place.report for place in places if place.report.size_bytes), None)
+    facts = file_facts(spec) if report is None else _facts_of(report)
+    library = next((place.report.library for place in places if place.report.library), "")
+    return [
+        ("Source", _source(spec)),
+        ("Engine", f"{spec.engine} ({library})" if library else spec.engine),
+        ("File", "—" if spec.file is None else str(spec.file)),
+        ("Size", _size(facts.get("size_bytes", 0))),
+        ("Architecture", facts.get("architecture") or "—"),
+        ("Quantisation", facts.get("quantisation") or "—"),
+        ("Context", _context(spec, facts)),
+        ("Slots", f"{spec.slots} in each worker"),
+        ("Memory needed", _size(facts.get("memory_bytes", 0), "about ")),
+        ("Price", _price(spec)),
+        ("Aliases", ", ".join(spec.aliases) or "—"),
+        ("Projects", ", ".join(spec.projects) or "all"),
+        ("Capabilities", ", ".join(sorted(_capabilities(spec, places))) or "—"),
+    ]
+
+
+def _facts_of(report: ModelReport) -> FileFacts:
+    return {
+        "size_bytes": report.size_bytes,
+        "memory_bytes": report.memory_bytes,
+        "architecture": report.architecture,
+        "quantisation": report.quantisation,
+        "trained_context": report.trained_context,
+    }
+
+
+def _source(spec: ModelSpec) -> str:
+    known = catalogue()
+    if known.is_stored(spec.id):
+        return "the database"
+    if known.is_fixed(spec.id):
+        return "the models file, or the product itself: read-only here"
+    return "a file in MODELS_DIR, without an entry"
+
+
+def _size(count: int, before: str = "") -> str:
+    if not count:
+        return "—"
+    shown = f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return f"{before}{shown}"
+
+
+def _context(spec: ModelSpec, facts: FileFacts) -> str:
+    trained = facts.get("trained_context", 0)
+    told = f" of {trained:,} as trained" if trained else ""
+    return f"{spec.context_length:,} tokens in each slot{told}"
+
+
+def _price(spec: ModelSpec) -> str:
+    price = spec.price
+    if not (price.input or price.cached or price.output):
+        return "no price set"
+    shown = f"input {money(price.input)}, cached {money(price.cached)}"
+    return f"{shown}, output {money(price.output)} for a million tokens"
+
+
+def _capabilities(spec: ModelSpec, places: list[Place]) -> frozenset[str]:
+    announced = (place.report.capabilities for place in places if place.report.capabilities)
+    first = next(announced, None)
+    return model_capabilities(spec) if first is None else frozenset(first)
+
+
+def _tiles(model: str) -> list[Tile]:
+    """Return the usage of the last 24 hours."""
+    end = floor(timezone.now(), Period.HOUR) + LENGTH[Period.HOUR]
+    span = Span(Period.HOUR, end - _DAY, end, models=[model])
+    with reading():
+        usage, latencies = total_by(span).get((), Usage()), histograms(span)
+    return tiles_of(usage, latencies)
+
+
+def _errors(model: str) -> list[Generation]:
+    """Return what failed last among the latest; looking through all would take seconds."""
+    latest = Generation.objects.filter(model=model).order_by("-id").values("pk")[:_LATEST]
+    failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
+    return list(failed.select_related("project", "api_key").order_by("-id")[:_MOST_ERRORS])
+
+
+def _edit_address(request: HttpRequest, model: str) -> str:
+    """Return where the model is edited, or added with this ID; empty where it cannot be."""
+    known = catalogue()
+    if known.is_fixed(model):
+        return ""
+    stored = StoredModel.objects.filter(model_id=model).first()
+    if stored is not None and request.user.has_perm("model_store.change_storedmodel"):
+        return reverse("admin:model_store_storedmodel_change", args=[stored.pk])
+    if stored is None and request.user.has_perm("model_store.add_storedmodel"):
+        file = known.models[model].file
+        given = {"model_id": model, "file": "" if file is None else _below_models_dir(file)}
+        return f"{reverse('admin:model_store_storedmodel_add')}?{urlencode(given)}"
+    return ""
+
+
+def _below_models_dir(file: Path) -> str:
+    folder = Path(settings.MODELS_DIR)
+    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)

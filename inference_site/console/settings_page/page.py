@@ -1,0 +1,101 @@
+"""The page of settings, which writes what was changed to the audit log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWidget
+
+from inference_site import environment
+from inference_site.console.audit import log_action
+from inference_site.site_settings.current import forget
+from inference_site.site_settings.models import SiteSettings
+
+VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
+_SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
+_FIELDS = (
+    *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
+    *("usage_log_days", "show_content"),
+)
+
+
+class SettingsForm(forms.ModelForm[SiteSettings]):
+    """The settings that can be changed here."""
+
+    class Meta:
+        model = SiteSettings
+        fields = _FIELDS
+        widgets = {
+            **dict.fromkeys(_FIELDS, UnfoldAdminIntegerFieldWidget),
+            "show_content": UnfoldBooleanSwitchWidget,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of the environment; ``source`` is where its value comes from."""
+
+    name: str
+    value: str
+    source: str
+
+
+def settings_page(request: HttpRequest) -> HttpResponse:
+    """Show the settings, or save them and log what has changed."""
+    if not request.user.has_perm(VIEW):
+        raise PermissionDenied
+    may_change = request.user.has_perm(CHANGE)
+    kept = SiteSettings.objects.first() or SiteSettings(pk=1)
+    before = {name: getattr(kept, name) for name in _FIELDS}
+    form = SettingsForm(request.POST or None, instance=kept)
+    if request.method == "POST":
+        if not may_change:
+            raise PermissionDenied
+        if form.is_valid():
+            _save(request, form, before)
+            return HttpResponseRedirect(reverse("admin:settings"))
+    for field in form.fields.values():
+        field.disabled = not may_change
+    context = {
+        **admin.site.each_context(request),
+        "title": "Settings",
+        "form": form,
+        "may_change": may_change,
+        "variables": _variables(),
+    }
+    request.current_app = admin.site.name
+    return TemplateResponse(request, "console/settings.html", context)
+
+
+def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> None:
+    saved = form.save()
+    forget()
+    after = {name: getattr(saved, name) for name in _FIELDS}
+    told = [
+        f"{name}: {_shown(before[name])} → {_shown(after[name])}"
+        for name in _FIELDS
+        if before[name] != after[name]
+    ]
+    if told:
+        log_action(request, saved, "; ".join(told))
+    messages.success(request, "Saved. It holds in all processes within seconds.")
+
+
+def _shown(value: Any) -> str:
+    return "empty" if value is None else str(value)
+
+
+def _variables() -> list[Variable]:
+    """Return the variables of this web process, without secrets and addresses that hold them."""
+    return [
+        Variable(name, ("set" if value else "not set") if _SECRET.search(name) else value, source)
+        for name, (value, source) in sorted(environment.asked().items())
+    ]

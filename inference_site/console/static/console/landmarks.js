@@ -1,0 +1,29 @@
+// What the theme lacks for keyboards and screen readers: a main landmark, and menu buttons that can
+// be reached and have a name.
+addEventListener("DOMContentLoaded", () => {
+  const main = document.getElementById("main") ?? document.getElementById("page");
+  (main ?? document.querySelector("body > div"))?.setAttribute("role", "main");
+  for (const header of document.querySelectorAll("thead th")) {
+    if (!header.textContent.trim() && !header.querySelector("input")) {
+      header.insertAdjacentHTML("beforeend", '<span class="sr">Actions</span>');
+    }
+  }
+  const icons = document.querySelectorAll(
+    "span[x-on\\:click*='sidebarMobileOpen'], span[x-on\\:click*='sidebarDesktopOpen']",
+  );
+  for (const icon of icons) {
+    icon.setAttribute("role", "button");
+    icon.setAttribute("aria-label", "Menu");
+    icon.tabIndex = 0;
+    icon.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      icon.click();
+    });
+  }
+});
+addEventListener("load", () => {
+  // Each has the same name as it comes.
+  const regions = document.querySelectorAll(".simplebar-content-wrapper[role=region]");
+  regions.forEach((region, index) => region.setAttribute("aria-label", `Scrollable part ${index + 1}`));
+});

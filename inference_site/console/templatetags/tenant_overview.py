@@ -1,0 +1,127 @@
+"""What the page of a key or a project shows above its form: usage, budgets, limits, errors."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import redis.exceptions
+from django import template
+from django.db.models import QuerySet, Sum
+from django.utils import timezone
+
+from inference_site.accounts import rate_limits
+from inference_site.accounts.budgets import period_start
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.admin_pages.labels import money
+from inference_site.console.home import Tile, tiles_of
+from inference_site.generations.models import Generation, Status
+from inference_site.usage.models import Period
+from inference_site.usage.queries import LENGTH, Span, Usage, floor, histograms, reading, total_by
+
+register = template.Library()
+
+_LATEST, _MOST_ERRORS = 5_000, 10
+_MONTH = dt.timedelta(days=30)
+_NEARLY = 80
+"""Percent of a budget from which its bar is a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How much of a budget or a limit is used; ``percent`` is at most 100."""
+
+    name: str
+    used: str
+    of: str
+    percent: int
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether little or nothing is left."""
+        return self.percent >= _NEARLY
+
+
+@register.inclusion_tag("console/tenant_overview.html", takes_context=True)
+def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[str, Any]:
+    """Return what is shown of a key or a project to this user."""
+    user = context["request"].user
+    generations = Generation.objects.filter(**_its(tenant))
+    return {
+        "tiles": _tiles(tenant) if user.has_perm("usage.view_usagerollup") else [],
+        "bars": [*_budgets(tenant), *_a_minute(tenant), *_running(tenant, generations)],
+        "may_see_errors": user.has_perm("generations.view_generation"),
+        "errors": _errors(generations),
+        "latest": f"{_LATEST:,}",
+    }
+
+
+def _its(tenant: ApiKey | Project) -> dict[str, int]:
+    name = "api_key_id" if isinstance(tenant, ApiKey) else "project_id"
+    return {name: int(tenant.pk)}
+
+
+def _tiles(tenant: ApiKey | Project) -> list[Tile]:
+    """Return the usage of the last 30 days."""
+    end = floor(timezone.now(), Period.DAY) + LENGTH[Period.DAY]
+    keys, projects = ([tenant.pk], None) if isinstance(tenant, ApiKey) else (None, [tenant.pk])
+    span = Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys)
+    with reading():
+        return tiles_of(total_by(span).get((), Usage()), histograms(span))
+
+
+def _budgets(tenant: ApiKey | Project) -> list[Bar]:
+    """Return the budgets that bound it: of a key, also those of its whole project."""
+    budgets = Budget.objects.filter(project=tenant.pk)
+    if isinstance(tenant, ApiKey):
+        of_project = Budget.objects.filter(project=tenant.project_id, api_key=None)
+        budgets = Budget.objects.filter(api_key=tenant.pk) | of_project
+    return [_bar(budget) for budget in budgets.select_related("api_key").order_by("pk")]
+
+
+def _bar(budget: Budget) -> Bar:
+    start = period_start(Budget.Every(budget.every), timezone.now())
+    spends = BudgetSpend.objects.filter(budget=budget, start=start)
+    spent: Decimal = spends.aggregate(total=Sum("spent"))["total"] or Decimal(0)
+    percent = int(100 * spent / budget.amount) if budget.amount else 100
+    shown = money if budget.unit == Budget.Unit.COST else _tokens
+    whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
+    name = f"Budget of a {budget.every}, {whose}"
+    return Bar(name, shown(spent), shown(budget.amount), min(100, percent))
+
+
+def _tokens(amount: Decimal) -> str:
+    return f"{amount:,.0f} tokens"
+
+
+def _a_minute(tenant: ApiKey | Project) -> list[Bar]:
+    try:
+        windows = rate_limits.used(tenant)
+    except redis.exceptions.RedisError:  # The page is there without them.
+        return []
+    bars = []
+    for window in windows:
+        now = max(0, window.amount - window.remaining)
+        percent = min(100, 100 * now // window.amount)
+        name = f"{window.unit.capitalize()} in this minute"
+        bars.append(Bar(name, f"{now:,}", f"{window.amount:,}", percent))
+    return bars
+
+
+def _running(tenant: ApiKey | Project, generations: QuerySet[Generation]) -> list[Bar]:
+    if tenant.concurrent_runs is None:
+        return []
+    # The project leads the index of what has not ended.
+    project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
+    now = generations.filter(project=project, status__in=(Status.QUEUED, Status.RUNNING)).count()
+    percent = min(100, 100 * now // tenant.concurrent_runs)
+    return [Bar("Waiting and running now", str(now), str(tenant.concurrent_runs), percent)]
+
+
+def _errors(generations: QuerySet[Generation]) -> list[Generation]:
+    """Return what failed last among the latest; looking through all would take seconds."""
+    latest = generations.order_by("-id").values("pk")[:_LATEST]
+    failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
+    return list(failed.order_by("-id")[:_MOST_ERRORS])

@@ -1,0 +1,1 @@
+"""Migrations of models and pulls; only Django imports them."""

@@ -1,0 +1,1 @@
+"""Migrations of the settings that operators change; only Django imports them."""

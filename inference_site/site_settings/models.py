@@ -1,0 +1,60 @@
+"""SiteSettings: the one row of what operators change while the site runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+
+LONGEST_DAYS = 36_500
+"""The longest retention; a moment so long ago is still a date."""
+_DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
+
+
+def retention_field(label: str, help_text: str) -> Any:
+    """Return a field for how many days something is kept; empty where another decides."""
+    return models.PositiveIntegerField(
+        label, null=True, blank=True, validators=_DAYS, help_text=help_text
+    )
+
+
+class SiteSettings(models.Model):
+    """What holds for all projects. An empty field leaves it to the environment's setting."""
+
+    disconnect_grace_s = models.PositiveIntegerField(
+        "disconnect grace (s)",
+        null=True,
+        blank=True,
+        validators=[MaxValueValidator(86_400)],
+        help_text=(
+            "How long a stored response continues after its client has disconnected. Empty: "
+            "DISCONNECT_GRACE_S. A project may have its own."
+        ),
+    )
+    responses_days = retention_field("responses (days)", "Empty: for ever.")
+    conversations_days = retention_field(
+        "conversations (days)", "Counted from their last response. Empty: for ever."
+    )
+    completions_days = retention_field("chat completions (days)", "Empty: for ever.")
+    usage_log_days = retention_field(
+        "generations (days)", "The usage log, without content. Empty: USAGE_LOG_DAYS."
+    )
+    show_content = models.BooleanField(
+        "show prompts and answers",
+        default=True,
+        db_default=True,
+        help_text=(
+            "Whether the console shows them to users who have the permission. Off: to nobody."
+        ),
+    )
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        verbose_name = verbose_name_plural = "site settings"
+        constraints = [
+            models.CheckConstraint(condition=models.Q(pk=1), name="site_settings_one_row")
+        ]
+
+    def __str__(self) -> str:
+        return "Settings"

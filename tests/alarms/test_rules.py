@@ -1,0 +1,207 @@
+"""Rules: what raises an alarm, what does not, and when it is over."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.test import Client
+from django.utils import timezone
+
+from inference_site.accounts.budgets import period_start
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
+from inference_site.alarms import conditions, evaluation
+from inference_site.alarms.evaluation import evaluate
+from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
+from inference_site.usage.histograms import bucket_of
+from inference_site.usage.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.queries import floor
+from tests.generations.rows import create_generation
+
+pytestmark = [pytest.mark.django_db, pytest.mark.redis]
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered() -> None:
+    conditions._usual_usage.cache_clear()
+    conditions._usual_ttft.cache_clear()
+
+
+def only(kind: Kind, bound: float, factor: float = 0) -> Rule:
+    """Leave one rule."""
+    Rule.objects.all().delete()
+    return Rule.objects.create(kind=kind, bound=bound, factor=factor)
+
+
+def firing() -> list[str]:
+    evaluate()
+    return [alarm.subject for alarm in Alarm.objects.filter(resolved_at=None).order_by("pk")]
+
+
+def test_a_new_site_has_a_rule_of_each_kind() -> None:
+    assert set(Rule.objects.values_list("kind", flat=True)) == set(Kind.values)
+    budgets = Rule.objects.filter(kind=Kind.BUDGET).values_list("bound", flat=True)
+    assert list(budgets) == [80, 100]
+
+
+def test_what_waits_for_a_model_without_a_worker_raises_two_alarms(api_key: Key) -> None:
+    only(Kind.NO_WORKER, 10)
+    Rule.objects.create(kind=Kind.QUEUE_WAIT, bound=60)
+    create_generation(api_key[0], model="fresh")
+    for seconds, model in ((30, "young"), (90, "old")):
+        at = timezone.now() - dt.timedelta(seconds=seconds)
+        create_generation(api_key[0], model=model, created_at=at)
+    assert sorted(firing()) == ["old", "old", "young"]
+
+
+def test_an_alarm_begins_once_and_ends_when_it_has_been_over_for_a_while(
+    api_key: Key, monkeypatch: Any
+) -> None:
+    only(Kind.QUEUE_WAIT, 1)
+    Recipient.objects.create(address="ops@example.org")
+    at = timezone.now() - dt.timedelta(seconds=90)
+    row = create_generation(api_key[0], created_at=at)
+    assert firing() == firing() == ["m"]
+    row.delete()
+    assert firing() == ["m"]  # It may come back.
+    assert Notice.objects.count() == 1
+    monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
+    assert firing() == []
+    assert Alarm.objects.count() == 1
+    assert list(Notice.objects.order_by("pk").values_list("is_resolved")) == [(False,), (True,)]
+
+
+def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
+    rule = only(Kind.QUEUE_WAIT, 1)
+    create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
+    assert firing() == ["m"]
+    Rule.objects.filter(pk=rule.pk).update(is_enabled=False)
+    assert firing() == []
+
+
+def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
+    api_key: Key, monkeypatch: Any
+) -> None:
+    only(Kind.QUEUE_WAIT, 1)
+    Rule.objects.create(kind=Kind.DISK, bound=0)
+    create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
+    assert "m" in firing()
+    before = Alarm.objects.count()
+
+    def away(rule: Rule) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(9)")  # The statement timeout ends it.
+
+    monkeypatch.setitem(conditions._CONDITIONS, Kind.QUEUE_WAIT, away)
+    monkeypatch.setattr(evaluation, "_TIMEOUT_MS", 50)
+    monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
+    assert "m" in firing()
+    assert Alarm.objects.filter(resolved_at=None).count() == before
+
+
+def used(key: ApiKey, at: dt.datetime, period: Period, ttft_ms: float, **sums: int) -> None:
+    shared = {
+        "period": period,
+        "start": floor(at, period),
+        "project_id": key.project_id,
+        "api_key_id": key.pk,
+        "model": "m",
+    }
+    UsageRollup.objects.create(**shared, **sums)
+    count = sums["requests"]
+    bucket = bucket_of(ttft_ms)
+    LatencyRollup.objects.create(**shared, measure="ttft", bucket=bucket, count=count)
+
+
+@pytest.mark.parametrize(
+    ("failed", "ttft_ms", "expected"),
+    [
+        (5, 900, []),  # Below the bounds.
+        (25, 900, []),  # More than 10 %, but not three times the usual 9 %.
+        (40, 900, [Kind.ERRORS]),
+        (5, 6000, [Kind.TTFT]),  # More than three times the usual second.
+        (40, 6000, [Kind.ERRORS, Kind.TTFT]),
+    ],
+)
+def test_errors_and_first_tokens_are_compared_with_the_week_before(
+    api_key: Key, failed: int, ttft_ms: float, expected: list[Kind]
+) -> None:
+    only(Kind.ERRORS, 10, 3)
+    Rule.objects.create(kind=Kind.TTFT, bound=2000, factor=3)
+    now = timezone.now()
+    used(api_key[0], now - dt.timedelta(days=2), Period.DAY, 1000, requests=1000, failed=90)
+    used(api_key[0], now, Period.MINUTE, ttft_ms, requests=100, failed=failed)
+    evaluate()
+    assert sorted(Alarm.objects.values_list("rule__kind", flat=True)) == sorted(expected)
+
+
+def test_a_few_requests_say_nothing_of_a_rate(api_key: Key) -> None:
+    only(Kind.ERRORS, 10)
+    used(api_key[0], timezone.now(), Period.MINUTE, 9, requests=19, failed=19)
+    assert firing() == []
+
+
+def test_a_budget_raises_an_alarm_at_80_and_at_100_percent(api_key: Key) -> None:
+    only(Kind.BUDGET, 80)
+    Rule.objects.create(kind=Kind.BUDGET, bound=100)
+    budget = Budget.objects.create(
+        project_id=api_key[0].project_id, unit="tokens", every="day", amount=Decimal(200)
+    )
+    start = period_start("day", timezone.now())
+    spend, _ = BudgetSpend.objects.get_or_create(budget=budget, start=start)
+    found = []
+    for spent in (159, 160, 200):
+        BudgetSpend.objects.filter(pk=spend.pk).update(spent=spent)
+        found.append(len(firing()))
+    assert found == [0, 1, 2]
+    text = Alarm.objects.order_by("-pk")[0].text
+    assert text == "owner: 100 % of 200 tokens a day is spent."
+
+
+def test_full_disks_and_a_full_redis_raise_alarms() -> None:
+    only(Kind.DISK, 0)
+    Rule.objects.create(kind=Kind.REDIS_MEMORY, bound=0)
+    assert {"DATA_DIR", "MODELS_DIR"} <= set(firing())
+
+
+def test_of_two_beats_at_one_moment_one_evaluates(api_key: Key) -> None:
+    only(Kind.QUEUE_WAIT, 1)
+    create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
+    other = connections["default"].copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(0x1F5A0004)")
+        assert firing() == []
+    finally:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(0x1F5A0004)")
+        other.close()
+    assert firing() == ["m"]
+
+
+def test_the_home_page_says_what_fires_in_red_and_that_nothing_does(
+    admin: Client, api_key: Key
+) -> None:
+    only(Kind.QUEUE_WAIT, 1)
+    assert "no alarms" in admin.get("/admin/").content.decode()
+    at = timezone.now() - dt.timedelta(seconds=90)
+    create_generation(api_key[0], model="<b>", created_at=at)
+    evaluate()
+    page = admin.get("/admin/").content.decode()
+    assert "1 alarm firing" in page
+    assert "requests for &lt;b&gt; wait" in page
+
+
+def test_a_recipient_has_an_address_of_its_kind(admin: Client) -> None:
+    form = {"is_enabled": "on", "secret": "whsec_YQ=="}
+    for way, address in (("email", "https://x.org"), ("webhook", "ops@x.org"), ("webhook", "a b")):
+        answer = admin.post(
+            "/admin/alarms/recipient/add/", {**form, "way": way, "address": address}
+        )
+        assert answer.status_code == 200, (way, address)
+    good = {**form, "way": "webhook", "address": "https://example.org/hook"}
+    assert admin.post("/admin/alarms/recipient/add/", good).status_code == 302

@@ -1,0 +1,48 @@
+"""The pages for 403, 404 and an expired form, and the login without an address to go on to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+
+def test_a_page_that_there_is_not_is_a_page_of_the_console(admin: Client) -> None:
+    for address in ("/admin/nothing/", "/admin/fleet/models/none/"):
+        answer = admin.get(address)
+        text = answer.content.decode()
+        assert answer.status_code == 404, address
+        assert "Page not found" in text
+        assert "Models and workers" in text, "the menu is there"
+
+
+def test_a_page_without_permission_is_a_page_of_the_console(staff: Callable[..., Client]) -> None:
+    answer = staff().get("/admin/fleet/")
+    assert answer.status_code == 403
+    assert "An administrator can give it" in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_form_that_has_expired_says_so() -> None:
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(get_user_model().objects.create_superuser("admin", ""))
+    answer = browser.post("/admin/fleet/action/", {"action": "load"})
+    assert answer.status_code == 403
+    assert "The form has expired" in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_strangers_are_shown_nothing_of_the_console() -> None:
+    answer = Client().get("/nothing")
+    assert answer.status_code == 404
+    assert "Models and workers" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_login_without_an_address_goes_to_the_console() -> None:
+    get_user_model().objects.create_superuser("admin", "", "a long password")
+    form = {"username": "admin", "password": "a long password"}
+    answer = Client().post("/admin/login/", form, headers={"user-agent": "x"})
+    assert (answer.status_code, answer.get("Location")) == (302, "/admin/")

@@ -1,0 +1,133 @@
+"""The pages of models: what they show, the form, and who may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.fleet.leases import Device, HostState, Lease, LiveWorker, ModelReport
+from inference_site.generations.models import Status
+from inference_site.model_store.models import Pull, PullState, StoredModel
+from inference_site.storage.redis_clients import site_client
+from tests.generations.rows import create_generation
+
+FLEET, ADD = "/admin/fleet/", "/admin/model_store/storedmodel/add/"
+PULL = "/admin/model_store/pull/add/"
+FORM = {"model_id": "upstream", "engine": "openai_upstream", "is_listed": "on", "slots": "3"}
+URL = "base_url: http://127.0.0.1:1/v1\napi_key: sk-secret"
+
+
+def shown(browser: Client, address: str) -> str:
+    answer = browser.get(address)
+    assert answer.status_code == 200, answer.status_code
+    text: str = answer.content.decode()
+    return text
+
+
+def test_the_page_of_a_model_shows_what_it_is_where_it_runs_and_what_failed(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    failed = {"status": Status.FAILED, "finished_at": timezone.now(), "error_code": "model_error"}
+    create_generation(api_key[0], **{"model": "demo", **failed})
+    report = ModelReport("demo", 4, 1, size_bytes=2**30, quantisation="Q4_K_M")
+    gpu = Device("H100 0", 80 * 2**30, 20 * 2**30, temperature_c=61, busy_percent=7)
+    host = HostState("EPYC", 64, 3.5, Device("memory", 2**34, 2**33), (gpu,), "3.13")
+    worker = LiveWorker("gpu:1", (report,), host="gpu", release="1.2.3", state=host)
+    Lease("gpu:1", lambda: worker).renew()
+    try:
+        text, fleet = shown(admin, f"{FLEET}models/demo/"), shown(admin, FLEET)
+    finally:
+        site_client().delete("worker:gpu:1")
+        site_client().srem("workers", "gpu:1")
+    for part in ("gpu:1", "1 / 4", "Q4_K_M", "1.00 GiB", "no price set", "model_error"):
+        assert part in text, part
+    for part in ("64 × EPYC", "20.0 of 80.0 GiB, 7 % busy, 61 °C", "1.2.3"):
+        assert part in fleet, part
+    assert admin.get(f"{FLEET}models/none/").status_code == 404
+
+
+def test_a_model_is_added_changed_and_removed_and_the_audit_log_tells(admin: Client) -> None:
+    answer = admin.post(ADD, {**FORM, "price_input": "1.5", "more": URL}, follow=True)
+    assert "Added the model upstream." in answer.content.decode()
+    kept = StoredModel.objects.get()
+    assert kept.entry["base_url"] == "http://127.0.0.1:1/v1"
+    assert kept.entry["price"] == {"input": 1.5}
+    address = f"/admin/model_store/storedmodel/{kept.pk}/change/"
+    text = shown(admin, address)
+    assert "sk-secret" not in text
+    changed = {**FORM, "slots": "5", "more": URL.replace("sk-secret", "(hidden)")}
+    answer = admin.post(address, changed)
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    kept.refresh_from_db()
+    assert (kept.entry["slots"], kept.entry["api_key"]) == (5, "sk-secret")
+    assert "slots: 3 → 5" in LogEntry.objects.latest("pk").change_message
+    assert "sk-secret" not in str(LogEntry.objects.values_list("change_message"))
+    admin.post(address.replace("change", "delete"), {"post": "yes"})
+    assert not StoredModel.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model_id": "demo"}, "the product has a model of this ID"),
+        ({"aliases": "a, DEMO"}, "DEMO is a name of the model demo"),
+        ({"more": ""}, "the address of a server"),
+        ({"more": "a: ["}, "it is not YAML"),
+        ({"more": f"{URL}\nslots: 4"}, "it has a field of its own above"),
+        ({"engine": "llama_cpp", "file": "../../x"}, "not in the directory of models"),
+        ({"slots": "0"}, "greater than or equal to 1"),
+        ({"engine": "ghost"}, "not one of the available choices"),
+    ],
+)
+def test_a_form_that_is_wrong_says_what_is(
+    admin: Client, fields: dict[str, str], told: str
+) -> None:
+    catalogue.cache_clear()
+    answer = admin.post(ADD, {**FORM, "more": URL, **fields})
+    assert answer.status_code == 200
+    assert told in answer.content.decode().replace("&#x27;", "'")
+    assert not StoredModel.objects.exists()
+
+
+def test_a_pull_is_asked_for_seen_and_stopped(admin: Client) -> None:
+    refused = admin.post(PULL, {"reference": "no model", "revision": "main"})
+    assert "is no model" in refused.content.decode()
+    asked = {"reference": "org/repo:Q8_0", "revision": "main", "model_id": "", "host": ""}
+    text = admin.post(PULL, asked, follow=True).content.decode()
+    assert "Pulling org/repo:Q8_0…" in text
+    pull = Pull.objects.get()
+    Pull.objects.filter(pk=pull.pk).update(
+        state=PullState.RUNNING, worker="w", have_bytes=25, size_bytes=100
+    )
+    assert 'max="100" value="25"' in shown(admin, FLEET)
+    told = admin.post(f"{FLEET}pulls/{pull.pk}/stop/", follow=True).content.decode()
+    assert "Stopping the pull of org/repo:Q8_0…" in told
+    pull.refresh_from_db()
+    assert pull.state == PullState.CANCELLED
+    assert LogEntry.objects.latest("pk").change_message == "Stopped."
+    told = admin.post(f"{FLEET}pulls/{pull.pk}/stop/", follow=True).content.decode()
+    assert "has ended" in told
+
+
+def test_who_may_only_look_can_neither_add_nor_pull(staff: Callable[..., Client]) -> None:
+    looker = staff("generations.view_generation", "model_store.view_pull")
+    pull = Pull.objects.create(reference="org/repo", error="<script>alert(1)</script>")
+    Pull.objects.cancel(pull.pk)
+    text = shown(looker, FLEET)
+    assert "&lt;script&gt;" in text
+    assert ADD not in text
+    assert PULL not in text
+    posts: list[tuple[str, Any]] = [
+        (ADD, FORM),
+        (PULL, {"reference": "a/b", "revision": "main"}),
+        (f"{FLEET}pulls/{pull.pk}/stop/", {}),
+    ]
+    assert [looker.post(address, form).status_code for address, form in posts] == [403] * 3
+    assert Pull.objects.count() == 1

@@ -1,0 +1,75 @@
+"""Events that are written together are the same bytes as events that are written one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from twisted.internet.testing import StringTransport
+from twisted.web.http import HTTPChannel
+
+from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.server.paced_server import _parts
+from inference_site.gateway.server.request_bounds import BoundedRequest
+
+_LARGE = b"data: " + b"x" * 70_000 + b"\n\n"
+_EVENTS = [b"data: 1\n\n", b"", b"data: two\n\n", _LARGE, b": ping\n\n", b"data: 3\n\n"]
+
+
+class _Request(BoundedRequest):
+    """One that has no server behind it, and whose end is none of its business."""
+
+    def __init__(self, channel: Any, queued: bool = False) -> None:
+        super().__init__(channel, queued)
+        self.client_addr = ("127.0.0.1", 1)
+
+    def process(self) -> None:
+        """Run no application."""
+
+    def finish(self) -> None:
+        """Leave the connection open."""
+
+
+def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
+    """Return what a client gets for these parts of an answer."""
+    channel: Any = _untyped(HTTPChannel)()
+    transport: Any = _untyped(StringTransport)()
+    channel.factory = SimpleNamespace(server=Mock(server_name=""))
+    channel.requestFactory = _Request
+    channel.makeConnection(transport)
+    channel.dataReceived(b"GET / " + version + b"\r\nHost: a\r\n\r\n")
+    [request] = channel.requests
+    request._stop_timer()
+    request.clientproto = version
+    request.application_queue = None
+    head = [(b"content-type", b"text/event-stream"), (b"date", b"now")]
+    request.handle_reply({"type": "http.response.start", "status": 200, "headers": head})
+    for message in messages:
+        for part in _parts(message):
+            request.handle_reply(part)
+    channel.setTimeout(None)
+    written: bytes = transport.value()
+    return written
+
+
+def _untyped(found: Any) -> Any:
+    """Return what Twisted has no types for."""
+    return found
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_events_of_one_message_are_written_like_those_of_many(version: bytes) -> None:
+    small = [event for event in _EVENTS if event is not _LARGE]
+    together = [{"type": EVENTS, "events": small, "more_body": True}] * 2
+    alone = [{"type": "http.response.body", "body": e, "more_body": True} for e in small * 2]
+    assert _written(version, together) == _written(version, alone)
+
+
+def test_what_is_written_at_once_is_bounded_and_nothing_is_left_out() -> None:
+    [*parts] = _parts({"type": EVENTS, "events": _EVENTS * 9, "more_body": True})
+    sizes = [sum(map(len, part.get("events", [part.get("body", b"")]))) for part in parts]
+    assert max(sizes) <= 64 * 1024
+    pieces = [piece for part in parts for piece in part.get("events", [part.get("body", b"")])]
+    assert b"".join(pieces) == b"".join(_EVENTS * 9)

@@ -1,0 +1,1 @@
+"""Models in the database, and pulls."""

@@ -1,0 +1,142 @@
+"""Pulls in a worker: told of, stopped, taken over from a worker that is gone, and refused."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference_site.catalogue import hub as hub_client
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.fleet.leases import Lease, LiveWorker
+from inference_site.model_store.models import Pull, PullState, StoredModel
+from inference_site.storage.redis_clients import site_client
+from tests.hub_server import Hub
+from worker.runtime import pulls
+from worker.runtime.pulls import Pulls
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("models_dir")]
+FILE = "org/repo/tiny.Q8_0.gguf"
+
+
+def ended(**fields: Any) -> Pull:
+    """A pull that a worker was given the chance to do."""
+    pull = Pull.objects.create(**{"reference": "org/repo:Q8_0", **fields})
+    assert Pulls("w").run_next()
+    pull.refresh_from_db()
+    return pull
+
+
+def test_a_model_is_fetched_told_of_and_kept(models_dir: Path) -> None:
+    pull = ended(model_id="tiny")
+    assert (pull.state, pull.model_id, pull.error) == (PullState.COMPLETED, "tiny", "")
+    assert pull.have_bytes == pull.size_bytes == DEMO_FILE.stat().st_size
+    assert (models_dir / FILE).read_bytes() == DEMO_FILE.read_bytes()
+    assert StoredModel.objects.get().entry == {"file": f"hf:{FILE}"}
+    assert not Pulls("w").run_next()
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("org/repo:Q2_K", "has no model of Q2_K"),
+        ("org/other", "does not exist, or needs a token"),
+        ("../../etc", "is no model"),
+    ],
+)
+def test_what_cannot_be_fetched_is_told(reference: str, told: str) -> None:
+    pull = ended(reference=reference)
+    assert pull.state == PullState.FAILED
+    assert told in pull.error
+    assert not StoredModel.objects.exists()
+
+
+def test_a_file_outside_of_the_folder_is_refused(hub: Hub, models_dir: Path) -> None:
+    hub.files = {"../../../evil.gguf": b"GGUF"}
+    pull = ended(reference="org/repo")
+    assert pull.state == PullState.FAILED
+    assert "outside of it" in pull.error
+    assert not [*models_dir.parent.rglob("evil*")]
+
+
+def test_a_hub_that_sends_more_than_it_said_is_cut_off(hub: Hub, models_dir: Path) -> None:
+    true_listing = hub.listing()
+    hub.files["tiny.Q8_0.gguf"] += b"x" * 4_000_000
+    hub.listing = lambda: true_listing  # type: ignore[method-assign]  # It lies.
+    pull = ended()
+    assert "sends more than its" in pull.error
+
+
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, models_dir: Path) -> None:
+    none = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: none)
+    assert "and the disk has 1,000" in ended().error
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub_client, "_download", full)
+    assert ended().error.startswith("No space left on device, on ")
+
+
+def test_a_pull_is_stopped_and_another_goes_on_from_there(
+    monkeypatch: pytest.MonkeyPatch, hub: Hub, models_dir: Path
+) -> None:
+    monkeypatch.setattr(pulls, "_TELL_S", 0.0)
+    move = Pull.objects.move
+
+    def stopped_meanwhile(pull: Pull, state: PullState, **facts: Any) -> bool:
+        Pull.objects.cancel(pull.pk)
+        return move(pull, state, **facts)
+
+    monkeypatch.setattr(Pull.objects, "move", stopped_meanwhile)
+    assert ended().state == PullState.CANCELLED
+    part = models_dir / f"{FILE}.part"
+    assert 0 < part.stat().st_size < DEMO_FILE.stat().st_size
+    assert not StoredModel.objects.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    assert not Pulls("w").run_next()
+
+
+def test_a_pull_of_a_worker_that_is_gone_is_taken_over_and_of_one_that_lives_is_not() -> None:
+    lease = Lease("alive", lambda: LiveWorker("alive"))
+    lease.renew()
+    try:
+        kept = Pull.objects.create(reference="a/b", state=PullState.RUNNING, worker="alive")
+        assert not Pulls("w").run_next()
+        assert ended(state=PullState.RUNNING, worker="dead").state == PullState.COMPLETED
+    finally:
+        lease.stop()
+        site_client().srem("workers", "alive")
+    kept.refresh_from_db()
+    assert (kept.worker, kept.state) == ("alive", PullState.RUNNING)
+
+
+def test_two_workers_never_take_the_same_pull() -> None:
+    for _ in range(4):
+        Pull.objects.create(reference="a/b")
+    taken: list[int] = []
+
+    def take(name: str) -> None:
+        from django.db import connection
+
+        while pull := Pull.objects.claim(name, "host", ["one", "two"]):
+            taken.append(pull.pk)
+        connection.close()
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(set(taken)) == sorted(Pull.objects.values_list("pk", flat=True))
+
+
+def test_a_pull_for_another_host_is_left_to_it() -> None:
+    Pull.objects.create(reference="a/b", host="elsewhere")
+    assert not Pulls("w").run_next()

@@ -1,0 +1,64 @@
+"""Prepared statements, and connections that are lent without a round trip."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from inference_site.storage.connections import own_connection
+from inference_site.storage.pooled_connection import PooledConnection
+from inference_site.storage.prepared import execute_prepared
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def lent() -> psycopg.Connection:
+    """A connection as the pool has them."""
+    parameters = connection.get_connection_params()
+    parameters.pop("pool", None)
+    found: psycopg.Connection = PooledConnection.connect(**{**parameters, "autocommit": True})
+    return found
+
+
+def test_numbers_of_all_sizes_share_a_plan() -> None:
+    with transaction.atomic():
+        for number in (1, 2**20, 2**40):
+            found = execute_prepared("SELECT %(n)s + 1", {"n": number}).fetchone()
+            assert found == (number + 1,)
+        known = execute_prepared(
+            "SELECT count(*) FROM pg_prepared_statements WHERE statement = %(text)s",
+            {"text": "SELECT $1 + 1"},
+        )
+        assert known.fetchone() == (1,)
+
+
+def test_a_refused_statement_raises_djangos_error_and_leaves_a_connection_to_others() -> None:
+    connection.close()
+    with pytest.raises(DatabaseError):
+        execute_prepared("SELECT 1 / %(n)s", {"n": 0})
+    assert execute_prepared("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
+
+
+def test_what_is_written_in_a_transaction_goes_with_it() -> None:
+    with transaction.atomic():
+        execute_prepared("CREATE TEMPORARY TABLE kept_for_a_test (n int) ON COMMIT DROP", {})
+        execute_prepared("INSERT INTO kept_for_a_test VALUES (%(n)s)", {"n": 1})
+        found = execute_prepared("SELECT count(*) FROM kept_for_a_test", {}).fetchone()
+        assert found == (1,)
+
+
+def test_the_question_of_the_pool_costs_no_round_trip_until_the_server_has_spoken(
+    lent: psycopg.Connection,
+) -> None:
+    with own_connection() as other:
+        pid = lent.info.backend_pid
+        lent.execute("")
+        sent = "SELECT query FROM pg_stat_activity WHERE pid = %s"
+        lent.execute("SELECT 'last'")
+        lent.execute("")
+        assert other.execute(sent, [pid]).fetchone() == ("SELECT 'last'",)
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    with pytest.raises(psycopg.OperationalError):
+        lent.execute("")

@@ -1,0 +1,130 @@
+"""A copy of the checkout that Docker Compose runs under a project name of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "containers-check"
+_MODELS = """models:
+  demo:
+    file: /app/worker/demo/demo-q8_0.gguf
+    slots: 4
+    threads: 1
+    chat_template_kwargs: {enable_thinking: false}
+  scripted: {engine: scripted, slots: 4, context_length: 5000}
+"""
+_KEPT = ("PATH", "HOME", "LANG", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
+
+
+class Failed(Exception):
+    """What a check says of what it found wrong."""
+
+
+class Skipped(Exception):
+    """Why a check cannot be done here."""
+
+
+def need(is_so: object, otherwise: str) -> None:
+    """Raise Failed with these words unless it is so."""
+    if not is_so:
+        raise Failed(otherwise)
+
+
+@dataclass
+class Stack:
+    """A folder with the files of the checkout, its secrets, ``.env`` and models."""
+
+    name: str
+    folder: Path
+    https_port: int
+    key: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Copy the checkout as under umask 077, and configure it as docs/deployment.md says."""
+        before = os.umask(0o077)
+        try:
+            for name in self.command("git", "-C", str(ROOT), "ls-files").splitlines():
+                _copy(ROOT / name, self.folder / name)
+            self.command("sh", "deploy/make_secrets.sh")
+        finally:
+            os.umask(before)
+        self.configure()
+
+    def configure(self) -> None:
+        """Write ``.env`` and the models file, where the user of the images reads them."""
+        example = (self.folder / ".env.example").read_text()
+        ports = f"HTTP_PORT={self.https_port + 1}\nHTTPS_PORT={self.https_port}\n"
+        models = "MODELS_FILE=/models/models.yaml\n"
+        (self.folder / ".env").write_text(f"{example}\n{ports}{models}IMAGE={IMAGE}\n")
+        (self.folder / "models").mkdir(exist_ok=True)
+        (self.folder / "models").chmod(0o755)
+        (self.folder / "models" / "models.yaml").write_text(_MODELS)
+        (self.folder / "models" / "models.yaml").chmod(0o644)
+
+    def compose(
+        self,
+        *arguments: str,
+        given: str | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> str:
+        """Run ``docker compose`` in the folder; return its output. Raise Failed if it fails."""
+        return self.command("docker", "compose", *arguments, given=given, env=env, check=check)
+
+    def command(
+        self,
+        *command: str,
+        given: str | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> str:
+        """Run a command in the folder, for this project; return its standard output."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**_environment(), "COMPOSE_PROJECT_NAME": self.name, **self.env, **(env or {})},
+            input=given,
+            stdin=None if given is not None else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check:
+            said = (done.stderr + done.stdout)[-1500:]
+            need(done.returncode == 0, f"{' '.join(command)[:200]} ended {done.returncode}: {said}")
+        return done.stdout + ("" if check else done.stderr)
+
+    def containers(self, service: str) -> list[str]:
+        """The ids of the running containers of a service."""
+        return self.compose("ps", "--quiet", service).split()
+
+    def inspect(self, container: str, template: str) -> str:
+        """What the engine says of a container, by a Go template."""
+        return self.command("docker", "inspect", "--format", template, container).strip()
+
+    def remove(self) -> None:
+        """Remove the containers, networks and volumes, and the folder."""
+        self.compose("--profile", "*", "down", "--volumes", "--timeout", "5", check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+
+
+def _environment() -> dict[str, str]:
+    """What Docker needs of this environment; settings of the site must not come from it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(("DOCKER_", "BUILDKIT_", "BUILDX_"))
+    }

@@ -1,0 +1,46 @@
+"""The host as a worker describes it in its lease."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+from inference_site.fleet.leases import HOST_MEMORY, Device, HostState
+from worker.runtime.host.memory import host_memory_bytes
+from worker.runtime.host.nvml import gpus
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_STATM = Path("/proc/self/statm")
+
+
+def host_state() -> HostState:
+    """Return what the host has, and how busy it is."""
+    return HostState(
+        cpu=_cpu_name(),
+        cores=os.cpu_count() or 0,
+        load=round(os.getloadavg()[0], 2),
+        memory=Device(HOST_MEMORY, *host_memory_bytes()),
+        gpus=gpus(),
+        python=platform.python_version(),
+    )
+
+
+def process_memory_bytes() -> int:
+    """Return what this process has in memory, with what it has mapped; 0 where nobody tells."""
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

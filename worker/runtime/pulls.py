@@ -1,0 +1,132 @@
+"""Fetches the models that operators ask for in the console, one at a time, beside what runs."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+
+import django.db
+import redis.exceptions
+from django.conf import settings
+
+from inference_site.catalogue.discovery import id_of
+from inference_site.catalogue.hub import HubError, Reference, fetch
+from inference_site.fleet.leases import live_workers
+from inference_site.model_store.models import Pull, PullState, StoredModel
+from inference_site.storage.connections import lent_connection
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+_TELL_S = 1.0
+
+
+class _Stopped(Exception):
+    """An operator has stopped the pull, or another worker has it now."""
+
+
+class Pulls:
+    """The thread of one worker that fetches models.
+
+    A pull whose worker has ended is gone on with by another worker, from where it was.
+    """
+
+    def __init__(self, worker: str) -> None:
+        self._worker, self._host = worker, socket.gethostname()
+
+    def start(self) -> None:
+        """Begin to look for pulls, as long as the process lives."""
+        threading.Thread(target=self._main, name="pulls", daemon=True).start()
+
+    def _main(self) -> None:
+        while True:
+            try:
+                self.run_next()
+            except (django.db.Error, redis.exceptions.RedisError) as exc:
+                logger.warning("pulls: %s", exc)
+            except Exception:
+                logger.exception("pulls: failed")
+            time.sleep(_LOOK_S)
+
+    def run_next(self) -> bool:
+        """Fetch the model that has waited longest; return whether there was one."""
+        with lent_connection():
+            pull = self._claimed()
+        if pull is None:
+            return False
+        logger.info("pulling %s", pull.reference)
+        try:
+            path = _Progress(pull).fetched()
+        except _Stopped:
+            logger.info("the pull of %s was stopped", pull.reference)
+        except HubError as exc:
+            self._end(pull, PullState.FAILED, error=_told(exc))
+        except django.db.Error:
+            raise  # The pull stays this worker's, which goes on with it.
+        except Exception:  # Of a hub that answers as none does, say.
+            logger.exception("pulls: %s", pull.reference)
+            self._end(pull, PullState.FAILED, error="It failed; the log of the worker says why.")
+        else:
+            self._end(pull, PullState.COMPLETED, error="", model_id=_stored(pull, path))
+        return True
+
+    def _claimed(self) -> Pull | None:
+        going = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
+        if going is not None:  # PostgreSQL was away when it was to be told of.
+            return going
+        if not Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING)).exists():
+            return None
+        live = [worker.id for worker in live_workers()]
+        return Pull.objects.claim(self._worker, self._host, live)
+
+    def _end(self, pull: Pull, state: PullState, **facts: str) -> None:
+        logger.info("the pull of %s is %s %s", pull.reference, state, facts.get("error", ""))
+        with lent_connection():
+            Pull.objects.move(pull, state, **facts)
+
+
+class _Progress:
+    """One pull: fetches, tells once a second how much is there, and stops when it is not wanted."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull, self._told_at = pull, 0.0
+
+    def fetched(self) -> Path:
+        """Return the file. Raise HubError, or _Stopped."""
+        reference = Reference.read(self._pull.reference)
+        return fetch(reference, Path(settings.MODELS_DIR), self._pull.revision, self._tell)
+
+    def _tell(self, have: int, size: int) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S and have < size:
+            return
+        self._told_at = now
+        with lent_connection():
+            facts = {"have_bytes": have, "size_bytes": size}
+            if not Pull.objects.move(self._pull, PullState.RUNNING, **facts):
+                raise _Stopped
+
+
+def _stored(pull: Pull, path: Path) -> str:
+    """Keep the model in the database, so that it is served; return its id.
+
+    An entry that is there already, of this id, stays as the operator wrote it.
+    """
+    id_ = pull.model_id or id_of(path)
+    entry = {"file": f"hf:{path.relative_to(settings.MODELS_DIR).as_posix()}"}
+    with lent_connection():
+        StoredModel.objects.get_or_create(model_id=id_, defaults={"entry": entry})
+    return id_
+
+
+def _told(exc: HubError) -> str:
+    """Return what the page says of a fault, with what to do about it."""
+    cause = exc.__cause__
+    if isinstance(cause, OSError) and cause.errno is not None and cause.filename is not None:
+        return f"{cause.strerror}: {cause.filename} on {socket.gethostname()}."
+    if isinstance(cause, OSError) and cause.strerror:
+        return f"{cause.strerror}, on {socket.gethostname()}."
+    return str(exc)
