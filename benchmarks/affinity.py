@@ -58,6 +58,7 @@ def two_workers(wait_ms: int) -> Iterator[Endpoint]:
         environment = {
             "DATA_DIR": str(data),
             "MODELS_FILE": str(data / "models.yaml"),
+            "DEMO_MODEL": "false",
             "SECRET_KEY": (data / "secret_key").read_text(),
         }
         command = [sys.executable, "manage.py", "worker"]

@@ -95,7 +95,8 @@ def platform_with(
     port, data = free_port(), Path(tempfile.mkdtemp(prefix="bench-"))
     models_file = data / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": dict(models)}))
-    environment = {"DATA_DIR": str(data), "MODELS_FILE": str(models_file), **(settings or {})}
+    environment = {"DATA_DIR": str(data), "MODELS_FILE": str(models_file), "DEMO_MODEL": "false"}
+    environment |= settings or {}
     command = [sys.executable, "manage.py", "serve", "--host", "127.0.0.1", "--port", str(port)]
     try:
         with running("platform", command, environment, mark=str(data)) as process:

@@ -21,7 +21,7 @@ KINDS = {
     CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result),
     COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
     EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
-    OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure),
+    OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
     OLLAMA_EMBEDDING: Kind(OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure),
     TOKENS: Kind(TokenAssembly, TokenAssembler, failure),
 }

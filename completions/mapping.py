@@ -59,6 +59,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         top_logprobs=_top_logprobs(body),
         constraint=text_constraint(constraint, plan),
         template_vars=_template_vars(body),
+        prompt_template=body.prompt_template or "",
         reasoning_budget=body.reasoning_budget,
         tools=plan.tools,
         must_call=plan.must_call,

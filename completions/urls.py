@@ -2,6 +2,7 @@
 
 from django.urls import path
 
+from completions.views.adapters import LoadAdapterView, UnloadAdapterView
 from completions.views.chat import ChatCompletionsView, CompletionsView
 from completions.views.models import (
     ModelEventsView,
@@ -21,10 +22,12 @@ urlpatterns = [
     path("completions", CompletionsView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("embeddings", EmbeddingsView.as_view()),
+    path("load_lora_adapter", LoadAdapterView.as_view()),
     path("models", ModelsView.as_view()),
     path("models/load", ModelLoadView.as_view()),
     path("models/unload", ModelUnloadView.as_view()),
     path("models/<path:model_id>/events", ModelEventsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
     path("tokenize", TokenizeView.as_view()),
+    path("unload_lora_adapter", UnloadAdapterView.as_view()),
 ]

@@ -4,6 +4,7 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+from completions.views.adapters import AdaptersView
 from inference_site.api.documentation import OpenApiView, documentation
 from inference_site.status.health import HealthView, ReadyView, VersionView
 from inference_site.status.metrics import metrics
@@ -20,6 +21,7 @@ urlpatterns = [
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
     path("api/", include("completions.ollama.urls")),
+    path("lora-adapters", AdaptersView.as_view()),
     path("metrics", metrics),
     path("", include("inference_site.console.urls")),
     path("health", HealthView.as_view()),

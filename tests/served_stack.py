@@ -249,7 +249,9 @@ def served_stack(
         data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
         (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT) + models)
         with around(data_dir) as more:
-            env = {"MODELS_FILE": str(data_dir / "models.yaml"), **more, **env}
+            # What a site has beside its models file costs each stack a process.
+            beside = {"MODELS_FILE": str(data_dir / "models.yaml"), "DEMO_MODEL": "false"}
+            env = {**beside, **more, **env}
             stack = ServedStack(data_dir, free_port(), env)
             try:
                 stack.start()

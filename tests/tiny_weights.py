@@ -49,15 +49,28 @@ def write_model(path: Path, seed: int = 0, chat_template: str | None = None) -> 
     return _write(writer, _model_tensors(vocabulary, np.random.default_rng(seed)), path)
 
 
-def write_adapter(path: Path, seed: int = 0) -> Path:
+def write_adapter(path: Path, seed: int = 0, architecture: str = "llama") -> Path:
     """Write a LoRA adapter for the attention of every layer of the demo model; return its path."""
     demo = gguf.GGUFReader(DEMO_FILE)
-    writer = gguf.GGUFWriter(path, "llama")
+    shapes = {tensor.name: tensor.shape for tensor in demo.tensors if "attn_q" in tensor.name}
+    writer = _adapter_writer(path, architecture)
+    return _write(writer, _adapter_tensors(shapes, np.random.default_rng(seed)), path)
+
+
+def write_misfit(path: Path) -> Path:
+    """Write an adapter whose tensors fit no layer of the demo model; return its path."""
+    shapes = {"blk.0.attn_q.weight": (8, 8)}
+    tensors = _adapter_tensors(shapes, np.random.default_rng(0))
+    return _write(_adapter_writer(path), tensors, path)
+
+
+def _adapter_writer(path: Path, architecture: str = "llama") -> gguf.GGUFWriter:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _ALPHA)
-    shapes = {tensor.name: tensor.shape for tensor in demo.tensors if "attn_q" in tensor.name}
-    return _write(writer, _adapter_tensors(shapes, np.random.default_rng(seed)), path)
+    return writer
 
 
 def _write(writer: gguf.GGUFWriter, tensors: Tensors, path: Path) -> Path:

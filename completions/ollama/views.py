@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from completions.completion_mapping import to_completion_request
 from completions.mapping import to_generation_request
@@ -40,13 +39,9 @@ Shape = Literal["chat", "generate"]
 
 
 class OllamaView(ApiView):
-    """A view of Ollama's API. It knows no idempotency keys."""
+    """A view of Ollama's API."""
 
     parser_classes = (AnyJsonParser,)
-
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Check who calls."""
-        APIView.initial(self, request, *args, **kwargs)
 
 
 class ChatView(OllamaView):
@@ -134,7 +129,6 @@ def _generate(
         Document(asked, OllamaAssembly(body.model, shape, stream, time.time())),
         stream=stream,
         ignored_params=[*body.ignored_params, *ignored_fields(model, official, asked)],
-        lines=True,
     )
     return respond(request, submission)
 

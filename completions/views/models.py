@@ -25,6 +25,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
 from inference_site.fleet import fleet
+from inference_site.fleet.adapters import added_view
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import hand_feed
 from inference_site.submission.model_access import may_use
@@ -51,7 +52,7 @@ class ModelView(ApiView):
         caller = caller_of(request)
         spec = catalogue().find(model_id, caller.project_name)
         if spec is None or not may_use(caller, spec):
-            raise _unknown(model_id)
+            raise unknown_model(model_id)
         return Response(wire_models([spec])[0].model_dump())
 
 
@@ -90,7 +91,7 @@ class ModelEventsView(ApiView):
         """Follow the loads and unloads of a model."""
         spec = catalogue().find(model_id)
         if spec is None:
-            raise _unknown(model_id)
+            raise unknown_model(model_id)
         return hand_feed(request, model_events(spec.id))
 
 
@@ -98,7 +99,7 @@ def _commanded(request: Request, command: Callable[[str | None, str], list[str]]
     body = parse(ModelCommand, request.data)
     spec = catalogue().find(body.model)
     if spec is None:
-        raise _unknown(body.model)
+        raise unknown_model(body.model)
     try:
         workers = command(body.worker, spec.id)
     except fleet.UnknownWorker as exc:
@@ -111,7 +112,8 @@ def _commanded(request: Request, command: Callable[[str | None, str], list[str]]
     return response
 
 
-def _unknown(model: str) -> NotFoundError:
+def unknown_model(model: str) -> NotFoundError:
+    """Return the error for a name that no model has."""
     return NotFoundError(
         f"The model '{model[:100]}' does not exist", param="model", code="model_not_found"
     )
@@ -134,5 +136,5 @@ def _wire_model(spec: ModelSpec, status: fleet.ModelStatus, live: Iterable[LiveW
         context_length=spec.context_length,
         workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
-        lora_adapters=sorted(spec.lora_adapters),
+        lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
     )

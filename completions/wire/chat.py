@@ -58,9 +58,9 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
 
     Extensions: ``messages`` as a bare string, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
-    ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and those of
-    ``SamplingFields`` and ``ConstraintFields``. ``prompt_cache_key`` is taken as a hint that is not
-    needed: every prompt's beginning is looked for among those computed before.
+    ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and
+    those of ``SamplingFields`` and ``ConstraintFields``. ``prompt_cache_key`` is taken as a hint
+    that is not needed: every prompt's beginning is looked for among those computed before.
     """
 
     model: str
@@ -89,6 +89,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    prompt_template: Annotated[str, Field(max_length=200)] | None = None
     response_prefix: str | None = None
     add_generation_prompt: bool | None = None
     truncate_sequence: bool | None = None

@@ -266,5 +266,12 @@ def _followed(
     except BaseException:
         hub.leave(follower)
         raise
-    handoff = HandOff(follower, known.stream, known=logged or (), remake=remake, cancels=False)
+    handoff = HandOff(
+        follower,
+        known.stream,
+        known=logged or (),
+        remake=remake,
+        cancels=False,
+        lines=kind.lines,
+    )
     return hand_off(request, handoff)

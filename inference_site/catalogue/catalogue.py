@@ -1,8 +1,9 @@
 """The model catalogue: which models exist, and by which names.
 
-Read from the YAML file named by ``MODELS_FILE``; without one, the demo model that ships with the
-product is the catalogue, and the files that lie in ``MODELS_DIR`` or appear there. What operators
-keep in the database comes beside either (``inference_site.model_store``).
+The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships
+with the product, what operators keep in the database (``inference_site.model_store``), and the
+files that lie in ``MODELS_DIR`` or appear there. What comes first goes before what has its name; an
+entry also goes before what else is found of its file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.discovery import Folder, discover
 from inference_site.catalogue.entry import default_threads
+from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.models_file import read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
 
@@ -48,9 +50,11 @@ class Changes:
 class Catalogue:
     """The models by id, in order, and the names by which they are found.
 
-    ``specs`` win over what operators keep in the database, and that over ``found``, the models of
-    files in a folder. ``appeared`` are the ids of those that have come since it was made. Raise
-    ImproperlyConfigured for two ``specs`` of one name.
+    ``specs``, the entries of the models file, win over ``shipped``, what comes with the product,
+    that over what operators keep in the database, and that over ``found``, the models of files in a
+    folder. ``optional`` are the ids of those that a site is ready without: what has come since it
+    was made, and beside specs all that is none. Raise ImproperlyConfigured for two ``specs`` of one
+    name.
     """
 
     def __init__(
@@ -58,15 +62,19 @@ class Catalogue:
         specs: Iterable[ModelSpec],
         folder: Folder | None = None,
         found: Iterable[ModelSpec] = (),
+        shipped: Iterable[ModelSpec] = (),
     ) -> None:
-        self._fixed = {spec.id: spec for spec in specs}
-        _names(self._fixed.values())
+        self._entries = {spec.id: spec for spec in specs}
+        names = _names(self._entries.values())
+        more = {spec.id: spec for spec in shipped if _folded(spec.id) not in names}
+        self._fixed = {**self._entries, **more}
         self._stored: Sequence[ModelSpec] = ()
         self._found = {spec.id: spec for spec in found}
         self._folder = folder
         self._told: set[str] = set()
-        self.appeared: frozenset[str] = frozenset()
         self.models, self._by_name = self._joined()
+        others = self.models.keys() - self._entries.keys()
+        self.optional = frozenset(others if self._entries else ())
 
     def is_fixed(self, model: str) -> bool:
         """Whether the model of this id comes from the models file, or with the product."""
@@ -79,21 +87,26 @@ class Catalogue:
     def update(self, stored: Sequence[ModelSpec] | None = None) -> Changes:
         """Take up new files in the folder of models, and what the database has now.
 
-        ``stored`` is None if that is not known. Models whose files have gone stay until the process
-        is started anew. One thread at a time calls this.
+        An entry whose file has appeared is new, too. ``stored`` is None if that is not known.
+        Models whose files have gone stay until the process is started anew. One thread at a time
+        calls this.
         """
+        files: set[Path] = set()
         for spec in self._folder.appeared() if self._folder else ():
             self._found.setdefault(spec.id, spec)
+            files |= files_of(spec)
         self._stored = self._stored if stored is None else stored
         old = self.models
         # Other threads read the old mappings until they have the new ones.
         self.models, self._by_name = self._joined()
         new = [spec for id_, spec in self.models.items() if id_ not in old]
-        self.appeared |= {spec.id for spec in new}
+        self.optional |= {spec.id for spec in new}
         for spec in new:
             logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
+        entries = (*self._entries.values(), *self._stored)
+        late = [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
         return Changes(
-            new,
+            [*new, *late],
             [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],
             [spec for id_, spec in old.items() if id_ not in self.models],
         )
@@ -101,7 +114,9 @@ class Catalogue:
     def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:
         """Return the models by their ids and by their names; a name belongs to who comes first."""
         models, names = dict(self._fixed), _names(self._fixed.values())
-        for spec in (*self._stored, *self._found.values()):
+        taken = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
+        free = [spec for spec in self._found.values() if taken.isdisjoint(files_of(spec))]
+        for spec in (*self._stored, *free):
             if spec.id in models:
                 continue
             try:
@@ -172,10 +187,10 @@ def _folded(name: str) -> str:
 def catalogue() -> Catalogue:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
-    if path is not None:
-        return Catalogue(read_models_file(path))
+    entries = read_models_file(path) if path is not None else []
+    demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
-    return Catalogue(demo_specs(), Folder(folder), discover(folder))
+    return Catalogue(entries, Folder(folder), discover(folder), demo)
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:
@@ -195,7 +210,11 @@ def start_specs(names: Sequence[str]) -> list[ModelSpec]:
 
 
 def demo_specs() -> list[ModelSpec]:
-    """Return the models that ship with the product: one file, for chats and for embeddings."""
+    """Return the models that ship with the product.
+
+    One file, for chats and for embeddings, and a script that recalls what the user said: the file
+    is too small for that.
+    """
     chat = ModelSpec(
         id="demo",
         engine="llama_cpp",
@@ -206,4 +225,6 @@ def demo_specs() -> list[ModelSpec]:
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
     embedding = replace(chat, id="demo-embedding", slots=4, options={"embedding": "mean"})
-    return [chat, embedding]
+    recall = {"script": [{"recall": "You said: "}]}
+    memory = ModelSpec("demo-memory", "scripted", context_length=8192, options=recall)
+    return [chat, embedding, memory]

@@ -9,6 +9,8 @@ from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.catalogue.gguf_header import check_whole
 from inference_site.domain.model_spec import ModelSpec
 
+_MODELS = ("draft_model",)
+"""Options that name the file of another model."""
 _PART = re.compile(r"-(\d+)-of-(\d+)$")
 
 
@@ -27,6 +29,12 @@ def parts_of(path: Path) -> list[Path]:
     stem = path.stem[: found.start()]
     names = (f"{stem}-{n:0{len(number)}}-of-{found[2]}" for n in range(1, count + 1))
     return [path.with_name(f"{name}{path.suffix}") for name in names]
+
+
+def files_of(spec: ModelSpec) -> frozenset[Path]:
+    """Return the files that a model is loaded from and that could be models of their own."""
+    named = [spec.file, *(Path(spec.options[key]) for key in _MODELS if key in spec.options)]
+    return frozenset(path.parent.resolve() / path.name for path in named if path is not None)
 
 
 def fault_of(spec: ModelSpec) -> str:

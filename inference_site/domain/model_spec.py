@@ -40,7 +40,8 @@ class ModelSpec:
     ``gpu_layers`` is how many layers lie on the GPU, −1 for all that fit. ``aliases`` are other
     names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
     use it, none for all.
-    ``lora_adapters`` are files by the names that requests use. ``sampling`` holds what requests
+    ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
+    that apply to requests which name none. ``sampling`` holds what requests
     leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
     model that was loaded at run time may be idle, None for ever. ``options`` belong to the engine
     alone; each engine documents its own.
@@ -58,6 +59,7 @@ class ModelSpec:
     projects: tuple[str, ...] = ()
     price: Price = field(default_factory=Price)
     lora_adapters: dict[str, Path] = field(default_factory=dict)
+    lora: tuple[tuple[str, float], ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     keep_alive_s: float | None = None
     forced_sampling: Sampling = field(default_factory=Sampling)

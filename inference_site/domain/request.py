@@ -57,6 +57,7 @@ class GenerationRequest:
     ``choices`` answers are sampled from one prefill of the prompt.
     ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
     ``template_vars`` are variables of the chat template, over those of the model's record.
+    ``prompt_template`` names a template in place of the model's own.
     ``reasoning_budget`` ends the reasoning after so many tokens.
     ``prompts`` are continued as they are, without a chat template. Each has ``choices`` answers;
     the one numbered ``prompt × choices + choice`` has that index. With a ``suffix`` they are
@@ -104,6 +105,7 @@ class GenerationRequest:
     running_usage: bool = False
     add_special_tokens: bool = True
     token_texts: bool = False
+    prompt_template: str = ""
 
     @property
     def answers(self) -> int:

@@ -154,6 +154,18 @@ def unload(worker: str | None, model: str) -> list[str]:
     return having
 
 
+def reload(model: str) -> list[str]:
+    """Have all workers that have a model load it anew; return their ids.
+
+    Each takes no new work for it until it is loaded; running generations get ``DRAIN_TIMEOUT_S``.
+    """
+    having = [found for found in live_workers() if found.model(model) is not None]
+    told = sorted({found.parent or found.id for found in having})
+    for worker in told:
+        send(worker, Command("reload", model))
+    return told
+
+
 def drain(worker: str) -> None:
     """Have a worker take no new work until ``resume``; running generations continue to their end.
 
@@ -275,6 +287,7 @@ __all__ = [
     "has_pending_command",
     "load",
     "loading_worker",
+    "reload",
     "resume",
     "status_among",
     "status_of",

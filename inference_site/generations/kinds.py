@@ -97,7 +97,8 @@ class Kind(Generic[AssemblyT]):
     to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
     document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
     one that has ended anew when its log was lost (None when it is not stored, or was deleted); and
-    ``is_deleted``, whether its result may not be read any more.
+    ``is_deleted``, whether its result may not be read any more. Streams of kinds with ``lines`` are
+    lines of JSON instead of events.
     """
 
     assembly: type[AssemblyT]
@@ -108,6 +109,7 @@ class Kind(Generic[AssemblyT]):
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
     replay: Replay | None = None
     is_deleted: Callable[[str], bool] | None = None
+    lines: bool = False
 
 
 @cache

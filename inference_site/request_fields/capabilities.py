@@ -86,6 +86,7 @@ _NEEDS = (
     _Need("chat_template_kwargs", "chat_template"),
     _Need("template_vars", "chat_template"),
     _Need("reasoning_budget", "chat_template"),
+    _Need("prompt_template", "prompt_template", bool),
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
     _Need("suffix", "suffix"),

@@ -10,7 +10,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint_bounds import check_tools
-from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.sampling import LoraAdapter, SamplingFields
 from inference_site.request_fields.wire.tools import GrammarDefinition
 
 
@@ -89,11 +89,15 @@ def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...
     """Return the adapters and their scales; a bare name is one in full."""
     match body.lora:
         case None:
-            return ()
+            return spec.lora
         case str(name):
             wanted: tuple[tuple[str, float], ...] = ((name, 1.0),)
         case adapters:
-            wanted = tuple((adapter.name, adapter.scale) for adapter in adapters)
+            known = tuple(spec.lora_adapters)
+            wanted = tuple(
+                (_adapter_name(adapter, known, f"lora[{number}]"), adapter.scale)
+                for number, adapter in enumerate(adapters)
+            )
     if unknown := [name for name, _ in wanted if name not in spec.lora_adapters]:
         raise InvalidRequestError(
             f"Invalid 'lora': the model `{spec.id}` has no adapter {unknown[0][:100]!r}; it has "
@@ -101,6 +105,22 @@ def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...
             param="lora",
         )
     return wanted
+
+
+def _adapter_name(adapter: LoraAdapter, known: tuple[str, ...], param: str) -> str:
+    if adapter.name is not None:
+        return adapter.name
+    if adapter.id is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{param}.name'.",
+            param=f"{param}.name",
+            code="missing_required_parameter",
+        )
+    if adapter.id >= len(known):
+        raise InvalidRequestError(
+            f"Invalid '{param}.id': there is no adapter {adapter.id}.", param=f"{param}.id"
+        )
+    return known[adapter.id]
 
 
 def to_choices(n: int | None, spec: ModelSpec, param: str = "n") -> int:

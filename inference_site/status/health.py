@@ -162,10 +162,11 @@ def _described(model: str, status: ModelStatus, workers: list[LiveWorker]) -> st
 def is_expected(model: str, status: ModelStatus) -> bool:
     """Return whether workers should have this model at all times, and not only on demand.
 
-    A model that has just appeared does not take the site out of service while it loads.
+    A model that has just appeared does not take the site out of service while it loads, nor does
+    one beside the entries of a models file, which the workers may have been told not to load.
     """
-    if model in catalogue().appeared:
-        return False
     if settings.START_MODELS:
         return model in {spec.id for spec in start_specs(settings.START_MODELS)}
+    if model in catalogue().optional:
+        return False
     return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

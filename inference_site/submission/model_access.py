@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.conf import settings
 
@@ -19,6 +19,7 @@ from inference_site.errors.api_errors import (
 )
 from inference_site.errors.exceptions import LOAD_RETRY_S
 from inference_site.fleet import fleet
+from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
 from inference_site.observability.log_context import note
@@ -38,11 +39,16 @@ class ResolvedModel:
 
 def resolved(spec: ModelSpec) -> ResolvedModel:
     """Return the model with its capabilities, by the worker that serves it."""
-    return ResolvedModel(spec, fleet.capabilities_of(spec))
+    adapted = added_view.now().to(spec)
+    # What was added may not be announced yet; then the worker says so.
+    takes_lora = {"lora"} if adapted.lora_adapters else set()
+    return ResolvedModel(adapted, fleet.capabilities_of(spec) | takes_lora)
 
 
 def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ResolvedModel:
     """Return the model of this name; without one, the site's default.
+
+    The name of an adapter that was added to one model is that model with it.
 
     Raise InvalidRequestError when there is none, NotFoundError for one that is unknown or for other
     projects, ForbiddenError for one that the caller's key does not allow, and UnavailableError when
@@ -56,6 +62,9 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
     if _NAME.fullmatch(name):
         note(model=name)
     spec = catalogue().find(name, caller.project_name)
+    if spec is None and (adapted := _adapted(caller, name)) is not None:
+        model = served_model(caller, adapted, background=background)
+        return replace(model, spec=replace(model.spec, lora=((name, 1.0),)))
     if spec is None:
         raise NotFoundError(
             f"The model `{name[:100]}` does not exist or you do not have access to it.",
@@ -70,6 +79,13 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         )
     require_served(spec, background=background)
     return resolved(spec)
+
+
+def _adapted(caller: Caller, adapter: str) -> str | None:
+    """Return the id of the only model of the caller's that an adapter of this name was added to."""
+    ids = added_view.now().models_with(adapter)
+    found = [id_ for id_ in ids if catalogue().find(id_, caller.project_name)]
+    return found[0] if len(found) == 1 else None
 
 
 def may_use(caller: Caller, spec: ModelSpec) -> bool:

@@ -17,6 +17,7 @@ from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.disconnect_grace import attend
+from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.places import Place
 from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
@@ -36,8 +37,8 @@ class Submission:
     from what is stored, so its log need not be kept for that. ``with_row`` is written in the
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has. With ``lines`` a stream is lines of JSON instead of events. While one with the same
-    ``idempotency_key`` of its caller runs, or has completed, it is refused.
+    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
+    refused.
     """
 
     kind: str
@@ -56,7 +57,6 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
-    lines: bool = False
     idempotency_key: str = ""
 
 
@@ -156,7 +156,7 @@ def respond(
             submission.stream,
             submission.frames,
             cancels=cancels,
-            lines=submission.lines,
+            lines=kind_of(submission.kind).lines,
         )
         answer = hand_off(request._request, handoff)
     assert answer is not None

@@ -340,7 +340,7 @@ def test_files_in_the_models_folder_are_models(settings: Settings, tmp_path: Pat
     (folder / "broken.gguf").write_bytes(b"GGUF")
     spec = catalogue().models["tiny-q8"]
     assert (spec.file, spec.context_length) == (folder / "Tiny-Q8.gguf", 2048)
-    assert list(catalogue().models) == ["demo", "demo-embedding", "tiny-q8"]
+    assert list(catalogue().models) == ["demo", "demo-embedding", "demo-memory", "tiny-q8"]
 
 
 def test_an_entry_changes_only_what_it_names(models_file: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_file_that_appears_is_a_model_once_it_is_whole(
     assert [spec.id for spec in known.update().new] == ["new"]
     assert not known.update()
     assert known.find("NEW") is known.models["new"]
-    assert known.appeared == {"new"}
+    assert known.optional == {"new"}
     (settings.MODELS_DIR / "demo.gguf").write_bytes(whole)
     assert not any([known.update(), known.update()])  # There is one of this name.
 
@@ -405,7 +405,8 @@ def test_a_gguf_file_tells_of_itself() -> None:
 @pytest.mark.usefixtures("fresh_catalog")
 def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Settings) -> None:
     settings.MODELS_FILE = None
-    demo, embedding = catalogue().models.values()
+    demo, embedding, memory = catalogue().models.values()
+    assert (memory.id, memory.engine) == ("demo-memory", "scripted")
     assert (embedding.id, embedding.file) == ("demo-embedding", demo.file)
     assert (demo.id, demo.engine) == ("demo", "llama_cpp")
     assert demo.file is not None
@@ -416,7 +417,40 @@ def test_the_demo_model_is_the_catalogue_when_no_file_is_given(settings: Setting
 def test_the_file_of_the_settings_is_the_catalogue(settings: Settings, models_file: Path) -> None:
     models_file.write_text("models: {play: {engine: scripted}}")
     settings.MODELS_FILE = models_file
+    assert list(catalogue().models) == ["play", "demo", "demo-embedding", "demo-memory"]
+    settings.DEMO_MODEL = False
+    catalogue.cache_clear()
     assert list(catalogue().models) == ["play"]
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_an_entry_goes_before_its_own_file_and_nothing_else(
+    settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("own", "other", "draft", "taken"):
+        (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
+    (tmp_path / "link").symlink_to(folder)
+    settings.MODELS_DIR, settings.MODELS_FILE = folder, tmp_path / "models.yaml"
+    settings.MODELS_FILE.write_text(
+        "models: {mine: {file: link/own.gguf, draft_model: models/draft.gguf, slots: 2}, "
+        "demo: {engine: scripted, aliases: [taken]}, late: {file: models/late.gguf}}"
+    )
+    known = catalogue()
+    own = ["mine", "demo", "late"]
+    assert list(known.models) == [*own, "demo-embedding", "demo-memory", "other"]
+    assert (known.models["mine"].slots, known.models["demo"].engine) == (2, "scripted")
+    # The site is ready without them.
+    assert known.optional == {"demo-embedding", "demo-memory", "other"}
+    for name in ("late", "dropped"):
+        (folder / f"{name}.gguf").symlink_to(DEMO_FILE)
+    assert not known.update()
+    assert {spec.id for spec in known.update().new} == {
+        "late",
+        "dropped",
+    }  # Both can be loaded now.
+    assert "dropped" in known.optional
 
 
 def test_the_example_in_the_docs_is_a_good_file() -> None:

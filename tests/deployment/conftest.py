@@ -38,6 +38,7 @@ def site() -> Iterator[Site]:
     local = LocalSite(
         directory,
         MODELS_FILE=str(directory / "models" / "models.yaml"),
+        DEMO_MODEL="false",
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
         OTEL_BSP_SCHEDULE_DELAY="200",
     )

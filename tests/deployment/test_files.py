@@ -171,6 +171,20 @@ def test_every_setting_reaches_the_containers() -> None:
         assert passed <= service(name).env.keys(), name
 
 
+def test_the_wheel_of_the_gpu_image_is_one_for_its_cuda_and_its_glibc() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    engines = (ROOT / "docs" / "engines.md").read_text()
+    image = re.search(r"CUDA_IMAGE=nvidia/cuda:(\d+)\.(\d+)\.\S+-ubuntu(\d+)", dockerfile)
+    index = re.search(r"CUDA_WHEELS=(\S+/whl/cu(\d+))", dockerfile)
+    assert image is not None
+    assert index is not None
+    assert index[2] == image[1] + image[2]
+    assert f"--index-url {index[1]}\n" in engines
+    # The wheels need glibc 2.35, which is that of Ubuntu 22.04.
+    assert "glibc 2.35" in engines
+    assert int(image[3]) >= 22
+
+
 def test_requests_outwait_a_drain_of_all_web_processes() -> None:
     wait = compose_file()["services"]["caddy"]["environment"]["WEB_WAIT"]
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text()

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.gguf_header import metadata
 from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
@@ -22,6 +23,7 @@ OTHER_MODELS = """
     context_length: 5000
   hooked-demo:
     file: {file}
+    chat_template: {template}
     slots: 4
     threads: 1
     chat_template_kwargs: {{enable_thinking: false}}
@@ -33,6 +35,8 @@ OTHER_MODELS = """
     context_length: 512
   told:
     file: {file}
+    prompt_templates: {{bare: {bare}}}
+    chat_template: {template}
     slots: 2
     threads: 1
     context_length: 1024
@@ -42,7 +46,9 @@ OTHER_MODELS = """
     forced_sampling: {{temperature: 0}}
   old:
     engine: ctransformers
+    prompt_templates: {{bare: {bare}}}
     file: {file}
+    chat_template: {template}
     slots: 1
     threads: 1
     context_length: 512
@@ -51,6 +57,12 @@ OTHER_MODELS = """
     engine: openai_upstream
     base_url: {odd}
     api_key_env: ODD_KEY
+    slots: 4
+  seeing:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [chat, vision]
     slots: 4
   away:
     engine: openai_upstream
@@ -81,6 +93,14 @@ def hook_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hooks") / "notes"
 
 
+def stopping_template(path: Path) -> Path:
+    """Write the demo's chat template with a stop text of its own, and a short one."""
+    own = dict(metadata(DEMO_FILE))["tokenizer.chat_template"]
+    path.with_name("bare.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    path.write_text(f'{{%- set stop_strings = ["Tokyo"] -%}}{own}')
+    return path
+
+
 @pytest.fixture(scope="package")
 def models(
     tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer, away_port: int
@@ -95,6 +115,8 @@ def models(
             odd=odd.url,
             away=f"http://127.0.0.1:{away_port}/v1",
             file=DEMO_FILE,
+            template=stopping_template(adapters / "stopping.jinja"),
+            bare=adapters / "bare.jinja",
         )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.served_stack import ServedStack
+from inference_site.accounts.models import Scope
+from tests.e2e.keys import make_key
+from tests.served_stack import ServedStack, wait_until
+from tests.tiny_vision import write_projector
+from tests.tiny_weights import write_adapter, write_misfit
 
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
@@ -106,3 +112,127 @@ def test_adapter_that_is_not_there_is_400(
     with pytest.raises(openai.BadRequestError) as caught:
         told(client, lora, model)
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.fixture
+def operator(stack: ServedStack) -> Iterator[httpx.Client]:
+    """A client whose key may load models and adapters."""
+    key = make_key(stack, Scope.INFERENCE.value, Scope.MODELS.value)
+    with httpx.Client(
+        base_url=stack.url, headers={"Authorization": f"Bearer {key.secret}"}, timeout=30
+    ) as plain:
+        yield plain
+
+
+def adapters_of(http: httpx.Client, model: str) -> dict[str, float]:
+    listed = http.get("/lora-adapters", params={"model": model}).json()
+    assert [entry["id"] for entry in listed] == list(range(len(listed)))
+    return {entry["name"]: entry["scale"] for entry in listed}
+
+
+def told_once_loaded(client: openai.OpenAI, lora: Any, model: str) -> str:
+    """What the model tells; while it is loaded anew, later."""
+    answers: list[str] = []
+
+    def is_told() -> bool:
+        try:
+            answers.append(told(client, lora, model))
+        except openai.InternalServerError:  # It is being loaded.
+            return False
+        return True
+
+    wait_until(is_told, 120, "the model to be loaded anew")
+    return answers[-1]
+
+
+def test_adapter_is_added_and_removed_while_the_site_runs(
+    client: openai.OpenAI, operator: httpx.Client, stack: ServedStack
+) -> None:
+    write_adapter(stack.data_dir / "models" / "late" / "late.gguf", seed=7)
+    late = {"lora_name": "late", "lora_path": "late/late.gguf", "model": "hooked-demo"}
+    plain = told(client, None, "hooked-demo")
+    with pytest.raises(openai.NotFoundError):
+        told(client, model="late")
+
+    loaded = operator.post("/v1/load_lora_adapter", json=late)
+    assert (loaded.status_code, loaded.json()["model"]) == (200, "hooked-demo")
+    assert len(loaded.json()["workers"]) == 1
+    assert operator.post("/v1/load_lora_adapter", json=late).status_code == 409
+    adapted = told_once_loaded(client, "late", "hooked-demo")
+    assert adapted != plain
+    assert told(client, [], "hooked-demo") == told(client, None, "hooked-demo") == plain
+    assert told(client, model="late") == adapted  # As clients of vLLM ask for it.
+    assert told(client, [{"id": 0, "scale": 1.0}], "hooked-demo") == adapted
+    assert client.models.retrieve("hooked-demo").model_dump()["lora_adapters"] == ["late"]
+    assert adapters_of(operator, "hooked-demo") == {"late": 0.0}
+
+    where = {"model": "hooked-demo"}
+    scaled_ = operator.post("/lora-adapters", params=where, json=[{"id": 0, "scale": 1}])
+    assert scaled_.json() == {"success": True}
+    wait_until(lambda: told(client, None, "hooked-demo") == adapted, 30, "the scale to be seen")
+    assert told(client, [], "hooked-demo") == plain
+    assert operator.post("/lora-adapters", params=where, json=[]).status_code == 200
+
+    gone = operator.post("/v1/unload_lora_adapter", json={"lora_name": "late"})
+    assert gone.status_code == 200
+    assert told_once_loaded(client, None, "hooked-demo") == plain
+    with pytest.raises(openai.BadRequestError):
+        told(client, "late", "hooked-demo")
+    assert operator.post("/v1/unload_lora_adapter", json=late).status_code == 404
+
+
+def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
+    client: openai.OpenAI, operator: httpx.Client, stack: ServedStack
+) -> None:
+    """Its file says that it is for such models, and its tensors are not."""
+    file = write_misfit(stack.data_dir / "models" / "misfit.gguf")
+    plain = told(client, None, "hooked-demo")
+    body = {"lora_name": "misfit", "lora_path": file.name, "model": "hooked-demo"}
+    assert operator.post("/v1/load_lora_adapter", json=body).status_code == 200
+    wait_until(lambda: adapters_of(operator, "hooked-demo") == {}, 120, "it to be dropped")
+    assert told_once_loaded(client, None, "hooked-demo") == plain
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param"),
+    [
+        ("load", {"lora_path": "../secret_key"}, 400, "lora_path"),
+        ("load", {"lora_path": "/etc/passwd"}, 400, "lora_path"),
+        ("load", {"lora_path": "ghost.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "a\x00b"}, 400, "lora_path"),
+        ("load", {"lora_path": "no-adapter.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "text.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "other.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "good.gguf", "lora_name": "demo"}, 409, "lora_name"),
+        ("load", {"lora_path": "good.gguf", "lora_name": "one"}, 409, "lora_name"),
+        ("load", {"lora_path": "good.gguf", "lora_name": "a b"}, 400, "lora_name"),
+        ("load", {"lora_path": "good.gguf", "model": "ghost"}, 404, "model"),
+        ("load", {"lora_path": "good.gguf", "model": "scripted"}, 400, "model"),
+        ("load", {"lora_path": "good.gguf", "model": None}, 400, "model"),
+        ("load", {}, 400, "lora_path"),
+        ("unload", {}, 404, "lora_name"),
+        ("unload", {"lora_name": "one"}, 404, "lora_name"),
+    ],
+)
+def test_what_cannot_be_added_is_told(
+    operator: httpx.Client,
+    http: httpx.Client,
+    stack: ServedStack,
+    path: str,
+    fields: dict[str, Any],
+    status: int,
+    param: str,
+) -> None:
+    folder = stack.data_dir / "models"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "good.gguf").exists():
+        write_adapter(folder / "good.gguf")
+        write_adapter(folder / "other.gguf", architecture="qwen2")
+        write_projector(folder / "no-adapter.gguf", 192)
+        (folder / "text.gguf").write_text("no adapter")
+    body = {"lora_name": "new", "model": "tuned", **fields}
+    refused = operator.post(f"/v1/{path}_lora_adapter", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
+    assert http.post(f"/v1/{path}_lora_adapter", json=body).status_code == 403
+    assert http.post("/lora-adapters", params={"model": "tuned"}, json=[]).status_code == 403
+    assert adapters_of(http, "tuned") == {"one": 0.0, "two": 0.0}

@@ -11,7 +11,9 @@ import openai
 import pytest
 from django.conf import settings
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.scripts import events, frames, script, stream_raw
+from tests.served_stack import ServedStack, wait_until
 
 CHAT: dict[str, Any] = {
     "model": "scripted",
@@ -140,3 +142,21 @@ def test_response_has_whole_seconds_statuses_and_its_usage_last(http: httpx.Clie
     (item,) = shown["output"]
     assert item["status"] == "completed"
     assert (item["content"][0]["annotations"], item["content"][0]["logprobs"]) == ([], [])
+
+
+def test_file_beside_the_models_file_is_served_without_a_restart(
+    client: openai.OpenAI, stack: ServedStack
+) -> None:
+    part = stack.data_dir / "models" / "dropped.part"
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(DEMO_FILE.read_bytes())
+    part.rename(part.with_name("Dropped.gguf"))
+
+    def is_loaded() -> bool:
+        listed = {model.id: model.model_dump() for model in client.models.list()}
+        return "dropped" in listed and listed["dropped"]["status"] == "loaded"
+
+    wait_until(is_loaded, 300, "the file is served")
+    completion = client.completions.create(model="dropped", prompt="Once", max_tokens=5)
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens > 0

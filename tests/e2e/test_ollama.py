@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ import ollama
 import pytest
 
 from tests.e2e.keys import make_key
+from tests.images import encoded
 from tests.served_stack import ServedStack
+from tests.upstream_server import UpstreamServer, streamed
 
 GREEDY = {"temperature": 0, "num_predict": 60, "num_ctx": 2048}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -68,6 +71,44 @@ def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
     second = client.chat(messages=[*OSLO, first.message, result], **asked)
     assert second.message.content
     assert not second.message.tool_calls
+
+
+def test_images_reach_a_model_that_sees(client: ollama.Client, odd: UpstreamServer) -> None:
+    shown = encoded("PNG")
+    asked: Any = {"role": "user", "content": "What is this?", "images": [shown]}
+    odd.answers = [streamed("A red", " square")]
+    answer = client.chat("seeing", [asked, {**asked, "images": [shown, encoded("JPEG")]}])
+    assert answer.message.content == "A red square"
+    first, second = odd.body["messages"]
+    assert first["content"][0] == {"type": "text", "text": "What is this?"}
+    [part] = first["content"][1:]
+    kind, _, sent = part["image_url"]["url"].partition(";base64,")
+    assert (kind, base64.b64decode(sent)) == ("data:image/png", shown)
+    assert len(second["content"]) == 3
+    assert client.generate("seeing", "Look", images=[shown]).response == "A red square"
+    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+        client.chat("demo", [asked])
+    assert caught.value.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_sent_twice_with_one_key_runs_once(stack: ServedStack, stream: bool) -> None:
+    key = make_key(stack)
+    options = {**GREEDY, "temperature": 1.5}
+    for path, asked in (
+        ("/api/chat", {"messages": HELLO}),
+        ("/api/generate", {"prompt": "Hello"}),
+    ):
+        body = {"model": "demo", "stream": stream, "options": options, **asked}
+        headers = {"Idempotency-Key": f"{path}-{stream}"}
+        with key.http(stack) as http:
+            first, again = (http.post(path, json=body, headers=headers) for _ in range(2))
+            other = http.post(path, json={**body, "think": False}, headers=headers)
+        assert (first.status_code, first.content) == (200, again.content)
+        assert first.headers["content-type"] == again.headers["content-type"]
+        assert (other.status_code, list(other.json())) == (400, ["error"])
+    rows = stack.sql("SELECT 1 FROM generations_generation WHERE api_key_id = %s", key.id)
+    assert len(rows) == 2
 
 
 def test_format_and_thinking_are_as_asked(client: ollama.Client) -> None:

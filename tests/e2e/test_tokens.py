@@ -97,6 +97,38 @@ def test_prompt_is_what_the_template_makes_of_the_messages(http: httpx.Client) -
     assert hidden == rendered["prompt"]
 
 
+@pytest.mark.parametrize("model", ["told", "old"])
+def test_request_may_name_another_template(
+    http: httpx.Client, client: openai.OpenAI, model: str
+) -> None:
+    asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Who?"}]}
+
+    def prompt(name: str) -> str:
+        return str(post(http, "/v1/chat/render", **asked, prompt_template=name)["prompt"])
+
+    assert prompt("bare") == "Q: Who? A:"
+    assert prompt("llama3").rstrip().endswith("<|start_header_id|>assistant<|end_header_id|>")
+    assert prompt("zephyr") != prompt("chatml")
+    answers = [
+        client.chat.completions.create(
+            **asked, max_tokens=8, temperature=0, extra_body={"prompt_template": name}
+        )
+        for name in ("bare", "chatml")
+    ]
+    assert [answer.usage.prompt_tokens for answer in answers if answer.usage] == [
+        post(http, "/v1/chat/render", **asked, prompt_template=name)["count"]
+        for name in ("bare", "chatml")
+    ]
+    with pytest.raises(openai.BadRequestError, match="'ghost'; there are bare, chatml") as caught:
+        client.chat.completions.create(**asked, extra_body={"prompt_template": "ghost"})
+    assert caught.value.param == "prompt_template"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="scripted", messages=asked["messages"], extra_body={"prompt_template": "chatml"}
+        )
+    assert (caught.value.param, caught.value.code) == ("prompt_template", "unsupported_parameter")
+
+
 def test_prompt_begins_with_one_token_of_beginning(http: httpx.Client) -> None:
     tokens = post(http, "/v1/chat/render", **CHAT)["tokens"]
     assert tokens.count(1) == 1

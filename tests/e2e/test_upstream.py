@@ -133,6 +133,24 @@ def test_responses_chain_on_the_demo_model(remote: openai.OpenAI) -> None:
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
+@pytest.mark.parametrize("model", ["hooked-demo", "told", "old"])
+def test_template_says_what_ends_a_turn(remote: openai.OpenAI, model: str) -> None:
+    """On llama.cpp, on chats of the platform's own there, and on ctransformers."""
+    asked: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
+    greedy: dict[str, Any] = {"temperature": 0, "messages": asked}
+    whole = remote.chat.completions.create(model="demo", **greedy).choices[0]
+    cut = remote.chat.completions.create(model=model, **greedy).choices[0]
+    before, found, _ = (whole.message.content or "").casefold().partition("tokyo")
+    assert found
+    said = (cut.message.content or "").casefold()
+    if model == "told":  # It comes to that while it thinks.
+        thought = str(getattr(cut.message, "reasoning_content", "")).casefold()
+        assert ("tokyo" in thought, said) == (False, "")
+    else:
+        assert said.rstrip() == before.rstrip()
+    assert (cut.finish_reason, getattr(cut, "stop_str", None)) == ("stop", None)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("status", "kind"), [(429, openai.RateLimitError),
                                               (503, openai.InternalServerError)])  # fmt: skip

@@ -22,6 +22,11 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture(scope="session")
 def stack(hub: Hub) -> Iterator[ServedStack]:
     """What ``make serve MODEL=org/repo:Q4_K_M`` starts, without a models file."""
-    env = {"MODELS_FILE": "", "MODEL": "org/repo:Q4_K_M", "HF_ENDPOINT": hub.url}
+    env = {
+        "MODELS_FILE": "",
+        "DEMO_MODEL": "true",
+        "MODEL": "org/repo:Q4_K_M",
+        "HF_ENDPOINT": hub.url,
+    }
     with served_stack(**env, SECRET_KEY="") as running:
         yield running

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -88,17 +89,20 @@ def run_shell(example: Example, stack: ServedStack, manage: Manage) -> None:
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_what_a_document_says_can_be_pasted(path: Path, stack: ServedStack, manage: Manage) -> None:
     names: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
+    promised: list[str] = []
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         for example in examples(path):
             if example.reason:
                 continue
             if example.language == "python":
                 code = compile(here(example.text, stack), example.place, "exec")
                 exec(code, names)  # noqa: S102  # The documents are ours.
+                promised += re.findall(r"(?m)^print\(.*\)  # (.+)$", example.text)
             elif example.language == "sh":
                 run_shell(example, stack, manage)
     if (client := names.get("client")) is not None:
         client.close()
+    assert [line for line in promised if line not in printed.getvalue().splitlines()] == []
 
 
 def test_models_files_of_the_documents_are_good(tmp_path: Path) -> None:

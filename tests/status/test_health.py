@@ -70,7 +70,7 @@ SPECS = {
 def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
     workers: list[LiveWorker] = []
-    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), appeared=frozenset()))
+    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
     monkeypatch.setattr(health, "live_workers", lambda: workers)
     yield workers
     site_client().delete("unloaded-on-purpose")

@@ -9,6 +9,7 @@ last user message if it is a JSON list; any other message is echoed back word by
     {"sleep_ms": 50}         delay                 {"fail": "boom"}      raise GenerationFailed
     {"finish": "length"}     end the choice        {"repeat": 3, "steps": […]}   nested steps
     {"tool_call": {"name": "f", "arguments": ["{", "}"]}}   a call, its arguments in pieces
+    {"recall": "You said: "}                                what the user said before, after this
 
 A word counts as one token, in the prompt as in the answer; so does a piece of a call's arguments.
 Tools and whether one must be called are not looked at: the script is played as it is.
@@ -90,12 +91,12 @@ class ScriptedEngine(Engine):
         """Nothing is held."""
 
     def _steps(self, request: GenerationRequest) -> Iterator[Step]:
+        *before, text = [m.text or "" for m in request.messages if m.role == "user"] or [""]
         if self._script is not None:
-            return _flatten(self._script)
-        text = next((m.text for m in reversed(request.messages) if m.role == "user"), None) or ""
+            return _recalling(_flatten(self._script), before)
         if text.lstrip().startswith("["):
             try:
-                return _flatten(json.loads(text))
+                return _recalling(_flatten(json.loads(text)), before)
             except (ValueError, RecursionError) as exc:
                 raise InvalidRequest(f"The script is not valid JSON: {exc}", "messages") from exc
         words = text.split(" ")
@@ -176,6 +177,16 @@ class _Playback:
 
     def _feed(self, delta: Delta) -> None:
         self._sink.feed(delta)
+
+
+def _recalling(steps: Iterator[Step], said: list[str]) -> Iterator[Step]:
+    """Yield the steps, with a text for each that recalls what was said."""
+    for step in steps:
+        match step:
+            case {"recall": str(beginning)}:
+                yield {"text": beginning + (" ".join(said) or "nothing.")}
+            case _:
+                yield step
 
 
 def _flatten(steps: list[Step]) -> Iterator[Step]:

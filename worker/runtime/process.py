@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,7 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
@@ -29,6 +32,9 @@ from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
 
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
 
@@ -101,7 +107,7 @@ def _serve(
 ) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
-    runtime = _runtime = Runtime(specs, role)
+    runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
     runtime.start()
@@ -137,6 +143,18 @@ def _serve(
     with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
         drop_wake_ups_of(runtime.id)
     return int(worker.exitcode or 0)
+
+
+def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:
+    """Return the models with the adapters that were added; wait for the Redis that has these."""
+    while True:
+        try:
+            added = adapters.read()
+        except redis.exceptions.RedisError as exc:
+            logger.warning("waiting for the list of adapters: %s", exc)
+            time.sleep(_RETRY_S)
+        else:
+            return [added.to(spec) for spec in specs]
 
 
 def _default_signals(**_: Any) -> None:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
+from inference_site.fleet import adapters, fleet
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.leases import (
     LEASE_S,
@@ -195,6 +196,8 @@ class Runtime:
                 self._load_beside(command.model)
             case "unload":
                 self._in_background(self._unload, command.model)
+            case "reload":
+                self._in_background(self._load_anew, command.model)
             case "drain":
                 self._is_draining = True
             case "resume":
@@ -223,7 +226,7 @@ class Runtime:
     def _load_anew(self, model_id: str) -> None:
         """Load a model again, if this worker has it or has failed to load it."""
         if model_id in self._child_workers.models:
-            self._models.pop(model_id, None)
+            self._tell_of(model_id, "", has_failed=False)  # It is loading, until the child says so.
             self._child_workers.restart(model_id)
         elif model_id in self._models:
             self._unload(model_id)
@@ -339,9 +342,18 @@ class Runtime:
             self._lease.renew()
 
     def on_child_failed(self, model: str, reason: str) -> None:
-        """Announce that a child worker could not load its model."""
+        """Announce that a child worker could not load its model.
+
+        If adapters were added to it, it is loaded again without the newest of them.
+        """
         logger.error("%s: %s", model, reason)
-        self._tell_of(model, reason, has_failed=True)
+        dropped = None
+        with contextlib.suppress(redis.exceptions.RedisError):
+            dropped = adapters.remove_newest(model)
+        self._tell_of(model, reason, has_failed=dropped is None)
+        if dropped is not None:
+            logger.error("%s: it is loaded without the adapter %s", model, dropped)
+            self._child_workers.restart(model)
 
     def on_child_crashed(self, model: str, reason: str) -> None:
         """Announce that a model is being loaded again."""

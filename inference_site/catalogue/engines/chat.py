@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.catalogue.operator_settings import Text, located
 
+_TEMPLATE = ".jinja"
 Channels = Literal["tags", "named", "harmony"]
 ToolFormatName = Literal[
     "deepseek", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
@@ -17,17 +18,28 @@ ToolFormatName = Literal[
 
 def _located_template(name: str, info: ValidationInfo) -> str:
     """Return the path of a template's file; other names are those of families."""
-    return located(name, info) if name.endswith(".jinja") else name
+    return located(name, info) if name.endswith(_TEMPLATE) else name
+
+
+def _template_file(name: str, info: ValidationInfo) -> str:
+    if not name.endswith(_TEMPLATE):
+        raise ValueError(f"must be a file whose name ends in {_TEMPLATE}")
+    return located(name, info)
 
 
 TemplateName = Annotated[Text, AfterValidator(_located_template)]
 """The name of a family of templates, or a file whose name ends in ``.jinja``."""
+TemplateFile = Annotated[Text, AfterValidator(_template_file)]
 
 
 class TemplateOptions(EngineOptions):
-    """Which chat template a model has, in place of its file's, and its variables."""
+    """Which chat template a model has, in place of its file's, and its variables.
+
+    ``prompt_templates`` are files of others, by the names that requests may use.
+    """
 
     chat_template: TemplateName | None = None
+    prompt_templates: dict[str, TemplateFile] = {}
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -55,5 +67,5 @@ READING = frozenset(ChatOptions.model_fields) - frozenset(TemplateOptions.model_
 
 def chat_capabilities(own: frozenset[str]) -> frozenset[str]:
     """Return what requests may ask for of an engine with these capabilities once it is adapted."""
-    chat = {"chat", "chat_template", "response_prefix", "tools"}
+    chat = {"chat", "chat_template", "prompt_template", "response_prefix", "tools"}
     return own | chat | ({"render"} if "tokens" in own else set())

@@ -12,7 +12,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of
-from inference_site.catalogue.gguf_file import GgufInfo, read_gguf
+from inference_site.catalogue.gguf_file import read_gguf
+from inference_site.catalogue.memory import entry_bytes, needed_bytes
 from inference_site.catalogue.model_files import fault_of
 from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec
@@ -100,11 +101,6 @@ class Command(BaseCommand):
             )
 
 
-def needed_bytes(info: GgufInfo, slots: int, context_length: int) -> int:
-    """Return about how much memory a model takes: weights, and keys and values of all slots."""
-    return info.size_bytes + slots * context_length * info.kv_bytes_per_token
-
-
 def free_memory_bytes() -> int:
     """Return how much memory this host could give without swapping."""
     meminfo = Path("/proc/meminfo")
@@ -119,7 +115,7 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
     needs = "—"
     if spec.file is not None:
         try:
-            needs = _gib(needed_bytes(read_gguf(spec.file), spec.slots, spec.context_length))
+            needs = _gib(entry_bytes(spec, spec.file))
         except FileNotFoundError:
             needs = "missing"
         except (OSError, ValueError, KeyError, IndexError):

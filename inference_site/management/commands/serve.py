@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from inference_site import environment
-from inference_site.catalogue.catalogue import DEMO_FILE, start_specs
+from inference_site.catalogue.catalogue import DEMO_FILE, catalogue, start_specs
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.hub import HubError, Reference, kept
 from inference_site.catalogue.model_files import fault_of
@@ -95,8 +95,8 @@ def _wanted(model: str | None) -> Path | None:
 def _good_models(wanted: Path | None) -> list[ModelSpec]:
     """Return the models that will be served, the wanted one first; say what is wrong with others.
 
-    Raise CommandError for an invalid models file, and when no model can be served, before anything
-    is started.
+    Raise CommandError for an invalid models file, and when no model can be served, of a models file
+    none of its entries, before anything is started.
     """
     try:
         specs = start_specs(settings.START_MODELS)
@@ -106,7 +106,8 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
         raise CommandError(f"No model of MODELS_FILE or START_MODELS has the file {wanted}.")
     faults = {spec.id: fault_of(spec) for spec in specs if spec.file != DEMO_FILE}
     told = [f"the model {id_} cannot be served: {fault}" for id_, fault in faults.items() if fault]
-    if specs and len(told) == len(specs):
+    named = [spec for spec in specs if spec.id not in catalogue().optional]
+    if named and all(faults.get(spec.id) for spec in named):
         raise CommandError("\n".join(told))
     for line in told:
         _say(line)

@@ -15,9 +15,13 @@ from inference_site.catalogue.sampler_fields import Bias, SamplerFields
 
 
 class LoraAdapter(WireRequest):
-    """``lora[]``: one of the model's adapters, and how much of it is applied."""
+    """``lora[]``: one of the model's adapters, and how much of it is applied.
 
-    name: str
+    It is named, or has the number of ``GET /lora-adapters``, as in llama-server.
+    """
+
+    name: str | None = None
+    id: Annotated[int, Field(ge=0)] | None = None
     scale: float = 1.0
 
 

@@ -22,6 +22,7 @@ from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines.base import Engine
+from worker.engines.llama_cpp.engine import _params
 from worker.engines.registry import load_engine
 
 SPEC = ModelSpec(
@@ -179,6 +180,33 @@ def test_its_own_options_are_llama_cpps_and_change_no_answer(
     tuned.chat(asked, sink)
     tuned.close()
     assert sink.text == expected.text
+
+
+def test_options_of_gpus_reach_llama_cpp() -> None:
+    """As parameters; a machine without a GPU cannot show more."""
+    import xllamacpp
+
+    options = LlamaCppOptions.read(
+        {
+            "split_mode": "row",
+            "main_gpu": 1,
+            "tensor_split": [3, 1],
+            "cache_type_k": "q8_0",
+            "draft_model": str(DEMO_FILE),
+            "draft_gpu_layers": 7,
+            "flash_attn": True,
+        }
+    )
+    spec = replace(SPEC, gpu_layers=33, options=options.model_dump(exclude_unset=True))
+    params = _params(spec, options)
+    assert (params.n_gpu_layers, params.main_gpu) == (33, 1)
+    assert list(params.tensor_split)[:3] == [3.0, 1.0, 0.0]
+    assert params.split_mode == xllamacpp.llama_split_mode.LLAMA_SPLIT_MODE_ROW
+    assert params.cache_type_k == xllamacpp.ggml_type.GGML_TYPE_Q8_0
+    assert params.speculative.draft.n_gpu_layers == 7
+    enabled = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    assert params.flash_attn_type == enabled
+    assert _params(SPEC, LlamaCppOptions.of(SPEC)).n_gpu_layers == -1  # All that fit.
 
 
 def test_a_draft_model_that_is_missing_is_named(tmp_path: Path) -> None:

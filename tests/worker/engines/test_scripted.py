@@ -47,6 +47,12 @@ def test_a_script_in_the_message_is_played_in_order() -> None:
     ]
 
 
+def test_a_script_recalls_what_the_user_said_before() -> None:
+    script: list[dict[str, Any]] = [{"recall": "You said: "}]
+    assert play("I am Ada.", "Hi.", "Who am I?", script=script).text == "You said: I am Ada. Hi."
+    assert play("Who am I?", script=script).text == "You said: nothing."
+
+
 def test_the_script_of_the_model_goes_before_the_message() -> None:
     assert play("ignored", script=[{"text": "always"}]).text == "always"
 

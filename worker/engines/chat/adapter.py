@@ -12,7 +12,7 @@ Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inference_site.domain.deltas import (
@@ -35,15 +35,27 @@ from worker.engines.chat.template import without_bos
 
 
 class ChatAdapter(Engine):
-    """An engine whose completions are chats too (see ``Engine``); the rest is the engine's own."""
+    """An engine whose completions are chats too (see ``Engine``); the rest is the engine's own.
+
+    ``with_template`` returns the adapter for a template that a request names.
+    """
 
     def __init__(
-        self, engine: Engine, configuration: ChatConfiguration, capabilities: frozenset[str]
+        self,
+        engine: Engine,
+        configuration: ChatConfiguration,
+        capabilities: frozenset[str],
+        with_template: Callable[[str], ChatAdapter] | None = None,
     ) -> None:
         self._engine, self._chat, self._capabilities = engine, configuration, capabilities
+        self._with_template = with_template
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate answers to the messages (see ``Engine.chat``)."""
+        if request.prompt_template and self._with_template:
+            chat = self._with_template(request.prompt_template)
+            chat.chat(replace(request, prompt_template=""), sink)
+            return
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
             sink_ = ChatSink(
@@ -77,6 +89,10 @@ class ChatAdapter(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed the prompt that ``chat`` would begin with (see ``Engine.render``)."""
+        if request.prompt_template and self._with_template:
+            chat = self._with_template(request.prompt_template)
+            chat.render(replace(request, prompt_template=""), sink)
+            return
         prompt = self._prompt(request)
         tokens = _Tokens(sink)
         text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from inference_site.catalogue.engines.chat import ChatOptions, TemplateOptions
-from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
@@ -59,9 +59,32 @@ def configure_chat(
     return ChatConfiguration(
         template,
         _syntax(spec, options, source, family),
-        (*(family.stop if family else ()), *options.stop_texts),
+        (*(family.stop if family else ()), *template.stop_texts, *options.stop_texts),
         vocabulary.bos if vocabulary.adds_bos else "",
     )
+
+
+def options_with(options: ChatOptions, name: str) -> ChatOptions:
+    """Return the options with the template that a request names; without a name, as they are.
+
+    Raise InvalidRequest for a name that there is not.
+    """
+    if not name:
+        return options
+    known = {**{family: family for family in FAMILIES}, **options.prompt_templates}
+    if name not in known:
+        raise InvalidRequest(
+            f"Could not find the prompt template '{name[:100]}'; there are "
+            f"{', '.join(sorted(known))}.",
+            "prompt_template",
+        )
+    return options.model_copy(update={"chat_template": known[name]})
+
+
+def check_prompt_templates(spec: ModelSpec, options: TemplateOptions) -> None:
+    """Raise EngineLoadError for a missing file of a template that requests may name."""
+    for file in options.prompt_templates.values():
+        named_template(spec, options.model_copy(update={"chat_template": file}))
 
 
 def named_template(spec: ModelSpec, options: TemplateOptions) -> str | None:

@@ -7,6 +7,7 @@ Face's ``apply_chat_template`` gives them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,20 +23,37 @@ from worker.engines.limited_process import serve
 
 _CPU_S = 2
 """For one prompt; a conversation of 10,000 messages takes a tenth of it."""
+_STOP_TEXTS = "stop_strings"
 _MEMORY = 512 * 2**20
 _MOST_CHARACTERS = 16 * 2**20
 
 
 def answer(source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
-    """Return what is wrong, if something is, and the prompt; without variables only compile."""
+    """Return what is wrong, if something is, and the prompt.
+
+    Without variables only compile, and return the template's own stop texts, as JSON.
+    """
     try:
         template = _compiled(source)
-        prompt = "" if variables is None else template.render(variables)
+        prompt = _stop_texts(source) if variables is None else template.render(variables)
     except (MemoryError, OverflowError, RecursionError):  # The second is for a range that is large.
         return TOO_COMPLEX, ""
     except Exception as exc:  # noqa: BLE001  # A template can raise whatever Python can.
         return str(exc) or type(exc).__name__, ""
     return (TOO_COMPLEX, "") if len(prompt) > _MOST_CHARACTERS else ("", prompt)
+
+
+def _stop_texts(source: str) -> str:
+    """Return the list that the template sets as ``stop_strings``, as those of TabbyAPI do."""
+    found: list[str] = []
+    for node in _environment.parse(source).body:
+        if isinstance(node, nodes.Assign) and node.target == nodes.Name(_STOP_TEXTS, "store"):
+            with contextlib.suppress(nodes.Impossible):
+                assert isinstance(node.node, nodes.Expr)
+                value = node.node.as_const()
+                texts = value if isinstance(value, list) else []
+                found = [text for text in texts if isinstance(text, str) and text]
+    return json.dumps(found)
 
 
 class _GenerationBlock(Extension):

@@ -27,7 +27,8 @@ _own_processes: dict[str, LimitedProcess] = {}
 def rendered(source: str, variables: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return what is wrong with a template, if something is, and its prompt.
 
-    Without variables it is only compiled. What exceeds the limits is ``TOO_COMPLEX``.
+    Without variables it is only compiled, and its own stop texts come instead of the prompt, as a
+    list in JSON. What exceeds the limits is ``TOO_COMPLEX``.
     """
     answer = _own_processes.get(source, _shared_process).ask(source, variables)
     if answer is None:
@@ -37,11 +38,18 @@ def rendered(source: str, variables: Mapping[str, Any] | None) -> tuple[str, str
     return error, prompt
 
 
+def stop_texts_of(source: str) -> tuple[str, ...]:
+    """Return the texts that a template says end a turn (``{% set stop_strings = [...] %}``)."""
+    error, found = rendered(source, None)
+    return () if error else tuple(json.loads(found))
+
+
 class ChatTemplate:
     """A template, which is rendered in a limited process. Thread-safe.
 
     ``variables`` are those of every rendering, special tokens among them. ``forces_thinking`` has
-    the model reason whatever is asked for. Raise ValueError for a text that is no template.
+    the model reason whatever is asked for. ``stop_texts`` are the template's own. Raise ValueError
+    for a text that is no template.
     """
 
     def __init__(
@@ -53,9 +61,10 @@ class ChatTemplate:
         self.source = source
         self._forced = {"enable_thinking": True} if forces_thinking else {}
         self._variables = dict(variables or {})
-        error, _ = rendered(source, None)
+        error, found = rendered(source, None)
         if error:
             raise ValueError(error)
+        self.stop_texts: tuple[str, ...] = tuple(json.loads(found))
 
     @property
     def takes_tools(self) -> bool:

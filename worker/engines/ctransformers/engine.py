@@ -18,7 +18,11 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
-from worker.engines.chat.configuration import configure_chat
+from worker.engines.chat.configuration import (
+    check_prompt_templates,
+    configure_chat,
+    options_with,
+)
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.ggml_file import GgmlFile, read_ggml
 from worker.engines.ctransformers.model_file import (
@@ -47,6 +51,7 @@ def load(spec: ModelSpec) -> Engine:
     if not spec.file.is_file():
         raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
     options = CtransformersOptions.of(spec)
+    check_prompt_templates(spec, options)
     ggml = _checked(spec, options)
     config = Config(
         context_length=spec.context_length,
@@ -68,7 +73,14 @@ def load(spec: ModelSpec) -> Engine:
     engine = CtransformersEngine(spec, llms, ggml)
     if not has_chat(spec):
         return engine
-    return ChatAdapter(engine, configure_chat(spec, options, chat_vocabulary(spec.file)), COMPLETES)
+    vocabulary = chat_vocabulary(spec.file)
+
+    @cache
+    def with_template(name: str) -> ChatAdapter:
+        chat = configure_chat(spec, options_with(options, name), vocabulary)
+        return ChatAdapter(engine, chat, COMPLETES)
+
+    return ChatAdapter(engine, configure_chat(spec, options, vocabulary), COMPLETES, with_template)
 
 
 def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from inference_site.domain.errors import EngineLoadError, GenerationFailed, Inva
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
-from worker.engines.chat.adapter import ChatAdapter
-from worker.engines.chat.configuration import named_template
+from worker.engines.chat.configuration import check_prompt_templates, named_template
+from worker.engines.chat.template import stop_texts_of
 from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.grammar_meter import measured
@@ -45,6 +45,7 @@ def load(spec: ModelSpec) -> LlamaCppEngine:
 
     prepare_trials()
     options = LlamaCppOptions.of(spec)
+    check_prompt_templates(spec, options)
     params = _params(spec, options)
     trial = TemplateTrial(spec, options)
     try:
@@ -126,14 +127,16 @@ class LlamaCppEngine(Engine):
         self._echo = PromptEcho(spec, loopback, self._whole)
         template = str(loopback.get("/props").get("chat_template", ""))
         self._may_think = any(mark in template for mark in _THOUGHTS)
+        self._stop_texts = stop_texts_of(template)
+        self._own_chat = cache(partial(own_chat, spec, loopback, self._complete))
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate one answer into the sink (see ``Engine.chat``)."""
         if needs_own_chat(request, self._spec):
-            self._own_chat.chat(request, sink)
+            self._own_chat(request.prompt_template).chat(request, sink)
             return
         self._trial.check(request)
-        encode = partial(encode_chat, may_think=self._may_think)
+        encode = partial(encode_chat, may_think=self._may_think, stop_texts=self._stop_texts)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
@@ -171,10 +174,6 @@ class LlamaCppEngine(Engine):
     ) -> None:
         encode = partial(encode_completion, shown=shown)
         self._drive(self._server.handle_completions, encode, request, sink, is_plain=not shown)
-
-    @cached_property
-    def _own_chat(self) -> ChatAdapter:
-        return own_chat(self._spec, self._loopback, self._complete)
 
     def _drive(
         self,
@@ -215,8 +214,8 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
-        if reads_its_own_way(self._spec):
-            self._own_chat.render(request, sink)
+        if request.prompt_template or reads_its_own_way(self._spec):
+            self._own_chat(request.prompt_template).render(request, sink)
             return
         self._trial.check(request)
         with self._clock.watched(sink) as watched:

@@ -15,7 +15,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
-from worker.engines.chat.configuration import Vocabulary, configure_chat
+from worker.engines.chat.configuration import Vocabulary, configure_chat, options_with
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.tokens import tokenize
 
@@ -35,6 +35,9 @@ def needs_own_chat(request: GenerationRequest, spec: ModelSpec) -> bool:
     if offers and (request.top_logprobs is not None or bool(request.stop_token_ids)):
         _refuse_media(request)
         return True
+    if request.prompt_template:
+        _refuse_media(request, "prompt_template")
+        return True
     return reads_its_own_way(spec) and not _has_media(request)
 
 
@@ -43,8 +46,13 @@ def reads_its_own_way(spec: ModelSpec) -> bool:
     return not READING.isdisjoint(spec.options)
 
 
-def own_chat(spec: ModelSpec, loopback: Loopback, complete: Complete) -> ChatAdapter:
-    """Return chats that are completions. Raise InvalidRequest if this model can have none."""
+def own_chat(
+    spec: ModelSpec, loopback: Loopback, complete: Complete, template: str = ""
+) -> ChatAdapter:
+    """Return chats that are completions, with the template of this name in place of the model's.
+
+    Raise InvalidRequest if this model can have none.
+    """
     props = loopback.get("/props")
     vocabulary = Vocabulary(
         chat_template=props.get("chat_template_tool_use") or props.get("chat_template"),
@@ -54,8 +62,10 @@ def own_chat(spec: ModelSpec, loopback: Loopback, complete: Complete) -> ChatAda
     )
     options = ChatOptions.read({k: v for k, v in spec.options.items() if k in _OPTIONS})
     try:
-        chat = configure_chat(spec, options, vocabulary)
+        chat = configure_chat(spec, options_with(options, template), vocabulary)
     except EngineLoadError as exc:
+        if template:
+            raise InvalidRequest(str(exc), "prompt_template") from exc
         raise InvalidRequest(f"Tools cannot be used together with this: {exc}", "tools") from exc
     completions = _Completions(complete, chat.syntax.tags, loopback)
     return ChatAdapter(completions, chat, frozenset({"grammar"}))
@@ -89,9 +99,12 @@ def _has_media(request: GenerationRequest) -> bool:
     return any(not isinstance(part, TextPart) for m in request.messages for part in m.parts)
 
 
-def _refuse_media(request: GenerationRequest) -> None:
-    if _has_media(request):
-        field = "stop_token_ids" if request.top_logprobs is None else "logprobs"
-        raise InvalidRequest(
-            f"With images or sounds, '{field}' cannot be used together with 'tools'.", field
-        )
+def _refuse_media(request: GenerationRequest, field: str = "") -> None:
+    if not _has_media(request):
+        return
+    if field:
+        raise InvalidRequest(f"'{field}' cannot be used with images or sounds.", field)
+    field = "stop_token_ids" if request.top_logprobs is None else "logprobs"
+    raise InvalidRequest(
+        f"With images or sounds, '{field}' cannot be used together with 'tools'.", field
+    )

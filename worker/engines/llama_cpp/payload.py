@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.errors import EngineUnavailable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
@@ -23,10 +24,15 @@ _CERTAIN = 1e6
 """A bias greater than the distance between any two scores."""
 
 
-def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = True) -> bytes:
+def encode_chat(
+    request: GenerationRequest,
+    spec: ModelSpec,
+    may_think: bool = True,
+    stop_texts: Sequence[str] = (),
+) -> bytes:
     """Return the payload of a chat. Raise InvalidRequest for what it cannot express.
 
-    ``may_think``: the model's template knows of reasoning.
+    ``may_think``: the model's template knows of reasoning. ``stop_texts`` are the template's own.
     """
     variables = {**spec.options.get("chat_template_kwargs", {}), **request.template_vars}
     thinks = may_think and variables.get("enable_thinking") is not False
@@ -37,7 +43,7 @@ def encode_chat(request: GenerationRequest, spec: ModelSpec, may_think: bool = T
         **_logprobs(_top_logprobs(request)),
         **_given(thinking_budget_tokens=request.reasoning_budget),
         **_beginning(request, spec),
-        **_given(stop=[*request.stop, *_stops_of_family(spec)] or None),
+        **_given(stop=[*request.stop, *_stops_of_family(spec), *stop_texts] or None),
         "return_progress": True,
         "chat_template_kwargs": variables,
     }
@@ -185,6 +191,8 @@ def _lora(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
     llama.cpp gets all of them: without any it would go on from a prompt that it has read
     with adapters.
     """
+    if missing := [name for name, _ in request.lora if name not in spec.lora_adapters]:
+        raise EngineUnavailable(f"The adapter '{missing[0]}' is not loaded now.")
     if not spec.lora_adapters:
         return {}
     scales = {**dict.fromkeys(spec.lora_adapters, 0.0), **dict(request.lora)}

@@ -261,6 +261,6 @@ def test_the_rest_is_the_engines_own() -> None:
 
 def test_capabilities_are_those_of_a_chat() -> None:
     own = frozenset({"completions", "tokens", "grammar"})
-    chats = {"chat", "chat_template", "response_prefix", "tools"}
+    chats = {"chat", "chat_template", "prompt_template", "response_prefix", "tools"}
     assert chat_capabilities(own) == own | chats | {"render"}
     assert chat_capabilities(frozenset()) == chats

@@ -11,7 +11,7 @@ from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, TextPart, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
 from worker.engines.chat.families import FAMILIES
-from worker.engines.chat.template import ChatTemplate, without_bos
+from worker.engines.chat.template import ChatTemplate, stop_texts_of, without_bos
 
 DOUBLING = "{{% set ns = namespace(x='x') %}}{{% for i in range(64) %}}{}{{% endfor %}}"
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
@@ -135,6 +135,23 @@ def test_answer_begins_as_it_is_told() -> None:
 def test_bos_is_there_once() -> None:
     assert without_bos("<s>Hi<s>", "<s>") == "Hi<s>"
     assert without_bos("<s>Hi", "") == "<s>Hi"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('{% set stop_strings = ["<end>", "User:"] %}hi', ("<end>", "User:")),
+        ('{%- set stop_strings = ["a" ~ "b", 5, ""] -%}', ("ab",)),
+        ("{% set stop_strings = [eos_token] %}", ()),
+        ('{% set stop_strings = "<end>" %}', ()),
+        ("{% set stop_strings = 5 %}", ()),
+        ('{% if tools %}{% set stop_strings = ["<end>"] %}{% endif %}', ()),
+        ('{% set stops = ["<end>"] %}', ()),
+        ("{% set stop_strings = [1 %}", ()),
+    ],
+)
+def test_template_says_which_texts_end_a_turn(source: str, found: tuple[str, ...]) -> None:
+    assert stop_texts_of(source) == found
 
 
 @pytest.mark.parametrize(
