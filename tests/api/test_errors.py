@@ -39,6 +39,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.DocumentLost(), 503, SERVER, "worker_unavailable", "1"),
     (domain.StreamLost(), 503, SERVER, "worker_unavailable", "1"),
     (domain.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),
+    (domain.Cancelled(), 503, SERVER, "cancelled", "1"),
     (domain.QueueFull(), 503, SERVER, "queue_full", "5"),
     (domain.RedisFull(), 503, SERVER, "queue_memory_full", "5"),
     (redis.exceptions.OutOfMemoryError("secret"), 503, SERVER, "queue_memory_full", "5"),
