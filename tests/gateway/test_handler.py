@@ -276,7 +276,8 @@ def test_a_model_without_a_live_worker_is_unavailable(
 
 def test_the_models_are_listed_with_what_is_known_of_them(api: Api) -> None:
     listed = orjson.loads(api("GET", "/v1/models").content)  # type: ignore[attr-defined]  # Set on HttpResponse.
-    demo, embedding = listed["data"]
+    demo, embedding, memory = listed["data"]
+    assert memory["id"] == "demo-memory"
     assert embedding["id"] == "demo-embedding"
     assert embedding["capabilities"] == ["embeddings", "tokens"]
     assert listed["object"] == "list"
