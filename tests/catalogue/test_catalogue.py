@@ -20,6 +20,7 @@ from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
+from inference_site.management.commands import serve
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -456,3 +457,8 @@ def test_an_entry_goes_before_its_own_file_and_nothing_else(
 def test_the_example_in_the_docs_is_a_good_file() -> None:
     specs = Catalogue(read_models_file(ROOT / "docs" / "models.example.yaml"))
     assert {"llama-3.2-3b", "qwen-vl", "nomic-embed", "scripted"} <= specs.models.keys()
+
+
+def test_serve_shows_a_model_that_was_asked_for_or_the_first_that_chats() -> None:
+    assert serve._good_models(None)[0].id == "demo"
+    assert serve._good_models(DEMO_FILE)[0].file == DEMO_FILE

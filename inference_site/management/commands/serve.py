@@ -112,7 +112,11 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
     for line in told:
         _say(line)
     good = [spec for spec in specs if not faults.get(spec.id)]
-    return sorted(good, key=lambda spec: (spec.file != wanted, not _chats(spec)))
+    return sorted(good, key=lambda spec: (not _is_wanted(spec, wanted), not _chats(spec)))
+
+
+def _is_wanted(spec: ModelSpec, wanted: Path | None) -> bool:
+    return wanted is not None and spec.file == wanted
 
 
 def _chats(spec: ModelSpec) -> bool:
