@@ -19,15 +19,16 @@ from inference_site.admin_pages.bubbles import (
     may_see_content,
     text_piece,
 )
-from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
-from inference_site.admin_pages.labels import preview, time_label
+from inference_site.admin_pages.keyset import SinceFilter
+from inference_site.admin_pages.labels import time_label
+from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.generations.admin import ModelFilter
 
 Message = Mapping[str, Any]
 
 
 @admin.register(StoredCompletion)
-class StoredCompletionAdmin(KeysetAdmin):
+class StoredCompletionAdmin(PreviewAdmin):
     """Admin of chat completions that were requested with ``store: true``."""
 
     list_display = ("short_id", "time", "project", "model", "metadata")
@@ -41,11 +42,6 @@ class StoredCompletionAdmin(KeysetAdmin):
         rows = super().get_queryset(request)
         return with_previews(rows) if may_see_content(request) else rows
 
-    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Show previews to those who may see content."""
-        shown = self.list_display
-        return (*shown[:2], "input", "output", *shown[2:]) if may_see_content(request) else shown
-
     @admin.display(description="ID")
     def short_id(self, stored: StoredCompletion) -> str:
         return f"{stored.public_id[:17]}…"
@@ -53,14 +49,6 @@ class StoredCompletionAdmin(KeysetAdmin):
     @admin.display(description="time (UTC)")
     def time(self, stored: StoredCompletion) -> SafeString:
         return time_label(stored.created_at)
-
-    @admin.display(description="input")
-    def input(self, stored: Any) -> str:
-        return preview(stored.asked)
-
-    @admin.display(description="output")
-    def output(self, stored: Any) -> str:
-        return preview(stored.answered)
 
     def change_view(
         self,

@@ -43,6 +43,7 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
+from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, cancelled, failure
 from inference_site.streams.ending import Ending
@@ -190,7 +191,7 @@ class ChatAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End without a finish reason: the client has left, or knows from who cancelled."""
-        return cancelled([DONE])
+        return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with what was answered until then."""

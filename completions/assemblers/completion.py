@@ -13,6 +13,7 @@ import orjson
 from completions.assemblers.chat import SYSTEM_FINGERPRINT, drop_none, wire_timings, wire_usage
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
 from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, cancelled, failure
 from inference_site.streams.ending import Ending
@@ -155,7 +156,7 @@ class CompletionAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return cancelled([DONE])
+        return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with what was answered until then."""

@@ -22,6 +22,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
+from inference_site.generations.whole_answer import cancelled
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -81,7 +82,7 @@ class OllamaAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return replace(failure(Cancelled()), frames=[], error_code="", is_early=False)
+        return cancelled(failure(Cancelled()))
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""

@@ -84,11 +84,8 @@ def _connection(scheme: str, host: str, port: int | None) -> HTTPConnection:
     addresses = [str(place[4][0]) for place in found]
     if not (settings.WEBHOOKS_ALLOW_PRIVATE or all(map(is_public, addresses))):
         raise NotDelivered("The host has no public address; see WEBHOOKS_ALLOW_PRIVATE.")
-    connection: HTTPConnection = (
-        HTTPSConnection(host, port, timeout=_TIMEOUT_S)
-        if is_tls
-        else HTTPConnection(host, port, timeout=_TIMEOUT_S)
-    )
+    kind = HTTPSConnection if is_tls else HTTPConnection
+    connection = kind(host, port, timeout=_TIMEOUT_S)
     plain = socket.create_connection((addresses[0], found[0][4][1]), _TIMEOUT_S)
     try:
         context = ssl.create_default_context() if is_tls else None

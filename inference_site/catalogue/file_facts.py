@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from inference_site.catalogue.gguf_file import kv_bytes_per_token
 from inference_site.catalogue.gguf_header import metadata
 from inference_site.catalogue.model_files import parts_of
 from inference_site.domain.model_spec import ModelSpec
@@ -54,16 +55,10 @@ def _quantisation(file_type: Any) -> str:
 
 
 def _kv_bytes(found: dict[str, Any], architecture: str) -> int:
-    """Return the bytes of keys and values of one token in all layers, at 16 bits a value."""
-
-    def number(key: str, default: int = 0) -> int:
+    def number(key: str, default: int) -> int:
         return _number(found.get(f"{architecture}.{key}")) or default
 
-    heads = number("attention.head_count", 1)
-    width = number("embedding_length") // heads
-    kv_heads = number("attention.head_count_kv", heads)
-    each = number("attention.key_length", width) + number("attention.value_length", width)
-    return number("block_count") * kv_heads * each * 2
+    return kv_bytes_per_token(number)
 
 
 def _number(value: Any) -> int:

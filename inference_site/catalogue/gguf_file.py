@@ -63,18 +63,24 @@ def _quantisation(reader: GGUFReader) -> str:
 
 
 def _kv_bytes(reader: GGUFReader, architecture: str) -> int:
-    """Return the bytes of keys and values of one token in all layers."""
-
-    def number(key: str, default: int = 0) -> int:
+    def number(key: str, default: int) -> int:
         value = _value(reader, f"{architecture}.{key}", default)
         return int(max(value)) if isinstance(value, list) else int(value)
 
+    return kv_bytes_per_token(number)
+
+
+def kv_bytes_per_token(number: Callable[[str, int], int]) -> int:
+    """Return the bytes of keys and values of one token in all layers, at 16 bits a value.
+
+    ``number`` gives what the header says by a key of the architecture, or a default.
+    """
     heads = number("attention.head_count", 1) or 1
-    width = number("embedding_length") // heads
+    width = number("embedding_length", 0) // heads
     kv_heads = number("attention.head_count_kv", heads)
     keys = number("attention.key_length", width)
     values = number("attention.value_length", width)
-    return number("block_count") * kv_heads * (keys + values) * 2
+    return number("block_count", 0) * kv_heads * (keys + values) * 2
 
 
 def read_fields(path: Path) -> Callable[[str, Any], Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis.exceptions
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Min
+from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 
@@ -38,7 +38,9 @@ from inference_site.usage.queries import (
 )
 
 PERMISSION = "usage.view_usagerollup"
-_MOST_ALARMS = 10
+LATEST = 5_000
+"""Generations among which pages look for those that failed."""
+_MOST_ALARMS = _MOST_ERRORS = 10
 _MOST_KEYS = 200
 _MOST_GROUPS = 50
 
@@ -184,6 +186,19 @@ def _ms(value: float) -> str:
 def _sum(buckets: Sequence[Usage]) -> Usage:
     names = [field.name for field in fields(Usage)]
     return Usage(**{name: sum(getattr(bucket, name) for bucket in buckets) for name in names})
+
+
+def tiles_over(span: Span) -> list[Tile]:
+    """Return tiles of the usage in a span."""
+    with reading():
+        return tiles_of(total_by(span).get((), Usage()), histograms(span))
+
+
+def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:
+    """Return what failed last among the latest; looking through all would take seconds."""
+    latest = generations.order_by("-id").values("pk")[:LATEST]
+    failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
+    return list(failed.select_related("project", "api_key").order_by("-id")[:_MOST_ERRORS])
 
 
 def tiles_of(total: Usage, latencies: Histograms) -> list[Tile]:

@@ -28,20 +28,19 @@ class WholeAnswerAssembler(Assembler):
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
-        return cancelled([])
+        return cancelled(self.fail(Cancelled()))
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
         return failure(error)
 
 
-def cancelled(frames: Sequence[bytes]) -> Ending:
-    """End what was cancelled, with these frames.
+def cancelled(refusal: Ending, frames: Sequence[bytes] = ()) -> Ending:
+    """End what was cancelled, with these frames; ``refusal`` is the kind's failure of Cancelled.
 
     Who cancels has left or was answered already. Somebody who sent the same request again, under
     one idempotency key, reads the error, and may try again.
     """
-    refusal = failure(Cancelled())
     return replace(refusal, frames=frames, error_code="", is_early=False)
 
 

@@ -111,12 +111,12 @@ class Stack:
 
     def _web(self, command: list[str]) -> Child:
         """Return the web process, which inherits the socket: it outlives a restart."""
-        if self._socket is None:
+        inherited = () if self._socket is None else (self._socket.fileno(),)
+        if inherited:
+            own = ["--fd", str(inherited[0])]
+        else:
             own = ["--host", self._host, "--port", str(self._port)]
-            return self._child("web", [*command, *own], has_spare=True)
-        descriptor = self._socket.fileno()
-        own = ["--fd", str(descriptor)]
-        return self._child("web", [*command, *own], (descriptor,), has_spare=True)
+        return self._child("web", [*command, *own], inherited, has_spare=True)
 
     def processes(self) -> list[tuple[str, int | None]]:
         """Return the name and process id of each child."""

@@ -19,6 +19,7 @@ from django.utils import timezone
 from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
 from inference_site.site_settings.current import usage_log_days
+from inference_site.storage.old_rows import delete_older
 from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
 _BATCH = 2_000
@@ -48,19 +49,8 @@ def prune(until: float = math.inf) -> int:
     if days := usage_log_days():
         deleted += _prune_log(now - dt.timedelta(days=days), until)
     if settings.REFUSALS_DAYS:
-        deleted += _prune_refusals(now - dt.timedelta(days=settings.REFUSALS_DAYS), until)
-    return deleted
-
-
-def _prune_refusals(limit: dt.datetime, until: float) -> int:
-    """Delete requests that were refused before ``limit``; their ids grow with time."""
-    deleted = 0
-    while time.monotonic() < until:
-        oldest = Refusal.objects.order_by("pk").values_list("pk", "created_at")[:_BATCH]
-        gone = [pk for pk, at in oldest if at < limit]
-        deleted += Refusal.objects.filter(pk__in=gone).delete()[0]
-        if len(gone) < _BATCH:
-            break
+        limit = now - dt.timedelta(days=settings.REFUSALS_DAYS)
+        deleted += delete_older(Refusal.objects.all(), limit, until, _BATCH)
     return deleted
 
 

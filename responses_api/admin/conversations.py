@@ -10,18 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.bubbles import may_see_content
-from inference_site.admin_pages.keyset import KeysetAdmin, SinceFilter
+from inference_site.admin_pages.keyset import SinceFilter
 from inference_site.admin_pages.labels import preview, time_label
+from inference_site.admin_pages.previews import PreviewAdmin
 from responses_api.admin.turns import MOST_ITEMS, Tools
 from responses_api.models import Conversation, Item
 from responses_api.previews import with_last_message
 
 
 @admin.register(Conversation)
-class ConversationAdmin(KeysetAdmin):
+class ConversationAdmin(PreviewAdmin):
     """Conversations, also those that are deleted and that responses build on."""
 
     list_display = ("short_id", "time", "project", "metadata", "next_position")
+    previews = ("last_message",)
     list_filter = (SinceFilter, "project")
     list_select_related = ("project",)
     change_form_template = "responses_api/admin/conversation.html"
@@ -31,11 +33,6 @@ class ConversationAdmin(KeysetAdmin):
         """Add the last message for those who may see content."""
         rows = super().get_queryset(request)
         return with_last_message(rows) if may_see_content(request) else rows
-
-    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Show the last message to those who may see content."""
-        shown = self.list_display
-        return (*shown[:2], "last_message", *shown[2:]) if may_see_content(request) else shown
 
     @admin.display(description="ID")
     def short_id(self, conversation: Conversation) -> str:

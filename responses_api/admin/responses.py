@@ -22,8 +22,9 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.admin_pages.labels import preview, status_label, time_label
+from inference_site.admin_pages.keyset import KeyFilter, SinceFilter
+from inference_site.admin_pages.labels import status_label, time_label
+from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
@@ -55,7 +56,7 @@ class KeyOfResponseFilter(KeyFilter):
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(KeysetAdmin):
+class StoredResponseAdmin(PreviewAdmin):
     """Responses, also those that are deleted and that others build on."""
 
     list_display = (
@@ -95,11 +96,6 @@ class StoredResponseAdmin(KeysetAdmin):
         """Add what the generations say, and previews for those who may see content."""
         rows = with_run(super().get_queryset(request))
         return with_previews(rows) if may_see_content(request) else rows
-
-    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Show previews to those who may see content."""
-        shown = self.list_display
-        return (*shown[:2], "input", "output", *shown[2:]) if may_see_content(request) else shown
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
@@ -258,14 +254,6 @@ class StoredResponseAdmin(KeysetAdmin):
     @admin.display(description="status")
     def shown_status(self, stored: StoredResponse) -> SafeString:
         return status_label(status_of(stored, getattr(stored, "run", None)))
-
-    @admin.display(description="input")
-    def input(self, stored: Any) -> str:
-        return preview(stored.asked)
-
-    @admin.display(description="output")
-    def output(self, stored: Any) -> str:
-        return preview(stored.answered)
 
     @admin.display(description="tokens in / out")
     def tokens(self, stored: StoredResponse) -> str:

@@ -19,18 +19,16 @@ from inference_site.admin_pages.labels import money
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
-from inference_site.console.home import Tile, tiles_of
+from inference_site.console.home import LATEST, Tile, latest_errors, tiles_over
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, Usage, floor, histograms, reading, total_by
+from inference_site.usage.queries import LENGTH, Span, floor
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
-_LATEST = 5_000
-_MOST_ERRORS = 10
 _DAY = dt.timedelta(days=1)
 
 
@@ -64,8 +62,8 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         "details": _details(spec, places),
         "places": places,
         "tiles": _tiles(model) if request.user.has_perm(USAGE) else [],
-        "errors": _errors(model),
-        "latest": f"{_LATEST:,}",
+        "errors": latest_errors(Generation.objects.filter(model=model)),
+        "latest": f"{LATEST:,}",
         "edit": _edit_address(request, model),
     }
 
@@ -151,16 +149,7 @@ def _tiles(model: str) -> list[Tile]:
     """Return the usage of the last 24 hours."""
     end = floor(timezone.now(), Period.HOUR) + LENGTH[Period.HOUR]
     span = Span(Period.HOUR, end - _DAY, end, models=[model])
-    with reading():
-        usage, latencies = total_by(span).get((), Usage()), histograms(span)
-    return tiles_of(usage, latencies)
-
-
-def _errors(model: str) -> list[Generation]:
-    """Return what failed last among the latest; looking through all would take seconds."""
-    latest = Generation.objects.filter(model=model).order_by("-id").values("pk")[:_LATEST]
-    failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
-    return list(failed.select_related("project", "api_key").order_by("-id")[:_MOST_ERRORS])
+    return tiles_over(span)
 
 
 def _edit_address(request: HttpRequest, model: str) -> str:

@@ -16,14 +16,13 @@ from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.admin_pages.labels import money
-from inference_site.console.home import Tile, tiles_of
+from inference_site.console.home import LATEST, Tile, latest_errors, tiles_over
 from inference_site.generations.models import Generation, Status
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, Usage, floor, histograms, reading, total_by
+from inference_site.usage.queries import LENGTH, Span, floor
 
 register = template.Library()
 
-_LATEST, _MOST_ERRORS = 5_000, 10
 _MONTH = dt.timedelta(days=30)
 _NEARLY = 80
 """Percent of a budget from which its bar is a warning."""
@@ -53,8 +52,8 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
         "tiles": _tiles(tenant) if user.has_perm("usage.view_usagerollup") else [],
         "bars": [*_budgets(tenant), *_a_minute(tenant), *_running(tenant, generations)],
         "may_see_errors": user.has_perm("generations.view_generation"),
-        "errors": _errors(generations),
-        "latest": f"{_LATEST:,}",
+        "errors": latest_errors(generations),
+        "latest": f"{LATEST:,}",
     }
 
 
@@ -68,8 +67,7 @@ def _tiles(tenant: ApiKey | Project) -> list[Tile]:
     end = floor(timezone.now(), Period.DAY) + LENGTH[Period.DAY]
     keys, projects = ([tenant.pk], None) if isinstance(tenant, ApiKey) else (None, [tenant.pk])
     span = Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys)
-    with reading():
-        return tiles_of(total_by(span).get((), Usage()), histograms(span))
+    return tiles_over(span)
 
 
 def _budgets(tenant: ApiKey | Project) -> list[Bar]:
@@ -118,10 +116,3 @@ def _running(tenant: ApiKey | Project, generations: QuerySet[Generation]) -> lis
     now = generations.filter(project=project, status__in=(Status.QUEUED, Status.RUNNING)).count()
     percent = min(100, 100 * now // tenant.concurrent_runs)
     return [Bar("Waiting and running now", str(now), str(tenant.concurrent_runs), percent)]
-
-
-def _errors(generations: QuerySet[Generation]) -> list[Generation]:
-    """Return what failed last among the latest; looking through all would take seconds."""
-    latest = generations.order_by("-id").values("pk")[:_LATEST]
-    failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
-    return list(failed.order_by("-id")[:_MOST_ERRORS])

@@ -65,9 +65,9 @@ class Hub:
         self._cancel_wanted = asyncio.Event()
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
+        self._unqueue_wanted = asyncio.Event()
         self._failed_at = 0.0
         """When an event log could not be read the last time."""
-        self._unqueue_wanted = asyncio.Event()
 
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader; it sees the frames with numbers above ``after``. For any thread."""
