@@ -149,6 +149,7 @@ AXES_VERBOSE = False
 
 USE_TZ = True
 TIME_ZONE = "UTC"
+FORMAT_MODULE_PATH = "inference_site.console.formats"
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # Served from the packages they come in; nothing is collected.
 

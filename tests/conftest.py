@@ -11,13 +11,15 @@ from django.test import Client
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
+from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
 
 
 @pytest.fixture(scope="session")
 def plain_stack() -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
-    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
+    mail = {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
+    with served_stack(KEEP_ALIVE_INTERVAL="400", WEBHOOKS_ALLOW_PRIVATE="true", **mail) as running:
         yield running
 
 

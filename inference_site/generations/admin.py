@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -13,13 +14,19 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.admin_pages.labels import duration, milliseconds, status_label, time_label
+from inference_site.admin_pages.labels import (
+    duration,
+    milliseconds,
+    status_label,
+    time_label,
+)
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.generations.models import Generation, Status
 
 _STORED_AS = {
-    "resp_": "responses_api_storedresponse",
-    "chatcmpl-": "completions_storedcompletion",
+    "resp_": ("responses_api", "storedresponse"),
+    "chatcmpl-": ("completions", "storedcompletion"),
 }
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
 
@@ -58,15 +65,15 @@ class GenerationAdmin(KeysetAdmin):
     search_help_text = "Search by exact generation ID or request ID"
     fieldsets = (
         (None, {"fields": ("public_id", "stored", "shown_status", "finish_reason", "error_code")}),
-        ("Caller", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
+        ("Caller", {"fields": ("project", "api_key_page", "request_number", "kind", "model_page")}),
         (
             "Run",
             {
                 "fields": (
                     "service_class",
-                    "streamed",
+                    "is_streamed",
                     "end_user",
-                    "ignored_params",
+                    "ignored",
                     "worker",
                     "attempt",
                 )
@@ -84,7 +91,7 @@ class GenerationAdmin(KeysetAdmin):
                     "cached_tokens",
                     "output_tokens",
                     "reasoning_tokens",
-                    "cost",
+                    "shown_cost",
                 )
             },
         ),
@@ -130,12 +137,41 @@ class GenerationAdmin(KeysetAdmin):
 
     @admin.display(description="content")
     def stored(self, generation: Generation) -> SafeString | str:
-        """Link to the stored response or chat completion; it may not be stored, or be deleted."""
+        """Link to the stored response or chat completion, if it is stored."""
         for prefix, page in _STORED_AS.items():
             if generation.public_id.startswith(prefix):
-                address = reverse(f"admin:{page}_changelist", query={"q": generation.public_id})
-                return format_html('<a href="{}">Look it up</a>', address)
-        return "—"
+                rows = apps.get_model(*page)._default_manager
+                found = rows.filter(public_id=generation.public_id).values_list("pk").first()
+                if found is None:
+                    return "not stored"
+                address = reverse(f"admin:{'_'.join(page)}_change", args=found)
+                return format_html('<a class="link" href="{}">Prompt and answer</a>', address)
+        return "not stored"
+
+    @admin.display(description="API key")
+    def api_key_page(self, generation: Generation) -> SafeString:
+        address = reverse("admin:accounts_apikey_change", args=[generation.api_key_id])
+        return format_html('<a class="link" href="{}">{}</a>', address, generation.api_key)
+
+    @admin.display(description="request ID")
+    def request_number(self, generation: Generation) -> str:
+        return generation.request_id
+
+    @admin.display(description="model")
+    def model_page(self, generation: Generation) -> SafeString | str:
+        return model_link(generation.model)
+
+    @admin.display(description="streamed")
+    def is_streamed(self, generation: Generation) -> str:
+        return "yes" if generation.streamed else "no"
+
+    @admin.display(description="ignored parameters")
+    def ignored(self, generation: Generation) -> str:
+        return ", ".join(generation.ignored_params) or "—"
+
+    @admin.display(description="cost")
+    def shown_cost(self, generation: Generation) -> str:
+        return cost_label(generation.model, generation.cost)
 
     @admin.display(description="first token")
     def time_to_first_token(self, generation: Generation) -> str:
