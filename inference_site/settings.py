@@ -66,6 +66,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.kept_content",
     "inference_site.model_store",
     "inference_site.site_settings",
     "inference_site.request_log",

@@ -7,12 +7,13 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference_site.admin_pages.bubbles import Bubble, may_see_content, text_piece
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
 from inference_site.admin_pages.labels import (
     duration,
@@ -23,12 +24,18 @@ from inference_site.admin_pages.labels import (
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.generations.models import Generation, Status
+from inference_site.kept_content.models import KeptContent
 
 _STORED_AS = {
     "resp_": ("responses_api", "storedresponse"),
     "chatcmpl-": ("completions", "storedcompletion"),
 }
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
+
+
+def _bubbles(kept: KeptContent) -> list[Bubble]:
+    turns = [*kept.prompt, {"role": "assistant", "content": kept.answer}]
+    return [Bubble("message", turn["role"], [text_piece(turn["content"])]) for turn in turns]
 
 
 class ModelFilter(admin.SimpleListFilter):
@@ -61,6 +68,7 @@ class GenerationAdmin(KeysetAdmin):
     )
     list_filter = ("status", ModelFilter, SinceFilter, "project", KeyFilter)
     list_select_related = ("project", "api_key")
+    change_form_template = "generations/admin/generation.html"
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
     search_help_text = "Search by exact generation ID or request ID"
     fieldsets = (
@@ -96,6 +104,21 @@ class GenerationAdmin(KeysetAdmin):
             },
         ),
     )
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show what is kept of its content for debugging to users with the permission for it."""
+        context = dict(extra_context or {})
+        if may_see_content(request) and object_id.isdecimal():
+            ids = Generation.objects.filter(pk=object_id).values("public_id")
+            kept = KeptContent.objects.filter(public_id__in=ids).first()
+            context["bubbles"] = [] if kept is None else _bubbles(kept)
+        return super().change_view(request, object_id, form_url, context)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Generation], search_term: str
