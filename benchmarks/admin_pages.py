@@ -7,6 +7,7 @@ thirty days. Then an operator logs in and asks for each page, one at a time.
 """
 
 import argparse
+import datetime as dt
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +147,7 @@ def pages(
 
     for range_ in ("1h", "24h", "7d", "30d"):
         yield f"home, {range_}", lambda _, r=range_: f"/admin/?range={r}"  # type: ignore[misc]
+    yield "home, custom, 14 days", lambda _: f"/admin/?{_fortnight()}"
     yield "home, 30d, one project", lambda _: f"/admin/?range=30d&project={project}&by=api_key_id"
     yield "queue", lambda _: "/admin/queue/"
     yield "models and workers", lambda _: "/admin/fleet/"
@@ -206,6 +208,13 @@ def pages(
         yield name.partition("/")[2], lambda _, n=name: f"/admin/{n}/"  # type: ignore[misc]
     for name in ("project", "apikey", "budget"):
         yield name, lambda _, n=name: f"/admin/accounts/{n}/"  # type: ignore[misc]
+
+
+def _fortnight() -> str:
+    """Return a custom range of hours, of which there are the most."""
+    now = dt.datetime.now(dt.UTC)
+    start = now - dt.timedelta(days=13, hours=22)
+    return f"range=custom&from={start:%Y-%m-%dT%H:%M}&to={now:%Y-%m-%dT%H:%M}"
 
 
 def _response_id(database: psycopg.Connection, pk: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -287,6 +288,8 @@ def test_the_queue_moves_up_and_stops_what_waits(
 ) -> None:
     first, last = full
     page.goto("/admin/queue/")
+    settled(page)
+    keep_screenshot(page, "admin-queue-desktop")
     waiting = page.get_by_role("region", name="Next in line")
     row = waiting.get_by_role("row").filter(has_text=last[:18])
     press(page, row.get_by_role("button", name="Move up"))
@@ -328,6 +331,24 @@ ON CONFLICT DO NOTHING
 """
 
 
+@contextmanager
+def _nearly_spent(stack: ServedStack) -> Iterator[None]:
+    """Give the first project a budget of which little is left."""
+    stack.sql(
+        "INSERT INTO accounts_budget (project_id, unit, every, amount, created_at) "
+        "SELECT id, 'tokens', 'day', 9e12, now() FROM accounts_project ORDER BY id LIMIT 1"
+    )
+    stack.sql(
+        "INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved) "
+        "SELECT id, (now() AT TIME ZONE 'UTC')::date, 7.6e12, 0 FROM accounts_budget "
+        "WHERE amount = 9e12 ON CONFLICT (budget_id, start) DO UPDATE SET spent = 7.6e12"
+    )
+    yield
+    spends = "DELETE FROM accounts_budgetspend WHERE budget_id IN"
+    stack.sql(f"{spends} (SELECT id FROM accounts_budget WHERE amount = 9e12)")
+    stack.sql("DELETE FROM accounts_budget WHERE amount = 9e12")
+
+
 def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: ServedStack) -> None:
     """Each page is taken as it is after a busy hour; they are kept only when that is asked for."""
     stack.sql(BUSY_HOUR)
@@ -341,6 +362,11 @@ def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: S
         page.goto("/admin/requests/")
         settled(page)
         keep_screenshot(page, f"admin-requests-{width}")
+    with _nearly_spent(stack):
+        page = open_page("desktop")
+        page.goto("/admin/accounts/apikey/1/change/")
+        settled(page)
+        keep_screenshot(page, "admin-key-desktop")
     page = open_page("desktop", "dark")
     page.goto("/admin/fleet/")
     settled(page)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import faults, settled
+from tests.browser.conftest import faults, keep_screenshot, settled
 from tests.e2e.scripts import slow
 from tests.notice_receivers import mail_server, receiver, signature
 from tests.served_stack import ServedStack, wait_until
@@ -63,6 +63,7 @@ def test_requests_without_a_worker_raise_an_alarm_that_is_shown_mailed_and_poste
         expect(banner).to_contain_text("1 request for scripted has waited", timeout=LONG_MS)
         settled(page)
         assert faults(page) == []
+        keep_screenshot(page, "admin-alarm-desktop")
         wait_until(lambda: bool(mailbox.mails and hook.posted), 120, "both are told")
     headers, body = hook.posted[0]
     assert headers["webhook-signature"] == signature(secret, headers, body)
