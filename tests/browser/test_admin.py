@@ -336,17 +336,19 @@ def _nearly_spent(stack: ServedStack) -> Iterator[None]:
     """Give the first project a budget of which little is left."""
     stack.sql(
         "INSERT INTO accounts_budget (project_id, unit, every, amount, created_at) "
-        "SELECT id, 'tokens', 'day', 9e12, now() FROM accounts_project ORDER BY id LIMIT 1"
+        "SELECT id, 'tokens', 'day', 1e7, now() FROM accounts_project ORDER BY id LIMIT 1"
     )
     stack.sql(
         "INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved) "
-        "SELECT id, (now() AT TIME ZONE 'UTC')::date, 7.6e12, 0 FROM accounts_budget "
-        "WHERE amount = 9e12 ON CONFLICT (budget_id, start) DO UPDATE SET spent = 7.6e12"
+        "SELECT id, (now() AT TIME ZONE 'UTC')::date, 8.6e6, 0 FROM accounts_budget "
+        "WHERE amount = 1e7 ON CONFLICT (budget_id, start) DO UPDATE SET spent = 8.6e6"
     )
     yield
-    spends = "DELETE FROM accounts_budgetspend WHERE budget_id IN"
-    stack.sql(f"{spends} (SELECT id FROM accounts_budget WHERE amount = 9e12)")
-    stack.sql("DELETE FROM accounts_budget WHERE amount = 9e12")
+    stack.sql(
+        "DELETE FROM accounts_budgetspend WHERE budget_id IN "
+        "(SELECT id FROM accounts_budget WHERE amount = 1e7)"
+    )
+    stack.sql("DELETE FROM accounts_budget WHERE amount = 1e7")
 
 
 def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: ServedStack) -> None:
