@@ -30,8 +30,8 @@ _PASSWORD = "only for this benchmark"  # noqa: S105  # The server is gone with i
 
 _KEYS = """
 INSERT INTO accounts_apikey (project_id, name, prefix, scopes, allowed_models, created_at)
-SELECT project.id, 'key ' || n, 'sk-bench', '{inference}', '{}', now()
-FROM accounts_project project, generate_series(1, 10) n;
+SELECT project.id, 'key ' || n, 'sk-bench', '{{inference}}', '{{}}', now()
+FROM accounts_project project, generate_series(1, {keys}) n;
 """
 # The first generations are those of the responses, with their ids. Few fail; none runs.
 _GENERATIONS = """
@@ -89,10 +89,12 @@ ANALYZE usage_usagerollup; ANALYZE usage_latencyrollup;
 """
 
 
-def fill(database: psycopg.Connection, generations: int, responses: int, refusals: int) -> None:
+def fill(
+    database: psycopg.Connection, generations: int, responses: int, refusals: int, keys: int
+) -> None:
     """Make keys, generations, refusals and roll-ups beside the responses that are there."""
     database.autocommit = True
-    database.execute(_KEYS.encode())
+    database.execute(_KEYS.format(keys=keys).encode())
     database.execute(
         b"CREATE TEMP TABLE keys AS "
         b"SELECT id, project_id, row_number() OVER (ORDER BY id) - 1 AS number FROM accounts_apikey"
@@ -230,12 +232,15 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=5_000_000)
     parser.add_argument("--responses", type=int, default=1_000_000)
     parser.add_argument("--refusals", type=int, default=1_000_000)
+    parser.add_argument(
+        "--keys", type=int, default=10, help="of each project"
+    )
     add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     size = {name: vars(options)[name] for name in ("generations", "responses", "refusals")}
     with filled(options.responses) as (endpoint, database):
-        fill(database, options.generations, options.responses, options.refusals)
+        fill(database, *size.values(), options.keys)
         parts = urlsplit(endpoint.url)
         operator = Operator(f"{parts.scheme}://{parts.netloc}", database)
         print("| page | p50 ms | slowest ms | |\n| --- | --- | --- | --- |")
