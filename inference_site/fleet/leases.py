@@ -32,6 +32,7 @@ _RUNS_A_SECOND = 100
 """For each so many runs a lease lives a second longer: of as many threads that want to compute, the
 one that renews it has its turn late."""
 _INDEX = "workers"
+_AGAIN_S = 0.1
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (
     FIRST_WRITE
@@ -249,13 +250,13 @@ class LiveView:
         self._failure: redis.exceptions.RedisError | None = None
         self._lock = threading.Lock()
 
-    def workers(self) -> list[LiveWorker]:
-        """Return the workers as they were at most ``ttl_s`` ago.
+    def workers(self, ttl_s: float | None = None) -> list[LiveWorker]:
+        """Return the workers as they were at most so many seconds ago; usually a second.
 
         A failure is cached too, so that only one thread at a time waits for an unreachable Redis.
         """
         with self._lock:
-            if time.monotonic() - self._read_at > self._ttl_s:
+            if time.monotonic() - self._read_at > (self._ttl_s if ttl_s is None else ttl_s):
                 self._read()
             if self._failure is not None:
                 raise self._failure
@@ -271,6 +272,14 @@ class LiveView:
     def serving(self, model: str) -> list[LiveWorker]:
         """Return the workers that take work for this model."""
         return [worker for worker in self.workers() if worker.serves(model)]
+
+    def serving_now(self, model: str) -> list[LiveWorker]:
+        """Return the same; when there seems to be none, look again before that is believed.
+
+        A worker that has just become ready is used by its first request. However many requests
+        there are, no more than ten looks a second are taken.
+        """
+        return self.serving(model) or [w for w in self.workers(_AGAIN_S) if w.serves(model)]
 
     def having(self, model: str) -> list[ModelReport]:
         """Return every worker's report of this model, in any state."""

@@ -100,7 +100,7 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded.
     Raise UnavailableError, ``model_loading`` or ``no_worker``.
     """
-    if live_view.serving(spec.id):
+    if live_view.serving_now(spec.id):
         return
     if not _is_loading(spec):
         raise UnavailableError(

@@ -267,7 +267,7 @@ def test_a_model_without_a_live_worker_is_unavailable(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = LiveView(ttl_s=0)
-    monkeypatch.setattr(view, "workers", list)
+    monkeypatch.setattr(view, "workers", lambda *_: [])
     monkeypatch.setattr(model_access, "live_view", view)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, error_of(response)["code"]) == (503, "no_worker")

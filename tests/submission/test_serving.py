@@ -15,7 +15,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet
-from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport, ModelState
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
@@ -25,6 +25,7 @@ from inference_site.streams.request_documents import save_document
 from inference_site.submission import model_access
 from inference_site.submission.model_access import require_served
 from tests.generations.rows import chat_document, create_generation
+from tests.waiting import wait_until
 
 Key = tuple[ApiKey, str]
 Show = Callable[..., None]
@@ -38,7 +39,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
     def see(state: ModelState | None, since: float = 0.0) -> None:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
         view = LiveView()
-        view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
+        view.workers = lambda *_: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
         for module in (model_access, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
@@ -52,6 +53,20 @@ def refused(*, background: bool = False) -> tuple[str | None, int | None] | None
     except UnavailableError as exc:
         return exc.code, exc.retry_after_s
     return None
+
+
+def test_a_worker_is_used_as_soon_as_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, name = LiveView(), new_id("worker-")
+    monkeypatch.setattr(model_access, "live_view", view)
+    spec = ModelSpec(new_id("m-"), "scripted")
+    assert view.serving(spec.id) == []
+    lease = Lease(name, lambda: LiveWorker(name, (ModelReport(spec.id, 1, 0),)))
+    lease.start()
+    try:
+        wait_until(lambda: time.monotonic() - view._read_at > 0.1)
+        require_served(spec)
+    finally:
+        lease.stop()
 
 
 def test_a_model_that_is_ready_is_served(show: Show) -> None:
