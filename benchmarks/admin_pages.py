@@ -232,15 +232,13 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=5_000_000)
     parser.add_argument("--responses", type=int, default=1_000_000)
     parser.add_argument("--refusals", type=int, default=1_000_000)
-    parser.add_argument(
-        "--keys", type=int, default=10, help="of each project"
-    )
+    parser.add_argument("--keys", type=int, default=10, help="of each project")
     add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
     size = {name: vars(options)[name] for name in ("generations", "responses", "refusals")}
     with filled(options.responses) as (endpoint, database):
-        fill(database, *size.values(), options.keys)
+        fill(database, **size, keys=options.keys)
         parts = urlsplit(endpoint.url)
         operator = Operator(f"{parts.scheme}://{parts.netloc}", database)
         print("| page | p50 ms | slowest ms | |\n| --- | --- | --- | --- |")
