@@ -119,12 +119,30 @@ def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> N
     chart = page.get_by_role("img", name="Requests", exact=True)
     expect(chart.locator("desc")).to_contain_text("completed: at most", use_inner_text=False)
     expect(chart.locator("path").first).to_be_attached()
+    resize(page, "desktop")
+    chart.hover()
+    tip = page.locator(".chart-tip")
+    expect(tip).to_contain_text("UTC")
+    expect(tip).to_contain_text("completed: ")
     figure = page.locator("#chart-requests")
     press(page, figure.get_by_text("As a table"))
     bars = figure.get_by_role("row").filter(has_text=re.compile(r"[1-9]\d*$"))
     expect(bars.first).to_be_visible()
     table = page.get_by_role("region", name="Usage by Model")
     expect(table.get_by_role("rowheader", name="scripted")).to_be_visible()
+
+
+def test_a_custom_range_is_shown_after_its_button(page: Page) -> None:
+    page.goto("/admin/")
+    press(page, page.get_by_text("Custom", exact=True))
+    page.wait_for_url("**/admin/?range=custom*")
+    page.get_by_label("From (UTC)").fill("2026-01-31T10:00")
+    page.get_by_label("To (UTC)").fill("2026-01-31T12:30")
+    press(page, page.get_by_role("button", name="Show"))
+    page.wait_for_url("**from=2026-01-31*")
+    expect(page.get_by_label("From (UTC)")).to_have_value("2026-01-31T00:00")
+    expect(page.get_by_label("To (UTC)")).to_have_value("2026-02-01T00:00")
+    expect(page.locator("#refreshed")).to_contain_text("Updated")
 
 
 @pytest.fixture
