@@ -148,7 +148,7 @@ def pages(
 
     for range_ in ("1h", "24h", "7d", "30d"):
         yield f"home, {range_}", lambda _, r=range_: f"/admin/?range={r}"  # type: ignore[misc]
-    yield "home, custom, 14 days", lambda _: f"/admin/?{_fortnight()}"
+    yield "home, custom, 7 days", lambda _: f"/admin/?{_custom_week()}"
     yield "home, 30d, one project", lambda _: f"/admin/?range=30d&project={project}&by=api_key_id"
     yield "queue", lambda _: "/admin/queue/"
     yield "models and workers", lambda _: "/admin/fleet/"
@@ -211,10 +211,10 @@ def pages(
         yield name, lambda _, n=name: f"/admin/accounts/{n}/"  # type: ignore[misc]
 
 
-def _fortnight() -> str:
+def _custom_week() -> str:
     """Return a custom range of hours, of which there are the most."""
     now = dt.datetime.now(dt.UTC)
-    start = now - dt.timedelta(days=13, hours=22)
+    start = now - dt.timedelta(days=6, hours=22)
     return f"range=custom&from={start:%Y-%m-%dT%H:%M}&to={now:%Y-%m-%dT%H:%M}"
 
 

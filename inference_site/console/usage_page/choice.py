@@ -15,7 +15,7 @@ GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
 _FIELD_FORMAT = "%Y-%m-%dT%H:%M"
 """That of an input of the type ``datetime-local``."""
 _LONGEST = dt.timedelta(days=730)
-_OF_MINUTES, _OF_HOURS = dt.timedelta(hours=6), dt.timedelta(days=14)
+_OF_MINUTES, _OF_HOURS = dt.timedelta(hours=6), dt.timedelta(days=7)
 """The longest ranges with a bucket for each minute and for each hour."""
 _MINUTES_KEPT, _HOURS_KEPT = dt.timedelta(days=2), dt.timedelta(days=35)
 _TICKS = {Period.MINUTE: "%H:%M", Period.HOUR: "%m-%d %H:%M", Period.DAY: "%Y-%m-%d"}
