@@ -53,7 +53,7 @@ class ActionFilter(admin.SimpleListFilter):
 class AuditAdmin(KeysetAdmin):
     """The audit log, read-only: every action in the admin, with its user."""
 
-    list_display = ("time", "user", "action", "content_type", "target", "change")
+    list_display = ("time", "user", "action", "kind", "target", "change")
     list_filter = (ActionFilter, "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
@@ -67,6 +67,10 @@ class AuditAdmin(KeysetAdmin):
     def action(self, entry: LogEntry) -> str:
         return login_log.LABELS.get(entry.action_flag) or entry.get_action_flag_display()
 
+    @admin.display(description="kind")
+    def kind(self, entry: LogEntry) -> str:
+        return "—" if entry.content_type is None else str(entry.content_type.name)
+
     @admin.display(description="object")
     def target(self, entry: LogEntry) -> SafeString | str:
         address = None if entry.is_deletion() else entry.get_admin_url()
@@ -77,5 +81,5 @@ class AuditAdmin(KeysetAdmin):
         )
 
     @admin.display(description="change")
-    def change(self, entry: LogEntry) -> str:
-        return entry.get_change_message()
+    def change(self, entry: LogEntry) -> SafeString:
+        return format_html('<span class="long-text">{}</span>', entry.get_change_message())

@@ -34,7 +34,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("API keys", "key", "accounts.apikey"),
             ("Budgets", "savings", "accounts.budget"),
             ("Users", "person", "auth.user"),
-            ("Groups", "group", "auth.group"),
+            ("Roles", "group", "auth.group"),
             ("Audit log", "history", "admin.logentry"),
             ("Failed logins", "lock", "axes.accessfailurelog"),
         ),

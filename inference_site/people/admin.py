@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
@@ -13,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from inference_site.admin_pages.labels import status_label
+from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.people.links import INVITATION, is_invited, mail_link, make_link, sends_mail
 from inference_site.people.rights import grantable_groups, held, may_manage
@@ -51,9 +52,9 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
     add_form_template = "people/invite.html"
     add_fieldsets: Any = ((None, {"fields": ("username", "email", "groups")}),)
     change_password_form = AdminPasswordChangeForm
-    list_display = ("username", "email", "roles", "state", "last_login")
+    list_display = ("username", "email", "roles", "state", "came_in")
     list_filter = ("is_active", "groups")
-    filter_horizontal = ("user_permissions",)
+    filter_horizontal = ()
     readonly_fields = ("last_login", "date_joined", "signs_in_with")
     fieldsets = (
         (None, {"fields": ("username", "password", "signs_in_with")}),
@@ -81,6 +82,10 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
             return status_label("deactivated")
         return status_label("invited" if is_invited(user) else "active")
 
+    @admin.display(description="last login (UTC)", ordering="last_login")
+    def came_in(self, user: User) -> str:
+        return "—" if user.last_login is None else time_label(user.last_login)
+
     @admin.display(description="single sign-on")
     def signs_in_with(self, user: User) -> str:
         return ", ".join(map(str, user.identities.all())) or "—"
@@ -102,13 +107,20 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Offer the roles and permissions that the user may give."""
+        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
         if db_field.name == "groups":
             kwargs["queryset"] = grantable_groups(request.user).order_by("name")
-            kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
             kwargs |= {"label": "Roles", "help_text": ""}
         else:
             kwargs["queryset"] = held(request.user).select_related("content_type")
         return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Leave out the menu beside the roles, which would add one in a window of its own."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
+            field.widget = field.widget.widget
+        return field
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
         """Show the link of the invitation, once."""
@@ -145,6 +157,8 @@ def _hand_over(request: HttpRequest, user: User) -> str:
 class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
     """Roles: sets of permissions that several users share."""
 
+    filter_horizontal = ()
+
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         allowed: bool = super().has_change_permission(request, obj)
         return allowed and _is_within(request, obj)
@@ -156,6 +170,7 @@ class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
     def formfield_for_manytomany(self, db_field: Any, request: Any = None, **kwargs: Any) -> Any:
         """Offer the permissions that the user may give."""
         kwargs["queryset"] = held(request.user)
+        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
 

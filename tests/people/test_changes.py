@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from inference_site.accounts.models import ApiKey, Budget, Project
+from inference_site.accounts.models import ApiKey, Budget, Project, Scope
 from inference_site.alarms.models import Recipient, Rule
 
 
@@ -58,7 +58,7 @@ def test_roles_and_passwords_of_users(admin: Client) -> None:
 
 def test_a_key_and_a_row_of_a_list(admin: Client, api_key: tuple[ApiKey, str]) -> None:
     key = api_key[0]
-    form = {"name": key.name, "scopes": ["usage"], "allowed_models": "demo"}
+    form = {"name": key.name, "scopes": [Scope.USAGE.value], "allowed_models": "demo"}
     admin.post(f"/admin/accounts/apikey/{key.pk}/change/", form)
     assert "Permissions: " in told()
     assert "→ " in told()
