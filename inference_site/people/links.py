@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.hashers import make_password
 from django.contrib.auth.models import User
 from django.contrib.auth.tokens import PasswordResetTokenGenerator
 from django.core.mail import EmailMessage
@@ -55,10 +56,12 @@ def is_invited(user: User) -> bool:
 
 def make_link(request: HttpRequest, user: User) -> tuple[str, LinkTokens]:
     """Return a link for this user, and its kind; an invitation ends those made before it."""
+    if is_invited(user):
+        # What stands for no password has a random part. The user may be choosing one just now.
+        old, user.password = user.password, make_password(None)
+        if not User.objects.filter(pk=user.pk, password=old).update(password=user.password):
+            user.refresh_from_db()
     kind = INVITATION if is_invited(user) else RESET
-    if kind is INVITATION:
-        user.set_unusable_password()  # It has another random part each time.
-        user.save(update_fields=["password"])
     path = reverse(
         f"admin:people_{kind.kind}",
         args=[urlsafe_base64_encode(force_bytes(user.pk)), kind.make_token(user)],

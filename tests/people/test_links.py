@@ -12,9 +12,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.db import connections
-from django.test import Client
+from django.test import Client, RequestFactory
 
-from inference_site.people.links import INVITATION, RESET, LinkTokens
+from inference_site.people.links import INVITATION, RESET, LinkTokens, make_link
 from tests.people.conftest import Mailbox
 from tests.waiting import wait_until
 
@@ -126,6 +126,16 @@ def test_of_two_who_use_a_link_at_once_one_comes_in(admin: Client) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [200, 302]
+
+
+def test_an_invitation_made_as_the_password_is_chosen_leaves_it(
+    admin: Client, rf: RequestFactory
+) -> None:
+    link = invite(admin)
+    seen_before = User.objects.get(username="grace")
+    use(Client(), link)
+    assert make_link(rf.get("/"), seen_before)[1] is RESET
+    assert User.objects.get(username="grace").check_password(NEW["new_password1"])
 
 
 def wait_for_mails(mailbox: Mailbox, count: int) -> list[str]:

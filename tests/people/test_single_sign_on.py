@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,10 +12,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
+from django.db import connections
 from django.test import Client
 
 from inference_site.people.models import Identity
 from inference_site.people.single_sign_on import provider as metadata
+from inference_site.people.single_sign_on.users import user_of
 from inference_site.storage.redis_clients import site_client
 from tests.people.oidc_provider import Provider, oidc_provider
 
@@ -216,6 +219,27 @@ def test_a_provider_in_trouble_is_said_and_passwords_still_work(
     assert "failed" in told(answer)
     form = {"username": "ada", "password": "a right password"}
     assert browser.post("/admin/login/", form)["Location"] == "/admin/"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_logins_of_a_new_person_at_once_make_one_user(settings: Any) -> None:
+    settings.OIDC_ROLES = {"*": "viewer"}
+    both = threading.Barrier(2)
+    found: list[int] = []
+
+    def log_in() -> None:
+        both.wait()
+        claims = {"sub": "twice", "email": "t@example.org", "email_verified": True}
+        found.append(user_of("https://id.example.org", claims).pk)
+        connections.close_all()
+
+    threads = [threading.Thread(target=log_in) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert len(set(found)) == 1
 
 
 def test_it_is_off_unless_it_is_set_up(db: None) -> None:
