@@ -9,7 +9,12 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference_site.people.single_sign_on.id_token import BadToken, checked_claims, signing_key
+from inference_site.people.single_sign_on.id_token import (
+    BadToken,
+    checked_claims,
+    merged_claims,
+    signing_key,
+)
 
 KEY, OTHER_KEY = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 GOOD: dict[str, Any] = {
@@ -106,3 +111,13 @@ def test_the_key_is_the_one_that_the_token_names_or_the_only_one() -> None:
 def jwk(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
     found: dict[str, Any] = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
     return found
+
+
+def test_an_address_is_verified_only_by_whom_it_is_from() -> None:
+    verified = {"email": "mine@example.org", "email_verified": True, "groups": ["a"]}
+    merged = merged_claims(verified, {"email": "yours@example.org"})
+    assert (merged["email"], merged["email_verified"]) == ("yours@example.org", None)
+    merged = merged_claims({"email": "yours@example.org"}, {"email_verified": True})
+    assert (merged["email"], merged["email_verified"]) == ("yours@example.org", None)
+    merged = merged_claims(verified, {"sub": "s"})
+    assert (merged["email"], merged["email_verified"]) == ("mine@example.org", True)

@@ -29,7 +29,12 @@ from mozilla_django_oidc.views import (
 from inference_site.admin_pages.labels import duration
 from inference_site.people import tries
 from inference_site.people.single_sign_on import provider
-from inference_site.people.single_sign_on.id_token import BadToken, checked_claims, signing_key
+from inference_site.people.single_sign_on.id_token import (
+    BadToken,
+    checked_claims,
+    merged_claims,
+    signing_key,
+)
 from inference_site.people.single_sign_on.provider import (
     BadProvider,
     fetched_keys,
@@ -115,7 +120,7 @@ class SingleSignOn(OIDCAuthenticationBackend):  # type: ignore[misc]  # It has n
             info = self.get_userinfo(access_token, id_token, payload)
             if info.get("sub") != payload["sub"]:
                 raise BadToken("the user info is of somebody else")
-        return user_of(payload["iss"], {**payload, **info})
+        return user_of(payload["iss"], merged_claims(payload, info))
 
 
 class Begin(OIDCAuthenticationRequestView):  # type: ignore[misc]  # It has no types.

@@ -62,3 +62,12 @@ def checked_claims(
     if claims.get("azp", client_id) != client_id:
         raise BadToken("another authorized party")
     return claims
+
+
+def merged_claims(token: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
+    """Return the claims of an ID token and of the user info, which goes first.
+
+    Whether an address is verified is said by where the address is from.
+    """
+    of_email = info if "email" in info else token
+    return {**token, **info, "email_verified": of_email.get("email_verified")}

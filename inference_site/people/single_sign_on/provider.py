@@ -11,7 +11,7 @@ import requests
 from django.conf import settings
 
 TIMEOUT_S = 5
-_KEPT_S = 600
+_KEPT_S, _AWAY_S = 600, 5
 _NEEDED = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
@@ -25,6 +25,7 @@ class _Known:
     lock = threading.Lock()
     found: dict[str, Any] | None = None
     read_at = 0.0
+    away_until = 0.0
 
 
 def metadata() -> dict[str, Any]:
@@ -35,7 +36,13 @@ def metadata() -> dict[str, Any]:
     """
     with _Known.lock:
         if _Known.found is None or time.monotonic() - _Known.read_at > _KEPT_S:
-            _Known.found, _Known.read_at = _read(settings.OIDC_ISSUER), time.monotonic()
+            if time.monotonic() < _Known.away_until:  # Else each who waits would wait in turn.
+                raise BadProvider("it did not answer a moment ago")
+            try:
+                _Known.found, _Known.read_at = _read(settings.OIDC_ISSUER), time.monotonic()
+            except requests.RequestException:
+                _Known.away_until = time.monotonic() + _AWAY_S
+                raise
         return _Known.found
 
 
@@ -49,7 +56,7 @@ def fetched_keys() -> dict[str, Any]:
 
 def forget() -> None:
     """Read it anew when it is needed."""
-    _Known.found = None
+    _Known.found, _Known.away_until = None, 0.0
 
 
 def _read(issuer: str) -> dict[str, Any]:
