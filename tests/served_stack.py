@@ -94,7 +94,7 @@ class ServedStack:
         assert self.process is not None
         started = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(90)
         return time.monotonic() - started
 
     def text(self) -> str:
@@ -118,7 +118,7 @@ class ServedStack:
             base_url=f"{self.url}/v1",
             api_key=key or self.key,
             max_retries=0,
-            timeout=30,
+            timeout=120,
             http_client=openai.DefaultHttpxClient(event_hooks={"response": [self.check.watch]}),
         )
         self._clients.append(client)
@@ -142,7 +142,7 @@ class ServedStack:
         return httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self.key}"},
-            timeout=30,
+            timeout=120,
             event_hooks={"response": [self.check.watch]},
         )
 

@@ -333,4 +333,4 @@ def test_conversation_deleted_while_a_response_runs(client: openai.OpenAI) -> No
         model="scripted", input=slow(10), conversation=made.id, background=True
     )
     client.conversations.delete(made.id)
-    wait_until(lambda: client.responses.retrieve(runs.id).status == "completed", 30, "completed")
+    wait_until(lambda: client.responses.retrieve(runs.id).status == "completed", 120, "completed")

@@ -19,7 +19,7 @@ ATTACKER, CROWD, HOME = "127.0.0.2", "127.0.0.3", "127.0.0.1"
 def browser(stack: ServedStack, address: str) -> Iterator[httpx.Client]:
     """A browser whose connections come from this address."""
     transport = httpx.HTTPTransport(local_address=address)
-    with httpx.Client(base_url=stack.url, transport=transport, timeout=30) as opened:
+    with httpx.Client(base_url=stack.url, transport=transport, timeout=60) as opened:
         yield opened
 
 

@@ -126,7 +126,7 @@ def test_a_project_has_its_share_of_redis_and_gets_it_back(stack: ServedStack) -
         with ThreadPoolExecutor(4) as pool:
             with greedy.http(stack) as many:
                 sent = [pool.submit(many.post, CHAT, json=asked) for _ in range(4)]
-                wait_until(waiting, 30, "four wait")
+                wait_until(waiting, 120, "four wait")
                 refused = many.post(CHAT, json=asked)
                 short = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
                 assert http.post(CHAT, json={**short, "max_tokens": 3}).status_code == 200
@@ -142,7 +142,7 @@ def test_a_project_has_its_share_of_redis_and_gets_it_back(stack: ServedStack) -
             with stack.redis() as redis:
                 return redis.hget("held-by-project", str(greedy.project_id)) is None
 
-        wait_until(is_given_back, 30, "room again")
+        wait_until(is_given_back, 120, "room again")
     with greedy.http(stack) as again:
         assert again.post(CHAT, json=asked).status_code == 200
     assert left_of(stack, ids_of(stack, greedy)[0]) == {}

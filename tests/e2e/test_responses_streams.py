@@ -95,7 +95,7 @@ def test_nothing_comes_after_the_end(
 ) -> None:
     made = client.responses.create(model="scripted", input=slow(5), background=True)
     if is_over:
-        wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "over")
+        wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "over")
     query = {"stream": "true", "starting_after": "5000"}
     response = http.get(f"/v1/responses/{made.id}", params=query)
     assert response.status_code == 200
@@ -175,7 +175,7 @@ def test_reader_that_leaves_stops_nothing(client: openai.OpenAI, http: httpx.Cli
     query = {"stream": "true"}
     with http.stream("GET", f"/v1/responses/{made.id}", params=query) as response:
         next(response.iter_lines())
-    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "completed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "completed")
 
 
 def test_stream_can_be_read_while_it_is_not_claimed(client: openai.OpenAI) -> None:
