@@ -60,7 +60,7 @@ def test_four_that_leave_make_room_for_four_more(stack: ServedStack, client: ope
         stream.close()
     started = time.monotonic()
     again = [start() for _ in range(4)]
-    assert time.monotonic() - started < 10  # Each of the first would have gone on for 80 s.
+    assert time.monotonic() - started < 60  # Each of the first would have gone on for 80 s.
     for stream in again:
         stream.close()
 
