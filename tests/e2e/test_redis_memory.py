@@ -60,7 +60,8 @@ def test_a_refused_request_with_large_fields_leaves_little_for_seconds(
     with key.http(stack) as http:
         # A stream that has waited for a second is answered 200, and has the error in it.
         assert "context_length_exceeded" in http.post("/v1/responses", json=body).text
-    left = left_at_last(stack, *ids_of(stack, key), LINGER_S)
+    [refused] = ids_of(stack, key)
+    left = left_at_last(stack, refused, LINGER_S)
     assert sum(size for size, _ in left.values()) < 1.1 * len(text)
 
 
