@@ -192,11 +192,11 @@ class LocalSite:
         """Return when all are healthy. Raise AssertionError with the log of one that has ended."""
         deadline = time.monotonic() + 200
         for container in containers:
-            while not (listens(container.port) and container.is_healthy()):
+            while not (is_open := listens(container.port)) or not container.is_healthy():
                 assert container.process is not None
                 if container.process.poll() is not None or time.monotonic() > deadline:
                     raise AssertionError(f"{container.name}:\n{container.log.read_text()[-3000:]}")
-                time.sleep(0.1)
+                time.sleep(1.0 if is_open else 0.1)  # A health check is a process of its own.
 
     def client(self, web: Container, key: str) -> openai.OpenAI:
         """The official client of one web process."""

@@ -12,7 +12,7 @@ from tests.deployment.local_site import Container
 from tests.e2e.scripts import script
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
