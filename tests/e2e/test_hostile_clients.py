@@ -43,7 +43,7 @@ def bystander(stack: ServedStack) -> Iterator[None]:
             while not done.is_set():
                 answer = http.post(CHAT, json={"model": "scripted", "messages": "x"})
                 seen.append(answer.status_code if answer.is_success else answer.text)
-                done.wait(0.05)
+                done.wait(0.2)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -303,7 +303,9 @@ def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: Made
     begun = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
 
     def is_refused() -> bool:
-        with connect(url, additional_headers=headers, proxy=None, open_timeout=60) as connection:
+        with connect(
+            url, additional_headers=headers, proxy=None, open_timeout=60, close_timeout=1
+        ) as connection:
             connection.socket.sendall(begun[:14])
             try:
                 connection.recv(1)
