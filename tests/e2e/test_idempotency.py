@@ -34,7 +34,10 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(
     asked = body(stream=stream, temperature=1.5)
     first, second = (http.post(CHAT, json=asked, headers=keyed(f"same-{stream}")) for _ in range(2))
     assert first.status_code == second.status_code == 200
-    assert first.content == second.content
+    if stream:  # Comments come when it takes long.
+        assert frames(first) == frames(second)
+    else:
+        assert first.content == second.content
     assert first.headers["content-type"] == second.headers["content-type"]
 
 

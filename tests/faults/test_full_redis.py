@@ -68,7 +68,8 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
             reader.start()
         with http.stream("POST", CHAT, json=slow(10_000)) as left:
             lines = left.iter_lines()
-            public_id = json.loads(next(lines).removeprefix("data: "))["id"]
+            first = next(line for line in lines if line.startswith("data: "))
+            public_id = json.loads(first.removeprefix("data: "))["id"]
             wait_until(lambda: _running(stack) == 3, 120, "three run")
             with full(stack, share):
                 wait_until(lambda: is_refused(http), 120, "refused")
