@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import redis.exceptions
 from django.conf import settings
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
@@ -34,6 +34,7 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
+from inference_site.streams.event_log import request_cancel
 from inference_site.streams.request_documents import (
     NOTHING,
     Document,
@@ -127,9 +128,12 @@ def _commit(
             row.insert()
             if with_row is not None:
                 with_row.write()
-    except BaseException:
+    except BaseException as exc:
         with suppress(redis.exceptions.RedisError):
             drop_document(row.public_id)
+            if isinstance(exc, OperationalError | InterfaceError):
+                # The row may be committed, and a worker may have it: only the answer was lost.
+                request_cancel(row.public_id)
         raise
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 import redis.exceptions
 from django.conf import settings as django_settings
-from django.db import IntegrityError
+from django.db import IntegrityError, OperationalError
 from pytest_django.fixtures import Settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -91,6 +91,27 @@ def test_what_was_refused_while_a_store_hung_does_not_run(
     assert list(rows.values_list("status", flat=True)) == ["cancelled"] * is_committed
     assert count_wake_ups(model) == 0
     assert not client_for(new.public_id).exists(document_key(new.public_id))
+
+
+def test_what_was_committed_without_an_answer_does_not_run(
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database died after it had committed: the client is told of an error."""
+    insert = Generation.insert
+
+    def lose_the_answer(row: Generation) -> None:
+        insert(row)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(Generation, "insert", lose_the_answer)
+    new, document = new_row(api_key[0], model)
+    with pytest.raises(OperationalError):
+        enqueue(new, document, "web.one")
+    assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
+    # A worker may have claimed it already: that one learns of the cancel, others have nothing.
+    loaded = load_document(new.public_id, ChatAssembly)
+    assert (loaded.document, loaded.is_cancelled) == (None, True)
+    assert count_wake_ups(model) == 0
 
 
 def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) -> None:

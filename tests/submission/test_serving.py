@@ -14,8 +14,8 @@ from completions.assemblers.chat import CHAT
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
-from inference_site.fleet import fleet
-from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport, ModelState
+from inference_site.fleet import fleet, leases
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_unloaded
 from inference_site.generations.models import Generation, Status
@@ -37,8 +37,8 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def see(state: ModelState | None, since: float = 0.0) -> None:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
-        view = LiveView()
-        view.workers = lambda: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
+        view = LiveView(ttl_s=0)
+        monkeypatch.setattr(leases, "live_workers", lambda: [LiveWorker("one", models)])
         for module in (model_access, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
@@ -52,6 +52,20 @@ def refused(*, background: bool = False) -> tuple[str | None, int | None] | None
     except UnavailableError as exc:
         return exc.code, exc.retry_after_s
     return None
+
+
+def test_a_worker_is_used_as_soon_as_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, name = LiveView(), new_id("worker-")
+    monkeypatch.setattr(model_access, "live_view", view)
+    spec = ModelSpec(new_id("m-"), "scripted")
+    assert view.serving(spec.id) == []
+    lease = Lease(name, lambda: LiveWorker(name, (ModelReport(spec.id, 1, 0),)))
+    lease.start()
+    try:
+        time.sleep(2 * leases._MOMENT_S)
+        require_served(spec)
+    finally:
+        lease.stop()
 
 
 def test_a_model_that_is_ready_is_served(show: Show) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis.exceptions
 from celery import Celery, signals
@@ -25,6 +25,7 @@ from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, watch_models
 from inference_site.observability.tracing import start_tracing
+from inference_site.process_end import end_within
 from inference_site.streams.request_documents import reader_of
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
@@ -32,9 +33,14 @@ from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
 
+if TYPE_CHECKING:
+    from celery.apps.worker import Worker
+
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_ENDS_S = 30.0
+"""How long the process may take to end once what ran has ended, or has been stopped."""
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
 
@@ -120,13 +126,24 @@ def _serve(
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
         runtime.drain()
+        end_within(settings.DRAIN_TIMEOUT_S + _ENDS_S, status=1)
 
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
+    worker = _celery_worker(app, runtime, loglevel)
+    worker.start()
+    runtime.stop()
+    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
+        drop_wake_ups_of(runtime.id)
+    return int(worker.exitcode or 0)
+
+
+def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:
+    """Return the Celery worker that takes the wake-ups of a runtime's models."""
     app.steps["consumer"].add(WakeUpConsumer)  # It is given the ``runtime`` below.
     app.amqp.queues.add(queue_named(own_queue(runtime.id)))
-    worker = app.Worker(
+    return app.Worker(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
@@ -138,11 +155,6 @@ def _serve(
         without_heartbeat=True,
         quiet=True,  # No banner among the lines of the log.
     )
-    worker.start()
-    runtime.stop()
-    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
-        drop_wake_ups_of(runtime.id)
-    return int(worker.exitcode or 0)
 
 
 def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:

@@ -78,7 +78,7 @@ class Runtime:
         self._child_workers = ChildWorkers(self.id, server, self)
         self._apart = [] if server is None else _apart(specs)
         self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
-        self._is_up = self._is_draining = self._is_ending = False
+        self._is_up = self._is_announced = self._is_draining = self._is_ending = False
         self._stopped = threading.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when other models may be open than before."""
@@ -106,6 +106,7 @@ class Runtime:
         self._publisher.start()
         self._is_up = True
         self._lease.renew()
+        self._is_announced = True
         if self._parent:
             self._parent.tell("loaded")
         for watch in self._idle_watches:
@@ -120,7 +121,12 @@ class Runtime:
         return self._child_workers.metrics_ports
 
     def lacking(self) -> list[str]:
-        """Return the models it was started with that have never been ready when this was asked."""
+        """Return the models it was started with that have never been ready when this was asked.
+
+        None is ready before the lease says so: until then no request would find it.
+        """
+        if not self._is_announced:
+            return sorted(self._lacking)
         models = [self._report(model) for model in tuple(self._models.values())]
         ready = {model.id for model in models if model.state == ModelState.READY}
         self._lacking -= ready | self._child_workers.loaded
