@@ -202,6 +202,11 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
             held.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
         )
 
+    def cancel_abandoned(self, public_id: str, worker: str, attempt: int) -> bool:
+        """Cancel an attempt whose worker is gone; False if it does not run any more."""
+        held = self._held(public_id, worker, attempt)
+        return bool(held.update(status=Status.CANCELLED, finished_at=timezone.now()))
+
     def expire_queued(self, public_id: str, error_code: str) -> bool:
         """Fail a generation that waited too long; False if a worker has claimed it meanwhile."""
         waiting = self.filter(public_id=public_id, status=Status.QUEUED)
