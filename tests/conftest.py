@@ -17,7 +17,8 @@ from tests.served_stack import ServedStack, served_stack
 @pytest.fixture(scope="session")
 def plain_stack() -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
-    with served_stack(KEEP_ALIVE_INTERVAL="400") as running:
+    env = {"KEEP_ALIVE_INTERVAL": "400", "WEB_STALL_S": "60", "SPARE_PROCESSES": "false"}
+    with served_stack(**env) as running:
         yield running
 
 

@@ -146,7 +146,7 @@ def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key) -> None:
     start = threading.Barrier(4)
 
     def claim_all(worker: str) -> list[str]:
-        start.wait(5)
+        start.wait(60)
         mine = []
         while (claim := Generation.objects.claim("m", worker)) is not None:
             mine.append(claim.public_id)
@@ -164,7 +164,7 @@ def test_a_claimer_passes_over_what_another_is_taking(api_key: Key) -> None:
     first, second = waiting(api_key[0], age_s=20), waiting(api_key[0], age_s=10)
 
     def claim() -> Claim | None:
-        return pool.submit(Generation.objects.claim, "m", "w").result(timeout=5)
+        return pool.submit(Generation.objects.claim, "m", "w").result(timeout=60)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         Generation.objects.select_for_update().get(pk=first.pk)
