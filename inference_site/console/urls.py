@@ -1,16 +1,10 @@
-"""Routes of the playground page, and of the requests under /console that pages send."""
+"""Routes of the requests under /console that pages send, and a short address of the playground."""
 
 from django.urls import include, path
-
-from inference_site.console.playground import (
-    PlaygroundResponsesView,
-    PlaygroundStopView,
-    playground,
-)
+from django.views.generic import RedirectView
 
 urlpatterns = [
-    path("playground", playground, name="playground"),
+    path("playground", RedirectView.as_view(pattern_name="admin:playground", query_string=True)),
     path("console/", include("responses_api.console_urls")),
-    path("console/playground/responses", PlaygroundResponsesView.as_view()),
-    path("console/playground/responses/<str:response_id>/stop", PlaygroundStopView.as_view()),
+    path("console/playground/", include("inference_site.console.playground.urls")),
 ]
