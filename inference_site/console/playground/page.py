@@ -39,7 +39,9 @@ def playground_context(request: HttpRequest) -> dict[str, Any]:
         "samplers": SAMPLERS,
         "efforts": EFFORTS,
         "longest_name": LONGEST_NAME,
-        "most_image_bytes": int(min(settings.MEDIA_MAX_BYTES, settings.MAX_BODY_BYTES * _OF_A_BODY)),
+        "most_image_bytes": int(
+            min(settings.MEDIA_MAX_BYTES, settings.MAX_BODY_BYTES * _OF_A_BODY)
+        ),
         "origin": f"{request.scheme}://{request.get_host()}",
     }
     try:

@@ -40,17 +40,18 @@ class PresetsView(ApiView):
     def get(self, request: Request) -> Response:
         """List the user's own presets and those that are shared."""
         user = request.user
-        found = Preset.objects.filter(Q(user=user) | Q(is_shared=True)).select_related("user")
+        seen = Q(user_id=user.pk) | Q(is_shared=True)
+        found = Preset.objects.filter(seen).select_related("user")
         return Response({"data": [_shown(preset, user) for preset in found[:_MOST_SHOWN]]})
 
     def post(self, request: Request) -> Response:
         """Save a preset; one of the same kind and name is replaced."""
         body, user = parse(PresetRequest, request.data), request.user
-        own = Preset.objects.filter(user=user)
+        own = Preset.objects.filter(user_id=user.pk)
         if own.exclude(kind=body.kind, name=body.name).count() >= MOST:
             raise ConflictError(f"You have {MOST} presets: delete one first.")
         preset, _ = Preset.objects.update_or_create(
-            user=user,
+            user_id=user.pk,
             kind=body.kind,
             name=body.name,
             defaults={"content": body.content, "is_shared": body.is_shared},
@@ -73,7 +74,7 @@ class PresetView(ApiView):
 
 
 def _deletable(user: Any) -> QuerySet[Preset]:
-    own = Q(user=user)
+    own = Q(user_id=user.pk)
     return Preset.objects.filter(own | Q(is_shared=True) if user.has_perm(_DELETE) else own)
 
 

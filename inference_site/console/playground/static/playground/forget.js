@@ -1,3 +1,3 @@
 // On the page after logging out: this browser keeps none of the playground's conversations.
 indexedDB.deleteDatabase("playground");
-sessionStorage.removeItem("playground:shown");
+for (const name of ["playground:shown", "playground:left"]) sessionStorage.removeItem(name);

@@ -34,13 +34,13 @@ export class Images {
   async add(files) {
     const urls = [...this.urls];
     let bytes = urls.reduce((sum, url) => sum + url.length * 0.75, 0);
-    complain("");
+    let fault = "";
     for (const file of files) {
       const name = file.name || "The image";
-      if (!TYPES.includes(file.type)) complain(`${name}: only PNG, JPEG, WebP and GIF images.`);
-      else if (urls.length >= MOST) complain(`${name}: at most ${MOST} images in a message.`);
+      if (!TYPES.includes(file.type)) fault = `${name}: only PNG, JPEG, WebP and GIF images.`;
+      else if (urls.length >= MOST) fault = `${name}: at most ${MOST} images in a message.`;
       else if (bytes + file.size > this.#mostBytes) {
-        complain(`${name}: the images of a message may have ${Math.floor(this.#mostBytes / 2 ** 20)} MiB.`);
+        fault = `${name}: the images of a message may have ${Math.floor(this.#mostBytes / 2 ** 20)} MiB.`;
       } else {
         bytes += file.size;
         urls.push(await read(file));
@@ -48,6 +48,7 @@ export class Images {
     }
     this.set(urls);
     this.#changed();
+    complain(fault);
   }
 
   #shown(url, place) {

@@ -1,8 +1,11 @@
 // Keeps the conversation that is shown, and lists those that this browser has.
 import { $, made, say } from "./dom.js";
 import * as store from "./store.js";
+import { newTalk } from "./talk.js";
 
-const SHOWN = "playground:shown"; // Of this tab: a reload shows the same conversation.
+// Of this tab: the conversation that a reload shows, and what was changed as the page was left.
+const SHOWN = "playground:shown";
+const LEFT = "playground:left";
 const DELAY_MS = 300;
 
 export class Keeper {
@@ -15,7 +18,14 @@ export class Keeper {
   constructor(user, current) {
     this.#user = user;
     this.#current = current;
-    addEventListener("pagehide", () => { if (this.#later) this.keep(); });
+    addEventListener("pagehide", () => { if (this.#later) this.#leave(); });
+  }
+
+  /** Note what has changed where it takes no time: a page that is left waits for no database. */
+  #leave() {
+    const { id, settings, draft } = this.#current();
+    const left = { user: this.#user, id, settings, text: draft.text };
+    sessionStorage.setItem(LEFT, JSON.stringify(left));
   }
 
   /** Save it soon: it changes with every key. */
@@ -39,8 +49,14 @@ export class Keeper {
   /** Return the conversation that this tab has shown, else the newest; undefined if there is none. */
   async last() {
     const known = await store.titles(this.#user);
+    const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null");
+    sessionStorage.removeItem(LEFT);
     const id = sessionStorage.getItem(SHOWN) ?? known[0]?.id;
-    return id && store.load(this.#user, id);
+    const found = id && (await store.load(this.#user, id));
+    if (left?.user !== this.#user || (found && found.id !== left.id)) return found;
+    const { settings, text } = left;
+    const talk = found ?? newTalk(settings);
+    return { ...talk, settings, draft: { ...talk.draft, text } };
   }
 
   load(id) {
