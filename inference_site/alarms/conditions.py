@@ -22,7 +22,7 @@ from inference_site.accounts.models import Budget, BudgetSpend
 from inference_site.alarms.models import Kind, Rule
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis_clients import all_clients
+from inference_site.storage.redis_clients import all_clients, memory_of
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import LatencyRollup, Period
 from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by
@@ -160,9 +160,8 @@ def _disk(rule: Rule) -> Iterator[Finding]:
 
 def _redis_memory(rule: Rule) -> Iterator[Finding]:
     for number, client in enumerate(all_clients()):
-        memory: Any = client.info("memory")
-        limit = int(memory.get("maxmemory", 0))
-        share = 100 * memory["used_memory"] / limit if limit else 0.0
+        used, limit = memory_of(client)
+        share = 100 * used / limit if limit else 0.0
         if limit and share >= rule.bound:
             yield Finding(
                 f"server {number}", f"The memory of Redis {number} is {share:.0f} % full."

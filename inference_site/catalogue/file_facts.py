@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from inference_site.catalogue.gguf_file import kv_bytes_per_token
 from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.memory import beside_bytes, cache_bytes
 from inference_site.catalogue.model_files import parts_of
 from inference_site.domain.model_spec import ModelSpec
 
@@ -29,6 +30,7 @@ def file_facts(spec: ModelSpec) -> FileFacts:
         return {}
     try:
         size = sum(part.stat().st_size for part in parts_of(spec.file))
+        beside = beside_bytes(spec)
         found = dict(metadata(spec.file)) if spec.engine == "llama_cpp" else {}
     except (OSError, ValueError):
         return {}
@@ -37,7 +39,7 @@ def file_facts(spec: ModelSpec) -> FileFacts:
     name = str(found.get("general.architecture", ""))
     return {
         "size_bytes": size,
-        "memory_bytes": size + spec.slots * spec.context_length * _kv_bytes(found, name),
+        "memory_bytes": size + beside + _cache_bytes(spec, found, name),
         "architecture": name,
         "quantisation": _quantisation(found.get("general.file_type")),
         "trained_context": _number(found.get(f"{name}.context_length")),
@@ -54,11 +56,11 @@ def _quantisation(file_type: Any) -> str:
         return ""
 
 
-def _kv_bytes(found: dict[str, Any], architecture: str) -> int:
+def _cache_bytes(spec: ModelSpec, found: dict[str, Any], architecture: str) -> int:
     def number(key: str, default: int) -> int:
         return _number(found.get(f"{architecture}.{key}")) or default
 
-    return kv_bytes_per_token(number)
+    return cache_bytes(kv_bytes_per_token(number), spec.slots, spec.context_length, spec.options)
 
 
 def _number(value: Any) -> int:

@@ -28,9 +28,20 @@ def needed_bytes(
     info: GgufInfo, slots: int, context_length: int, options: dict[str, Any] | None = None
 ) -> int:
     """Return about how much memory a model takes: weights, and keys and values of all slots."""
-    types = [(options or {}).get(name, "f16") for name in ("cache_type_k", "cache_type_v")]
+    cache = cache_bytes(info.kv_bytes_per_token, slots, context_length, options or {})
+    return info.size_bytes + cache
+
+
+def cache_bytes(
+    kv_bytes_per_token: int, slots: int, context_length: int, options: dict[str, Any]
+) -> int:
+    """Return how much memory the keys and values of all slots take; ``options`` say their types.
+
+    ``kv_bytes_per_token`` is what one token takes at 16 bits a value.
+    """
+    types = [options.get(name, "f16") for name in ("cache_type_k", "cache_type_v")]
     share = sum(_BITS[name] for name in types) / (2 * _BITS["f16"])
-    return info.size_bytes + round(slots * context_length * info.kv_bytes_per_token * share)
+    return round(slots * context_length * kv_bytes_per_token * share)
 
 
 def entry_bytes(spec: ModelSpec, file: Path) -> int:
@@ -38,7 +49,13 @@ def entry_bytes(spec: ModelSpec, file: Path) -> int:
 
     The cache of a draft model is not in it. Raise as ``read_gguf`` does.
     """
-    beside = [*spec.lora_adapters.values(), *parts_of(file)[1:]]
-    beside += [Path(spec.options[name]) for name in _SIDE_FILES if name in spec.options]
     own = needed_bytes(read_gguf(file), spec.slots, spec.context_length, spec.options)
-    return own + sum(path.stat().st_size for path in beside)
+    more = sum(path.stat().st_size for path in parts_of(file)[1:])
+    return own + more + beside_bytes(spec)
+
+
+def beside_bytes(spec: ModelSpec) -> int:
+    """Return the size of the files that are loaded beside a model's own. Raise OSError."""
+    beside = [*spec.lora_adapters.values()]
+    beside += [Path(spec.options[name]) for name in _SIDE_FILES if name in spec.options]
+    return sum(path.stat().st_size for path in beside)

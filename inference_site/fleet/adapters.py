@@ -7,7 +7,6 @@ has in a place of its own.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import orjson
 from django.conf import settings
 
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.storage.recent import Recent
 from inference_site.storage.redis_clients import site_client
 
 _FILES, _SCALES = "lora:files", "lora:scales"
@@ -105,23 +105,5 @@ def _adapter(key: bytes) -> _ADAPTER:
     return model, name
 
 
-class AddedView:
-    """What was added, read once a second, because every request asks for it."""
-
-    def __init__(self) -> None:
-        self._read_at, self._added = float("-inf"), Added()
-        self._lock = threading.Lock()
-
-    def now(self) -> Added:
-        """Return what was added, as it was at most a second ago."""
-        with self._lock:
-            if time.monotonic() - self._read_at > _SEEN_S:
-                self._added, self._read_at = read(), time.monotonic()
-            return self._added
-
-    def forget(self) -> None:
-        """Have it read anew: this process has changed it."""
-        self._read_at = float("-inf")
-
-
-added_view = AddedView()
+added_view = Recent(read, _SEEN_S)
+"""What was added. Every request asks for it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter
 
 from inference_site.observability.metrics import LEASE_RENEWED
 from inference_site.storage.full_redis import FIRST_WRITE
+from inference_site.storage.recent import Recent
 from inference_site.storage.redis_clients import site_client
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ _RUNS_A_SECOND = 100
 """For each so many runs a lease lives a second longer: of as many threads that want to compute, the
 one that renews it has its turn late."""
 _INDEX = "workers"
-_AGAIN_S = 0.1
+_MOMENT_S = 0.1
+"""However many requests ask who lives now, no more than ten a second read it."""
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (
     FIRST_WRITE
@@ -240,46 +241,50 @@ def _members(client: Any) -> set[bytes]:
     return members
 
 
+def _live_workers_or_error() -> list[LiveWorker] | redis.exceptions.RedisError:
+    try:
+        return live_workers()
+    except redis.exceptions.RedisError as exc:
+        return exc
+
+
+def _or_raise(found: list[LiveWorker] | redis.exceptions.RedisError) -> list[LiveWorker]:
+    if isinstance(found, redis.exceptions.RedisError):
+        raise found
+    return found
+
+
 class LiveView:
-    """The live workers, cached for a second, because every request asks for them."""
+    """The live workers, read once a second, because every request asks for them."""
 
     def __init__(self, ttl_s: float = 1.0) -> None:
-        self._ttl_s = ttl_s
-        self._read_at = float("-inf")
-        self._workers: list[LiveWorker] = []
-        self._failure: redis.exceptions.RedisError | None = None
-        self._lock = threading.Lock()
+        self._recent = Recent(_live_workers_or_error, ttl_s)
 
-    def workers(self, ttl_s: float | None = None) -> list[LiveWorker]:
-        """Return the workers as they were at most so many seconds ago; usually a second.
+    def workers(self) -> list[LiveWorker]:
+        """Return the workers as they were a second ago at most. Raise redis' errors.
 
-        A failure is cached too, so that only one thread at a time waits for an unreachable Redis.
+        An error lasts as long, so that only one thread at a time waits for an unreachable Redis.
         """
-        with self._lock:
-            if time.monotonic() - self._read_at > (self._ttl_s if ttl_s is None else ttl_s):
-                self._read()
-            if self._failure is not None:
-                raise self._failure
-            return self._workers
+        return _or_raise(self._recent.now())
 
-    def _read(self) -> None:
-        try:
-            self._workers, self._failure = live_workers(), None
-        except redis.exceptions.RedisError as exc:
-            self._failure = exc
-        self._read_at = time.monotonic()
+    def workers_now(self) -> list[LiveWorker]:
+        """Return the workers as they were a moment ago at most. Raise redis' errors."""
+        return _or_raise(self._recent.at_most(_MOMENT_S))
+
+    def forget(self) -> None:
+        """Have them read anew."""
+        self._recent.forget()
 
     def serving(self, model: str) -> list[LiveWorker]:
         """Return the workers that take work for this model."""
         return [worker for worker in self.workers() if worker.serves(model)]
 
     def serving_now(self, model: str) -> list[LiveWorker]:
-        """Return the same; when there seems to be none, look again before that is believed.
+        """Return the same; when there seem to be none, look again before that is believed.
 
-        A worker that has just become ready is used by its first request. However many requests
-        there are, no more than ten looks a second are taken.
+        So a worker that has just become ready is used by its first request.
         """
-        return self.serving(model) or [w for w in self.workers(_AGAIN_S) if w.serves(model)]
+        return self.serving(model) or [w for w in self.workers_now() if w.serves(model)]
 
     def having(self, model: str) -> list[ModelReport]:
         """Return every worker's report of this model, in any state."""

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 
 import django.db
 from django.conf import settings
 from django.db import connection
 
 from inference_site.site_settings.models import SiteSettings
+from inference_site.storage.recent import Recent
 
 logger = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
-_lock = threading.Lock()
-_known = SiteSettings()
-_read_at = float("-inf")
+_last = SiteSettings()
 
 
-def site_settings() -> SiteSettings:
-    """Return the settings; those known before while the database cannot be asked."""
-    global _known, _read_at  # noqa: PLW0603  # One copy for the process.
-    is_first = _read_at == float("-inf")
-    if time.monotonic() - _read_at < _FRESH_S or not _lock.acquire(blocking=is_first):
-        return _known
+def _read() -> SiteSettings:
+    global _last  # noqa: PLW0603  # One copy for the process.
     try:
-        _known = SiteSettings.objects.first() or SiteSettings()
+        _last = SiteSettings.objects.first() or SiteSettings()
     except django.db.Error as exc:
         if connection.in_atomic_block:
             raise
         logger.warning("settings: cannot be read, the last ones hold: %s", exc)
-    finally:
-        _read_at = time.monotonic()
-        _lock.release()
-    return _known
+    return _last
+
+
+_recent = Recent(_read, _FRESH_S)
+
+
+def site_settings() -> SiteSettings:
+    """Return the settings; those known before while the database cannot be asked."""
+    return _recent.now()
 
 
 def forget() -> None:
     """Read the settings anew when they are asked for next."""
-    global _read_at  # noqa: PLW0603  # As above.
-    _read_at = float("-inf")
+    _recent.forget()
 
 
 def disconnect_grace_s(own: int | None) -> int:

@@ -41,6 +41,12 @@ def all_clients() -> list[redis.Redis]:
     return [_client(url) for url in settings.EVENT_LOG_URLS]
 
 
+def memory_of(client: redis.Redis) -> tuple[int, int]:
+    """Return how many bytes a server uses and may use; 0 for no bound."""
+    memory: Any = client.info("memory")
+    return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
+
+
 def site_client() -> redis.Redis:
     """Return this process's thread-safe client for keys of the whole site."""
     return _client(settings.EVENT_LOG_URLS[0])

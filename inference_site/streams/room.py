@@ -6,12 +6,12 @@ The last part of ``maxmemory`` is reserved for what runs: its logs, leases and c
 from __future__ import annotations
 
 import time
-from typing import Any
 
+import redis
 import redis.exceptions
 
 from inference_site.domain.errors import RedisFull
-from inference_site.storage.redis_clients import client_for, shard_of
+from inference_site.storage.redis_clients import client_for, memory_of, shard_of
 
 _FOR_REQUESTS = 0.85
 """The part of ``maxmemory`` above which new requests are refused."""
@@ -32,11 +32,10 @@ def require_room(generation_id: str, size_bytes: int) -> None:
         raise RedisFull
 
 
-def _left(client: Any) -> float:
+def _left(client: redis.Redis) -> float:
     """Return how many bytes are left for requests; infinity where nothing says so."""
     try:
-        memory: dict[str, Any] = client.info("memory")
+        used, limit = memory_of(client)
     except redis.exceptions.ResponseError:  # A server that does not allow the command.
         return float("inf")
-    limit = int(memory.get("maxmemory", 0))
-    return limit * _FOR_REQUESTS - memory["used_memory"] if limit else float("inf")
+    return limit * _FOR_REQUESTS - used if limit else float("inf")

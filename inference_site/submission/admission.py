@@ -25,8 +25,9 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
-from inference_site.errors.api_errors import NotFoundError, QuotaError, RateLimitError
+from inference_site.errors.api_errors import QuotaError, RateLimitError
 from inference_site.generations.queue import WithRow
+from inference_site.submission.model_access import unknown_model
 
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
 _GENERATES = ("chat", "complete")
@@ -105,9 +106,7 @@ def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
         return Estimate(0, Decimal(0))
     spec = catalogue().models.get(request.model)
     if spec is None:  # It has been removed since this request was checked.
-        raise NotFoundError(
-            f"The model `{request.model}` does not exist.", param="model", code="model_not_found"
-        )
+        raise unknown_model(request.model)
     input_tokens, output_tokens = _input_tokens(request), _output_tokens(request, spec)
     cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)

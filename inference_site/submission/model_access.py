@@ -66,11 +66,7 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         model = served_model(caller, adapted, background=background)
         return replace(model, spec=replace(model.spec, lora=((name, 1.0),)))
     if spec is None:
-        raise NotFoundError(
-            f"The model `{name[:100]}` does not exist or you do not have access to it.",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(name)
     if not may_use(caller, spec):
         raise ForbiddenError(
             f"This API key does not allow the model `{spec.id}`.",
@@ -79,6 +75,12 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         )
     require_served(spec, background=background)
     return resolved(spec)
+
+
+def unknown_model(name: str) -> NotFoundError:
+    """Return the error for a name that no model of the caller's has."""
+    message = f"The model `{name[:100]}` does not exist or you do not have access to it."
+    return NotFoundError(message, param="model", code="model_not_found")
 
 
 def _adapted(caller: Caller, adapter: str) -> str | None:

@@ -29,7 +29,7 @@ PAGE = "/admin/settings/"
 def fresh() -> Iterator[None]:
     current.forget()
     yield
-    current._known = SiteSettings()
+    current._last = SiteSettings()
     current.forget()
 
 

@@ -20,6 +20,7 @@ from inference_site.fleet.leases import (
     prune,
 )
 from inference_site.generations.queue import new_id
+from inference_site.storage import recent
 from inference_site.storage.redis_clients import site_client
 from tests.waiting import wait_until
 
@@ -117,7 +118,7 @@ class Clock:
         self.now = 1000.0
         self.workers = [LiveWorker("one", (ModelReport("demo", 4, 0),))]
         self.reads = 0
-        monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(recent, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(leases, "live_workers", self._read)
 
     def _read(self) -> list[LiveWorker]:

@@ -15,6 +15,7 @@ from completions.views import models
 from inference_site.accounts.models import ApiKey
 from inference_site.api import views as http_views
 from inference_site.domain.errors import QueueFull
+from inference_site.fleet import leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
@@ -267,7 +268,7 @@ def test_a_model_without_a_live_worker_is_unavailable(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = LiveView(ttl_s=0)
-    monkeypatch.setattr(view, "workers", lambda *_: [])
+    monkeypatch.setattr(leases, "live_workers", list)
     monkeypatch.setattr(model_access, "live_view", view)
     response = api("POST", "/v1/chat/completions", CHAT)
     assert (response.status_code, error_of(response)["code"]) == (503, "no_worker")

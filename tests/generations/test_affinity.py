@@ -31,7 +31,7 @@ Key = tuple[ApiKey, str]
 def view_of(*workers: LiveWorker) -> LiveView:
     """A view of these workers and no others."""
     view = LiveView()
-    view.workers = lambda *_: list(workers)  # type: ignore[method-assign]  # Nobody else is asked.
+    view.workers = lambda: list(workers)  # type: ignore[method-assign]  # Nobody else is asked.
     return view
 
 

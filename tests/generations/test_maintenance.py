@@ -470,7 +470,7 @@ def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
     served = waiting(api_key, 1000, model=f"{model}-served", **late)
     report = ModelReport(served.model, 1, 0)
     Lease(worker, lambda: LiveWorker(worker, (report,))).renew()
-    live_view._read_at = 0.0
+    live_view.forget()
     expire_homeless()
     assert state(old) == (Status.FAILED, "model_not_found")
     assert [state(row)[0] for row in (young, other, served)] == [Status.QUEUED] * 3

@@ -14,7 +14,7 @@ from completions.assemblers.chat import CHAT
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
-from inference_site.fleet import fleet
+from inference_site.fleet import fleet, leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_unloaded
@@ -25,7 +25,6 @@ from inference_site.streams.request_documents import save_document
 from inference_site.submission import model_access
 from inference_site.submission.model_access import require_served
 from tests.generations.rows import chat_document, create_generation
-from tests.waiting import wait_until
 
 Key = tuple[ApiKey, str]
 Show = Callable[..., None]
@@ -38,8 +37,8 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def see(state: ModelState | None, since: float = 0.0) -> None:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
-        view = LiveView()
-        view.workers = lambda *_: [LiveWorker("one", models)]  # type: ignore[method-assign]  # A view of one.
+        view = LiveView(ttl_s=0)
+        monkeypatch.setattr(leases, "live_workers", lambda: [LiveWorker("one", models)])
         for module in (model_access, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
@@ -63,7 +62,7 @@ def test_a_worker_is_used_as_soon_as_it_is_ready(monkeypatch: pytest.MonkeyPatch
     lease = Lease(name, lambda: LiveWorker(name, (ModelReport(spec.id, 1, 0),)))
     lease.start()
     try:
-        wait_until(lambda: time.monotonic() - view._read_at > 0.1)
+        time.sleep(2 * leases._MOMENT_S)
         require_served(spec)
     finally:
         lease.stop()

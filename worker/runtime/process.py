@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis.exceptions
 from celery import Celery, signals
@@ -31,6 +31,9 @@ from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.worker_metrics import watch_worker
+
+if TYPE_CHECKING:
+    from celery.apps.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +127,19 @@ def _serve(
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
+    worker = _celery_worker(app, runtime, loglevel)
+    worker.start()
+    runtime.stop()
+    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
+        drop_wake_ups_of(runtime.id)
+    return int(worker.exitcode or 0)
+
+
+def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:
+    """Return the Celery worker that takes the wake-ups of a runtime's models."""
     app.steps["consumer"].add(WakeUpConsumer)  # It is given the ``runtime`` below.
     app.amqp.queues.add(queue_named(own_queue(runtime.id)))
-    worker = app.Worker(
+    return app.Worker(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
@@ -138,11 +151,6 @@ def _serve(
         without_heartbeat=True,
         quiet=True,  # No banner among the lines of the log.
     )
-    worker.start()
-    runtime.stop()
-    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
-        drop_wake_ups_of(runtime.id)
-    return int(worker.exitcode or 0)
 
 
 def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:

@@ -52,8 +52,7 @@ class ChatAdapter(Engine):
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate answers to the messages (see ``Engine.chat``)."""
-        if request.prompt_template and self._with_template:
-            chat = self._with_template(request.prompt_template)
+        if chat := self._chosen(request):
             chat.chat(replace(request, prompt_template=""), sink)
             return
         prompt = self._prompt(request)
@@ -89,8 +88,7 @@ class ChatAdapter(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed the prompt that ``chat`` would begin with (see ``Engine.render``)."""
-        if request.prompt_template and self._with_template:
-            chat = self._with_template(request.prompt_template)
+        if chat := self._chosen(request):
             chat.render(replace(request, prompt_template=""), sink)
             return
         prompt = self._prompt(request)
@@ -99,6 +97,11 @@ class ChatAdapter(Engine):
         self._engine.tokenize(text, tokens)
         sink.feed(PromptDelta(prompt, tokens.ids))
         sink.feed(Finish("stop"))
+
+    def _chosen(self, request: GenerationRequest) -> ChatAdapter | None:
+        """Return the adapter for the template that a request names, if it names one."""
+        name = request.prompt_template
+        return self._with_template(name) if name and self._with_template else None
 
     @property
     def steps(self) -> int | None:

@@ -1,0 +1,63 @@
+"""A value that is read again when it is old: by one thread, while the others take the last one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from inference_site.storage.recent import Recent
+
+
+class Store:
+    """Counts how often it is read; a reading ends when it may."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.is_read, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
+
+    def read(self) -> int:
+        self.is_read.set()
+        self.may_end.wait()
+        self.reads += 1
+        return self.reads
+
+
+def test_a_value_is_read_once_in_its_time() -> None:
+    store = Store()
+    recent = Recent(store.read, ttl_s=3600)
+    assert [recent.now(), recent.now(), recent.at_most(3600)] == [1, 1, 1]
+    assert recent.at_most(0) == 2
+
+
+def test_what_is_forgotten_is_read_anew() -> None:
+    store = Store()
+    recent = Recent(store.read, ttl_s=3600)
+    recent.now()
+    recent.forget()
+    assert recent.now() == 2
+
+
+def test_while_one_thread_reads_the_others_take_the_last_value() -> None:
+    store = Store()
+    recent = Recent(store.read, ttl_s=0)
+    recent.now()
+    store.is_read.clear()
+    store.may_end.clear()
+    with ThreadPoolExecutor(2) as pool:
+        reader = pool.submit(recent.now)
+        assert store.is_read.wait(60)
+        assert recent.now() == 1
+        insistent = pool.submit(recent.at_most, 3600)
+        store.may_end.set()
+        assert (reader.result(60), insistent.result(60)) == (2, 2)
+
+
+def test_an_error_is_for_the_one_that_reads() -> None:
+    answers = iter([0, 7])
+    recent = Recent(lambda: 14 // next(answers), ttl_s=3600)
+    with pytest.raises(ZeroDivisionError):
+        recent.now()
+    assert recent.now() == 2
