@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import openai
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import WIDTHS, Watch, assert_fits, faults, resize
 from tests.browser.test_playground import message, say, settings, usage
-from tests.e2e.scripts import respond, slow
+from tests.e2e.scripts import call, respond, slow
 from tests.images import encoded
 from tests.served_stack import ServedStack, wait_until
 
@@ -138,15 +136,19 @@ def test_an_edited_message_makes_a_branch_and_one_can_go_back(
 
 def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     page = playground
+    say(page, call("get_story", "{}"))
+    expect(usage(page, 0)).to_contain_text("completed")
     settings(page).get_by_label("Compare with").select_option("demo")
     settings(page).get_by_label("Max output tokens").fill("8")
+    page.get_by_label("Result of get_story").fill("A cat.")
     ask(page, "Tell me a story")
-    for number, (model, cost) in enumerate((("scripted", "no price set"), ("demo", "USD"))):
-        answer = page.get_by_role("region", name=f"Answer of {model}")
+    prices = (("scripted", "no price set"), ("demo", "USD"))
+    for number, (model, cost) in enumerate(prices, start=1):
+        answer = page.get_by_role("group", name=f"Answer of {model}").last
         expect(answer.locator(".usage")).to_contain_text("first token")
         expect(answer.locator(".usage")).to_contain_text("tokens/s")
         expect(usage(page, number)).to_contain_text(cost)
-    left, right = (page.locator(".answer").nth(number).bounding_box() for number in (0, 1))
+    left, right = (page.locator(".answer").nth(number).bounding_box() for number in (1, 2))
     assert left is not None
     assert right is not None
     assert left["y"] == right["y"]
@@ -154,7 +156,7 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     sent = []
     page.on("request", lambda request: sent.append(request.post_data_json))
     ask(page, "And then?")
-    expect(usage(page, 3)).to_contain_text("tokens/s")
+    expect(usage(page, 4)).to_contain_text("tokens/s")
     asked = [body for body in sent if body and "model" in body]
     assert len({body["previous_response_id"] for body in asked}) == 2
     resize(page, "phone")
@@ -162,18 +164,24 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     assert faults(page) == []
 
 
+def add_images(page: Page, *files: tuple[str, str, bytes]) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add images").click()
+    chooser.value.set_files(
+        [{"name": name, "mimeType": type_, "buffer": content} for name, type_, content in files]
+    )
+
+
 def test_images_are_sent_within_limits_and_errors_are_told_as_the_api_tells_them(
     playground: Page, window: tuple[Page, Watch]
 ) -> None:
     page = playground
-    files = page.locator("#files")
-    files.set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"})
+    add_images(page, ("a.txt", "text/plain", b"x"))
     expect(page.locator("#complaint")).to_contain_text("only PNG, JPEG, WebP and GIF")
-    large = {"name": "b.png", "mimeType": "image/png", "buffer": b"x" * (16 * 2**20)}
-    files.set_input_files(large)  # type: ignore[arg-type]
+    add_images(page, ("b.png", "image/png", b"x" * (16 * 2**20)))
     expect(page.locator("#complaint")).to_contain_text("b.png: the images of a message may have")
-    picture: Any = {"name": "c.png", "mimeType": "image/png", "buffer": encoded("PNG")}
-    files.set_input_files([picture, picture])
+    picture = ("c.png", "image/png", encoded("PNG"))
+    add_images(page, picture, picture)
     expect(page.get_by_role("img", name="Image")).to_have_count(2)
     page.get_by_role("button", name="Remove image 2").click()
     assert faults(page) == []

@@ -1,6 +1,6 @@
 // What is being written: the message, its images, and results of the calls in the last answers.
 import { $, made } from "./dom.js";
-import { Images } from "./images.js";
+import { Images, TYPES } from "./images.js";
 import { message } from "./talk.js";
 
 const CALL = /^(function|custom_tool)_call$/;
@@ -8,9 +8,25 @@ const CALL = /^(function|custom_tool)_call$/;
 export class Composer {
   #field = $("message");
   #results = $("results");
+  // Not part of the page, whose theme has a listener of its own for each file field.
+  #files = made("input", "", "", { type: "file", accept: TYPES.join(), multiple: "" });
 
   constructor(mostImageBytes, changed) {
     this.images = new Images($("images"), mostImageBytes, changed);
+    this.#files.addEventListener("change", async () => {
+      await this.images.add(this.#files.files);
+      this.#files.value = ""; // So that the same file can be chosen again.
+    });
+    $("add").addEventListener("click", () => this.#files.click());
+    this.#field.addEventListener("paste", (event) => this.#take(event, event.clipboardData));
+    $("compose").addEventListener("dragover", (event) => event.preventDefault());
+    $("compose").addEventListener("drop", (event) => this.#take(event, event.dataTransfer));
+  }
+
+  #take(event, { files }) {
+    if (!files.length) return;
+    event.preventDefault();
+    this.images.add(files);
   }
 
   /** What is kept of it while it is not sent. */

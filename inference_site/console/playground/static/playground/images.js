@@ -1,7 +1,7 @@
 // The images of the next message: chosen, pasted or dropped, and sent as they are.
 import { button, complain, made } from "./dom.js";
 
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+export const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST = 8;
 
 function read(file) {
@@ -35,7 +35,7 @@ export class Images {
     const urls = [...this.urls];
     let bytes = urls.reduce((sum, url) => sum + url.length * 0.75, 0);
     let fault = "";
-    for (const file of files) {
+    for (const file of [...files]) {
       const name = file.name || "The image";
       if (!TYPES.includes(file.type)) fault = `${name}: only PNG, JPEG, WebP and GIF images.`;
       else if (urls.length >= MOST) fault = `${name}: at most ${MOST} images in a message.`;

@@ -61,7 +61,8 @@ export function sentOf(turn, column) {
 
 /**
  * Return what a turn asks the model of a column: its input, and the response that it builds on.
- * Answers that the API does not keep for this user are sent along as items.
+ * Answers that the API does not keep for this user are sent along as items. A model that was not
+ * asked before continues the answers of the first.
  */
 export function given(talk, turn, column) {
   const before = pathTo(talk, turn.parent).reverse();
@@ -76,7 +77,7 @@ export function given(talk, turn, column) {
     }
     if (answer?.output.length) items.unshift(...sentOf(one, own), ...answer.output.map(withoutId));
   }
-  items.push(...sentOf(turn, column));
+  items.push(...sentOf(turn, own));
   const [only] = items;
   const isText = items.length === 1 && only.role === "user" && typeof only.content === "string";
   return { input: isText ? only.content : items, previous };

@@ -73,8 +73,8 @@ function edit(turn, said, sent, bar, act) {
 
 /** Show one answer; return the view that its events go to. */
 function drawAnswer(answers, answer) {
-  const element = made("section", "answer", "", { "aria-label": `Answer of ${answer.model}` });
-  if (answer.model) element.append(made("h3", "answer-model", answer.model));
+  const element = made("div", "answer", "", { role: "group", "aria-label": `Answer of ${answer.model}` });
+  if (answer.model) element.append(made("h2", "answer-model", answer.model));
   const output = made("div", "answer-output");
   element.append(output);
   answers.append(element);
