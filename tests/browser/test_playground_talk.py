@@ -285,3 +285,29 @@ def test_stop_takes_what_waits_out_of_the_queue(
     wait_until(lambda: newest(stack)[1] == "cancelled", 30, "it is out of the queue")
     for id_ in busy:
         client.responses.cancel(id_)
+
+
+BOUNDED = """async () => {
+  const store = await import("/static/playground/store.js");
+  const { addTurn, message, newTalk } = await import("/static/playground/talk.js");
+  const large = newTalk({});
+  const image = `data:image/png;base64,${"x".repeat(9_000_000)}`;
+  for (const text of ["first", "second"]) addTurn(large, large.leaf, [message(text, [image])]);
+  await store.save("7", large);
+  const kept = await store.load("7", large.id);
+  const images = Object.values(kept.turns).map(({ input: [{ content }] }) =>
+    content.filter((part) => part.type === "input_image").length);
+  const inAnotherTab = structuredClone(kept);
+  await store.save("7", large);
+  await store.save("7", inAnotherTab);
+  const titles = (await store.titles("7")).map((one) => one.title);
+  for (let made = 0; made < 35; made += 1) await store.save("7", newTalk({}));
+  return { images, titles, count: (await store.titles("7")).length };
+}"""
+
+
+def test_what_a_browser_keeps_is_bounded_and_no_tab_overwrites_another(playground: Page) -> None:
+    found = playground.evaluate(BOUNDED)
+    assert found["images"] == [0, 1], "the oldest image goes first"
+    assert found["titles"] == ["first", "first"]
+    assert found["count"] == 30

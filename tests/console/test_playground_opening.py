@@ -45,12 +45,13 @@ def test_a_response_is_opened_with_its_settings_and_all_before_it(
         temperature=0.5,
         background=True,
         metadata={"a": "b"},
+        user="a customer",
     )
     found = opened(staff(RESPONSES, CONTENT), second.public_id).json()
     request = found["request"]
     assert (request["model"], request["instructions"]) == ("m", "Be short.")
     assert request["temperature"] == 0.5
-    assert not {"background", "metadata", "input", "previous_response_id"} & set(request)
+    assert not {"background", "metadata", "user", "input", "previous_response_id"} & set(request)
     said = [("user", "Hello"), ("assistant", "Hi"), ("user", "And?"), ("assistant", "Nothing")]
     assert texts(found) == said
     assert found["is_cut"] is False

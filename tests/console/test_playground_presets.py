@@ -40,7 +40,10 @@ def test_a_preset_is_of_its_user_until_it_is_shared() -> None:
     assert names(bob) == []
     assert save(alice, is_shared=True, content="Be brief.").status_code == 200
     (seen,) = bob.get(ADDRESS).json()["data"]
-    assert (seen["owner"], seen["content"], seen["may_delete"]) == ("alice", "Be brief.", False)
+    assert (seen["owner"], seen["may_delete"]) == ("alice", False)
+    assert bob.get(f"{ADDRESS}/{seen['id']}").json()["content"] == "Be brief."
+    assert save(alice).status_code == 200  # Shared no more.
+    assert bob.get(f"{ADDRESS}/{seen['id']}").status_code == 404
 
 
 def test_presets_of_two_users_may_have_one_name() -> None:

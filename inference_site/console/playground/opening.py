@@ -22,8 +22,13 @@ from responses_api.wire.request import ResponseRequest
 MOST_ITEMS = 500
 """How many items of a conversation are opened; the newest are."""
 _CONTENT = "responses_api.view_content"
-_NOT_OPENED = ("input", "previous_response_id", "conversation", "background", "store", "stream",
-               "stream_options", "metadata")  # fmt: skip
+_NOT_OPENED = frozenset(
+    {
+        *("input", "previous_response_id", "conversation", "metadata", "user", "safety_identifier"),
+        *("background", "store", "stream", "stream_options"),
+    }
+)
+"""Fields of a request that are of its client, or of where it stood."""
 
 Opened = dict[str, Any]
 

@@ -19,6 +19,7 @@ MOST = 200
 """The most presets that one user may have."""
 _MOST_SHOWN = 1_000
 _DELETE = "playground.delete_preset"
+_NONE = "There is no such preset for you."
 _TEXT = r"^[^\x00]*$"  # PostgreSQL takes no NUL.
 
 
@@ -38,11 +39,10 @@ class PresetsView(ApiView):
     permission_classes = ()  # No key calls, so there is no scope to check.
 
     def get(self, request: Request) -> Response:
-        """List the user's own presets and those that are shared."""
+        """List the user's own presets and those that are shared, without their content."""
         user = request.user
-        seen = Q(user_id=user.pk) | Q(is_shared=True)
-        found = Preset.objects.filter(seen).select_related("user")
-        return Response({"data": [_shown(preset, user) for preset in found[:_MOST_SHOWN]]})
+        found = _seen(user).select_related("user").defer("content")
+        return Response({"data": [_listed(preset, user) for preset in found[:_MOST_SHOWN]]})
 
     def post(self, request: Request) -> Response:
         """Save a preset; one of the same kind and name is replaced."""
@@ -56,7 +56,7 @@ class PresetsView(ApiView):
             name=body.name,
             defaults={"content": body.content, "is_shared": body.is_shared},
         )
-        return Response(_shown(preset, user))
+        return Response({**_listed(preset, user), "content": preset.content})
 
 
 class PresetView(ApiView):
@@ -65,12 +65,23 @@ class PresetView(ApiView):
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No key calls, so there is no scope to check.
 
+    def get(self, request: Request, pk: int) -> Response:
+        """Get a preset with its content."""
+        preset = _seen(request.user).select_related("user").filter(pk=pk).first()
+        if preset is None:
+            raise NotFoundError(_NONE)
+        return Response({**_listed(preset, request.user), "content": preset.content})
+
     def delete(self, request: Request, pk: int) -> Response:
         """Delete an own preset; with the permission, also one that another user shares."""
         deleted, _ = _deletable(request.user).filter(pk=pk).delete()
         if not deleted:
-            raise NotFoundError("You have no such preset.")
+            raise NotFoundError(_NONE)
         return Response({"id": pk, "deleted": True})
+
+
+def _seen(user: Any) -> QuerySet[Preset]:
+    return Preset.objects.filter(Q(user_id=user.pk) | Q(is_shared=True))
 
 
 def _deletable(user: Any) -> QuerySet[Preset]:
@@ -78,13 +89,12 @@ def _deletable(user: Any) -> QuerySet[Preset]:
     return Preset.objects.filter(own | Q(is_shared=True) if user.has_perm(_DELETE) else own)
 
 
-def _shown(preset: Preset, user: Any) -> dict[str, Any]:
+def _listed(preset: Preset, user: Any) -> dict[str, Any]:
     is_own = preset.user_id == user.pk
     return {
         "id": preset.pk,
         "kind": preset.kind,
         "name": preset.name,
-        "content": preset.content,
         "is_shared": preset.is_shared,
         "owner": "" if is_own else preset.user.get_username(),
         "may_delete": is_own or user.has_perm(_DELETE),

@@ -51,8 +51,8 @@ export class Keeper {
     const known = await store.titles(this.#user);
     const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null");
     sessionStorage.removeItem(LEFT);
-    const id = sessionStorage.getItem(SHOWN) ?? known[0]?.id;
-    const found = id && (await store.load(this.#user, id));
+    const shown = known.find((one) => one.id === sessionStorage.getItem(SHOWN)) ?? known[0];
+    const found = shown && (await store.load(this.#user, shown.id));
     if (left?.user !== this.#user || (found && found.id !== left.id)) return found;
     const { settings, text } = left;
     const talk = found ?? newTalk(settings);
@@ -66,7 +66,7 @@ export class Keeper {
   async forget(id) {
     clearTimeout(this.#later);
     await this.#saving;
-    await store.remove(this.#user, id);
+    await store.remove(this.#user, id).catch(() => {}); // Then it was not kept either.
     sessionStorage.removeItem(SHOWN);
   }
 

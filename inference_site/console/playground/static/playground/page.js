@@ -145,10 +145,12 @@ function show(turn) {
   keeper.keep();
 }
 
-/** Leave the conversation for another one. */
+/** Leave the conversation for another one. One in which nothing was written is not kept. */
 async function goTo(next) {
-  if (talk.version || talk.leaf) await keeper.keep();
+  const { id, leaf, draft } = current();
+  await (leaf || draft.text || draft.images.length ? keeper.keep() : keeper.forget(id));
   open(next);
+  await keeper.keep();
   await keeper.list();
 }
 

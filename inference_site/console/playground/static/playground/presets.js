@@ -32,12 +32,17 @@ class Presets {
     return this.#all.find((one) => String(one.id) === this.list.value);
   }
 
-  #use() {
+  async #use() {
     const preset = this.#chosen();
     this.remove.disabled = !preset?.may_delete;
     if (!preset) return;
-    this.field.value = preset.content;
-    this.field.dispatchEvent(new Event("input", { bubbles: true }));
+    try {
+      const { content } = await asked(`${ADDRESS}/${preset.id}`);
+      this.field.value = content;
+      this.field.dispatchEvent(new Event("input", { bubbles: true }));
+    } catch (fault) {
+      complain(fault.message);
+    }
   }
 
   #save() {

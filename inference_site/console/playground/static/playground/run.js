@@ -6,6 +6,7 @@ const ADDRESS = "/console/playground/responses";
 const OPEN = ["queued", "in_progress"];
 const POLL_MS = 500;
 const MOST_POLLS = 60;
+const PATIENCE_MS = 10_000;
 
 export class Run {
   #view;
@@ -108,7 +109,9 @@ function take(answer, response) {
 export async function recover(answer) {
   if (!answer.isKept) return;
   for (let poll = 0; poll < MOST_POLLS; poll += 1) {
-    const { response, run } = await asked(`${ADDRESS}/${encodeURIComponent(answer.id)}`);
+    const { response, run } = await asked(
+      `${ADDRESS}/${encodeURIComponent(answer.id)}`, { signal: AbortSignal.timeout(PATIENCE_MS) },
+    );
     if (!OPEN.includes(response.status)) {
       const { error } = answer;
       take(answer, response);

@@ -58,14 +58,15 @@ export async function remove(user, id) {
 
 /** Save a conversation. If another tab has changed it meanwhile, it becomes one of its own. */
 export async function save(user, talk) {
-  const chars = fit(talk);
+  const kept = structuredClone(talk);
+  const chars = fit(kept);
   return within("readwrite", async (talks, known) => {
     const saved = await done(known.get([user, talk.id]));
     if (saved && saved.version !== talk.version) talk.id = newId();
     talk.version = newId();
     const { id, version } = talk;
-    talks.put(structuredClone(talk), [user, id]);
-    known.put({ user, id, version, chars, title: titleOf(talk), savedAt: Date.now() }, [user, id]);
+    talks.put({ ...kept, id, version }, [user, id]);
+    known.put({ user, id, version, chars, title: titleOf(kept), savedAt: Date.now() }, [user, id]);
     const all = (await done(known.getAll())).sort((a, b) => b.savedAt - a.savedAt);
     let sum = 0;
     all.forEach((one, place) => {
