@@ -63,6 +63,12 @@ def _ended(
 
 def _tell(generation_id: str, answer: Appended) -> None:
     """Tell who follows; they read the log, which knows the numbers of the frames."""
-    send = async_to_sync(get_channel_layer().send)
-    for channel in answer.followers:
-        send(channel, {"type": MESSAGE_TYPE, "streams": [(generation_id, b"")]})
+
+    async def send() -> None:
+        for channel in answer.followers:
+            message = {"type": MESSAGE_TYPE, "streams": [(generation_id, b"")]}
+            await get_channel_layer().send(channel, message)
+
+    if answer.followers:
+        # The loop that had this done in a thread may have ended, and would never do it.
+        async_to_sync(send, force_new_loop=True)()

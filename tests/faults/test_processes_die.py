@@ -175,6 +175,18 @@ def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
     wait_until(lambda: works(stack), 30, "the next request")
 
 
+def test_a_web_process_in_which_a_thread_hangs_ends_when_it_is_asked_to(
+    stack: ServedStack,
+) -> None:
+    assert works(stack)
+    web = stack.pid_of("web")
+    with frozen(*postgres_pids(stack)):
+        assert not works(stack)  # Its thread waits for PostgreSQL from now on.
+        os.kill(web, signal.SIGTERM)
+        wait_until(lambda: not psutil.pid_exists(web), 60, "the end of the web process")
+    wait_until(lambda: works(stack), 60, "the next request")
+
+
 def test_killed_postgres_comes_back_and_a_running_stream_is_recorded(stack: ServedStack) -> None:
     reader = Reader(stack, slow(20))
     os.kill(stack.postgres_pid(), signal.SIGQUIT)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth import get_user_model
+from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
+from inference_site.generations.cancel import cancel
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.maintenance import stop_unattended
 from inference_site.generations.models import Generation, GenerationQuerySet, Status
@@ -138,6 +142,28 @@ def test_one_that_waits_ends_at_once_and_its_flag_is_set_first(
     assert keys_of(stored.public_id) <= {log_key(stored.public_id)}
     log = read_log(stored.public_id)
     assert not log or (log[-1].ending is not None and not log[-1].ending.error_code)
+
+
+def test_a_cancel_ends_while_the_event_loop_stands_still(stored: StoredResponse) -> None:
+    """As at the end of a web process, whose loop does nothing any more."""
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    def act() -> None:
+        has_begun.set()
+        cancel([stored.public_id])
+        connection.close()
+        has_ended.set()
+
+    async def scenario() -> bool:
+        acting = asyncio.ensure_future(sync_to_async(act, thread_sensitive=False)())
+        while not has_begun.is_set():
+            await asyncio.sleep(0.01)
+        is_in_time = has_ended.wait(20)  # Nothing else runs on this loop meanwhile.
+        await acting
+        return is_in_time
+
+    assert asyncio.run(scenario())
+    assert status_of(stored.public_id) == Status.CANCELLED
 
 
 @all_callers

@@ -25,6 +25,7 @@ from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, watch_models
 from inference_site.observability.tracing import start_tracing
+from inference_site.process_end import end_within
 from inference_site.streams.request_documents import reader_of
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_ENDS_S = 30.0
+"""How long the process may take to end once what ran has ended, or has been stopped."""
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
 
@@ -123,6 +126,7 @@ def _serve(
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
         runtime.drain()
+        end_within(settings.DRAIN_TIMEOUT_S + _ENDS_S, status=1)
 
     # Celery installs its own handlers over those that libraries installed while loading.
     signals.worker_init.connect(_default_signals, weak=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
 
 from daphne.cli import CommandLineInterface
 from django.db import DatabaseError
@@ -27,8 +26,8 @@ BACKLOG = 4096
 """How many connections may wait to be accepted; the kernel lowers it to its own bound."""
 
 
-def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], None]) -> Any:
-    """Serve until stopped; return the exit status.
+def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], None]) -> None:
+    """Serve until stopped. Raise SystemExit when the port cannot be had.
 
     ``descriptor`` is that of an IPv4 socket that listens already, instead of host and port.
     ``wait`` is called when everything is imported, before anything is connected.
@@ -47,7 +46,7 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     endpoint = f"tcp:port={port}:interface={interface}:backlog={BACKLOG}"
     listen = ["-e", endpoint] if descriptor is None else ["--fd", str(descriptor)]
     # -v 0: no access log of Daphne's; inference_site/gateway/access.py has one.
-    return command.run([*listen, "-v", "0", "--no-server-name", _APPLICATION])
+    command.run([*listen, "-v", "0", "--no-server-name", _APPLICATION])
 
 
 def _connect() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from django.conf import settings
@@ -13,10 +12,14 @@ from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.server.daphne import run_server
 from inference_site.model_store.watching import watch_models
+from inference_site.process_end import end_within
 from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.supervisor.standby import add_standby, stand_by_if_asked
+
+_ENDS_S = 10.0
+"""How long the process may take to end once the last request is answered."""
 
 
 class Command(BaseCommand):
@@ -46,9 +49,9 @@ class Command(BaseCommand):
             watch_models()
             writer.start()
 
-        status = run_server(host, port, fd, wait)
+        run_server(host, port, fd, wait)
+        end_within(_ENDS_S, status=0)
         writer.stop()
-        sys.exit(status)
 
 
 def _require_settings() -> None:
