@@ -1,10 +1,13 @@
-"""Routes of the requests under /console that pages send, and a short address of the playground."""
+"""Routes of what pages send and read beside themselves, and a short address of the playground."""
 
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+from inference_site.console.playground.urls import pages, requests
+
 urlpatterns = [
     path("playground", RedirectView.as_view(pattern_name="admin:playground", query_string=True)),
+    path("admin/playground/", include(pages)),
     path("console/", include("responses_api.console_urls")),
-    path("console/playground/", include("inference_site.console.playground.urls")),
+    path("console/playground/", include(requests)),
 ]

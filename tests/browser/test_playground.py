@@ -160,7 +160,7 @@ def test_an_answer_that_is_begun_anew_is_shown_once(open_page: Callable[..., Pag
     page = open_page()
     page.route(f"**{ADDRESS}", lambda route: route.fulfill(body=stream))
     ended = {"response": {**response, "status": "completed"}, "run": {"cost": "1 USD"}}
-    page.route(f"**{ADDRESS}/resp_1", lambda route: route.fulfill(json=ended))
+    page.route("**/admin/playground/responses/resp_1", lambda route: route.fulfill(json=ended))
     page.goto("/playground")
     message(page).fill("hi")
     page.keyboard.press("Enter")

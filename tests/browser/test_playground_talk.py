@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import FilePayload, Locator, Page, Request, Route, expect
 
 from tests.browser.conftest import WIDTHS, Watch, assert_fits, faults, resize
 from tests.browser.test_playground import message, say, settings, usage
@@ -27,6 +29,11 @@ def playground(page: Page) -> Page:
 def ask(page: Page, text: str) -> None:
     message(page).fill(text)
     page.keyboard.press("Enter")
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    body: dict[str, Any] = request.post_data_json or {}
+    return body
 
 
 def answers(page: Page) -> Locator:
@@ -153,11 +160,13 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     assert right is not None
     assert left["y"] == right["y"]
     assert left["x"] < right["x"]
-    sent = []
-    page.on("request", lambda request: sent.append(request.post_data_json))
+    sent: list[Request] = []
+    note = sent.append
+    page.on("request", note)
     ask(page, "And then?")
     expect(usage(page, 4)).to_contain_text("tokens/s")
-    asked = [body for body in sent if body and "model" in body]
+    page.remove_listener("request", note)
+    asked = [body for body in map(body_of, sent) if "model" in body]
     assert len({body["previous_response_id"] for body in asked}) == 2
     resize(page, "phone")
     assert_fits(page)
@@ -168,7 +177,7 @@ def add_images(page: Page, *files: tuple[str, str, bytes]) -> None:
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Add images").click()
     chooser.value.set_files(
-        [{"name": name, "mimeType": type_, "buffer": content} for name, type_, content in files]
+        [FilePayload(name=name, mimeType=type_, buffer=content) for name, type_, content in files]
     )
 
 
@@ -187,7 +196,7 @@ def test_images_are_sent_within_limits_and_errors_are_told_as_the_api_tells_them
     assert faults(page) == []
     with page.expect_request("**/console/playground/responses") as asked:
         ask(page, "What is this?")
-    (sent,) = asked.value.post_data_json["input"]
+    (sent,) = body_of(asked.value)["input"]
     assert [part["type"] for part in sent["content"]] == ["input_text", "input_image"]
     expect(page.locator(".bubble-error")).to_contain_text("image")
     expect(page.locator(".bubble-error")).to_contain_text("req_")
@@ -247,14 +256,14 @@ def test_a_stored_response_is_opened_continued_and_asked_again(
     expect(settings(page).get_by_label("Temperature")).to_have_value("0.25")
     with page.expect_request("**/console/playground/responses") as asked:
         ask(page, "A grey one")
-    body = asked.value.post_data_json
+    body = body_of(asked.value)
     assert "previous_response_id" not in body
     assert len(body["input"]) == 5
     expect(usage(page, 2)).to_contain_text("completed")
     expect(answers(page).last).to_have_text("A grey one")
     with page.expect_request("**/console/playground/responses") as asked:
         ask(page, "Or black")
-    assert asked.value.post_data_json["previous_response_id"].startswith("resp_")
+    assert body_of(asked.value)["previous_response_id"].startswith("resp_")
     expect(usage(page, 3)).to_contain_text("completed")
     page.get_by_role("button", name="Regenerate").nth(1).click()
     expect(page.get_by_text("2 of 2")).to_be_visible()
@@ -290,19 +299,21 @@ def test_stop_takes_what_waits_out_of_the_queue(
 BOUNDED = """async () => {
   const store = await import("/static/playground/store.js");
   const { addTurn, message, newTalk } = await import("/static/playground/talk.js");
+  const { user } = document.getElementById("playground").dataset;
   const large = newTalk({});
   const image = `data:image/png;base64,${"x".repeat(9_000_000)}`;
   for (const text of ["first", "second"]) addTurn(large, large.leaf, [message(text, [image])]);
-  await store.save("7", large);
-  const kept = await store.load("7", large.id);
+  await store.save(user, large);
+  const kept = await store.load(user, large.id);
   const images = Object.values(kept.turns).map(({ input: [{ content }] }) =>
     content.filter((part) => part.type === "input_image").length);
   const inAnotherTab = structuredClone(kept);
-  await store.save("7", large);
-  await store.save("7", inAnotherTab);
-  const titles = (await store.titles("7")).map((one) => one.title);
-  for (let made = 0; made < 35; made += 1) await store.save("7", newTalk({}));
-  return { images, titles, count: (await store.titles("7")).length };
+  await store.save(user, large);
+  await store.save(user, inAnotherTab);
+  const titles = (await store.titles(user)).map((one) => one.title)
+    .filter((title) => title !== "New conversation");
+  for (let made = 0; made < 35; made += 1) await store.save(user, newTalk({}));
+  return { images, titles, count: (await store.titles(user)).length };
 }"""
 
 

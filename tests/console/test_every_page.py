@@ -17,8 +17,8 @@ _BEFORE_LOGIN = {"admin:login", "admin:logout", "admin:jsi18n", "/playground"}
 _OF_EVERY_STAFF_USER = {
     *("admin:index", "admin:search", "admin:password_change"),
     *("admin:password_change_done", "admin:autocomplete", "admin:playground"),
-    *("/console/playground/responses", "/console/playground/responses/1"),
-    *("/console/playground/responses/1/stop", "/console/playground/presets"),
+    *("/console/playground/responses", "/admin/playground/responses/1"),
+    *("/console/playground/responses/1/stop", "/admin/playground/presets"),
 }
 """Pages that need no permission; the search and ``autocomplete`` ask for one of what they find."""
 

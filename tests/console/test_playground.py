@@ -193,7 +193,7 @@ def test_the_page_runs_no_script_but_files_of_the_site(staff: Callable[..., Clie
 def test_only_own_responses_can_be_read_with_what_they_took() -> None:
     alice, bob = key_of("alice"), key_of("bob")
     answer = Chain(alice).turn("a secret", "an answer")
-    address = f"{ADDRESS}/{answer.public_id}"
+    address = f"{PAGE}responses/{answer.public_id}"
     assert browser_of(bob).get(address).status_code == 404
     found = browser_of(alice).get(address).json()
     assert found["response"]["output"][0]["content"][0]["text"] == "an answer"

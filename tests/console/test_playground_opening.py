@@ -22,7 +22,7 @@ PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
 def opened(browser: Client, public_id: str) -> Any:
-    return browser.get(f"/console/playground/open/{public_id}")
+    return browser.get(f"/admin/playground/open/{public_id}")
 
 
 def texts(found: Any) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def test_a_chat_completion_is_opened_as_items(
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": [{"type": "text", "text": "The sky?"}, picture]},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+            {"role": "tool", "tool_call_id": "call_1", "content": ""},
         ],
         completion={"choices": [{"message": answer}]},
     )
@@ -124,7 +124,6 @@ def hidden(db: None) -> Iterator[None]:
     SiteSettings.objects.update_or_create(pk=1, defaults={"show_content": False})
     current.forget()
     yield
-    current._known = SiteSettings()
     current.forget()
 
 

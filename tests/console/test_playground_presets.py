@@ -12,7 +12,7 @@ from django.test import Client
 from inference_site.console.playground import presets
 from inference_site.console.playground.models import Preset
 
-ADDRESS = "/console/playground/presets"
+ADDRESS = "/admin/playground/presets"
 BRIEF = {"kind": "instructions", "name": "Brief", "content": "Answer in one line."}
 
 

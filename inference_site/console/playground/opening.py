@@ -30,11 +30,13 @@ _NOT_OPENED = frozenset(
 )
 """Fields of a request that are of its client, or of where it stood."""
 
+_OF_A_MESSAGE = ("role", "content", "tool_calls", "tool_call_id")
+
 Opened = dict[str, Any]
 
 
 class OpenView(ApiView):
-    """``GET /console/playground/open/{id}``: of a response, chat completion or conversation."""
+    """``GET /admin/playground/open/{id}``: of a response, chat completion or conversation."""
 
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No key calls, so there is no scope to check.
@@ -95,21 +97,16 @@ def items_of_messages(messages: Iterable[dict[str, Any]]) -> list[ItemData]:
     given: list[dict[str, Any]] = []
     for message in messages:
         if thought := message.get("reasoning_content"):
-            given.append({"type": "reasoning", "content": [_thought(thought)]})
-        if message.get("content") or message.get("tool_calls"):
-            given.append({key: message[key] for key in _KEPT if message.get(key) is not None})
+            part = {"type": "reasoning_text", "text": thought}
+            given.append({"type": "reasoning", "content": [part]})
+        if message.get("content") or message.get("tool_calls") or message["role"] == "tool":
+            kept = {key: message.get(key) for key in _OF_A_MESSAGE}
+            given.append({key: value for key, value in kept.items() if value is not None})
     try:
         parsed = ResponseRequest.model_validate({"input": given}).input or []
     except ValidationError as exc:
         raise InvalidRequestError("The messages of this chat cannot be opened.") from exc
     return [to_data(item) for item in parsed]
-
-
-_KEPT = ("role", "content", "tool_calls", "tool_call_id")
-
-
-def _thought(text: str) -> dict[str, str]:
-    return {"type": "reasoning_text", "text": text}
 
 
 def _newest(items: list[ItemData]) -> Opened:

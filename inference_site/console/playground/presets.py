@@ -24,7 +24,7 @@ _TEXT = r"^[^\x00]*$"  # PostgreSQL takes no NUL.
 
 
 class PresetRequest(WireRequest):
-    """The body of ``POST /console/playground/presets``."""
+    """The body of ``POST /admin/playground/presets``."""
 
     kind: Literal["instructions", "tools", "schema"]
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_TEXT)]
@@ -33,7 +33,7 @@ class PresetRequest(WireRequest):
 
 
 class PresetsView(ApiView):
-    """``/console/playground/presets``."""
+    """``/admin/playground/presets``."""
 
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No key calls, so there is no scope to check.
@@ -46,7 +46,8 @@ class PresetsView(ApiView):
 
     def post(self, request: Request) -> Response:
         """Save a preset; one of the same kind and name is replaced."""
-        body, user = parse(PresetRequest, request.data), request.user
+        body = parse(PresetRequest, request.data)
+        user: Any = request.user  # Of the staff: ``StaffSession`` lets nobody else in.
         own = Preset.objects.filter(user_id=user.pk)
         if own.exclude(kind=body.kind, name=body.name).count() >= MOST:
             raise ConflictError(f"You have {MOST} presets: delete one first.")
@@ -60,7 +61,7 @@ class PresetsView(ApiView):
 
 
 class PresetView(ApiView):
-    """``/console/playground/presets/{id}``."""
+    """``/admin/playground/presets/{id}``."""
 
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No key calls, so there is no scope to check.

@@ -44,7 +44,7 @@ class PlaygroundResponsesView(ResponsesView):
 
 
 class PlaygroundResponseView(ApiView):
-    """``GET /console/playground/responses/{id}``: the response, and what its run took."""
+    """``GET /admin/playground/responses/{id}``: the response, and what its run took."""
 
     authentication_classes = (PlaygroundSession,)
 

@@ -159,7 +159,7 @@ async function openStored(id) {
   const address = new URL(location);
   address.searchParams.delete("open");
   history.replaceState(null, "", address);
-  const found = await asked(`/console/playground/open/${encodeURIComponent(id)}`);
+  const found = await asked(`/admin/playground/open/${encodeURIComponent(id)}`);
   const { model = "" } = found.request;
   const next = newTalk(valuesFrom(found.request));
   addItems(next, found.items, model);

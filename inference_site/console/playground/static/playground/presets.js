@@ -1,7 +1,7 @@
 // Presets: system prompts, tools and JSON schemas that the server keeps.
 import { $, asked, button, complain, headers, made, say } from "./dom.js";
 
-const ADDRESS = "/console/playground/presets";
+const ADDRESS = "/admin/playground/presets";
 
 /** The presets of one field: choose, save and delete. */
 class Presets {

@@ -3,10 +3,11 @@ import { events } from "../responses_api/stream.js";
 import { asked, faultOf, headers } from "./dom.js";
 
 const ADDRESS = "/console/playground/responses";
+const STORED = "/admin/playground/responses";
 const OPEN = ["queued", "in_progress"];
 const POLL_MS = 500;
-const MOST_POLLS = 60;
-const PATIENCE_MS = 10_000;
+const MOST_POLLS = 240;
+const PATIENCE_MS = 60_000;
 
 export class Run {
   #view;
@@ -110,7 +111,7 @@ export async function recover(answer) {
   if (!answer.isKept) return;
   for (let poll = 0; poll < MOST_POLLS; poll += 1) {
     const { response, run } = await asked(
-      `${ADDRESS}/${encodeURIComponent(answer.id)}`, { signal: AbortSignal.timeout(PATIENCE_MS) },
+      `${STORED}/${encodeURIComponent(answer.id)}`, { signal: AbortSignal.timeout(PATIENCE_MS) },
     );
     if (!OPEN.includes(response.status)) {
       const { error } = answer;

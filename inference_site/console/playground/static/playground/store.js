@@ -66,7 +66,7 @@ export async function save(user, talk) {
     talk.version = newId();
     const { id, version } = talk;
     talks.put({ ...kept, id, version }, [user, id]);
-    known.put({ user, id, version, chars, title: titleOf(kept), savedAt: Date.now() }, [user, id]);
+    known.put({ user, id, version, chars, title: titleOf(talk), savedAt: Date.now() }, [user, id]);
     const all = (await done(known.getAll())).sort((a, b) => b.savedAt - a.savedAt);
     let sum = 0;
     all.forEach((one, place) => {
