@@ -55,7 +55,7 @@ export function textOf(content) {
 }
 
 /** Return the items that a turn sent to the model of a column: results of calls, then the message. */
-export function sentOf(turn, column) {
+function sentOf(turn, column) {
   return [...(turn.results[column] ?? []), ...turn.input];
 }
 

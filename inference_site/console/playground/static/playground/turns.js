@@ -2,14 +2,13 @@
 import { AnswerView } from "../responses_api/stream.js";
 import { button, copyFrom, made } from "./dom.js";
 import { isOpen } from "./run.js";
-import { branches, sentOf, textOf } from "./talk.js";
+import { branches, textOf } from "./talk.js";
 
 /** Return the element of a turn. ``act`` has what its buttons do: edit, again and show. */
 export function drawTurn(talk, turn, act) {
   const element = made("article", "turn");
   const sent = made("div", "sent");
-  const items = new Set(turn.answers.length > 1 ? [0, 1].flatMap((one) => sentOf(turn, one)) : sentOf(turn, 0));
-  sent.append(...[...items].map(bubbleOf));
+  sent.append(...[...turn.results.flat(), ...turn.input].map(bubbleOf));
   const answers = made("div", "answers");
   element.append(sent, barOf(talk, turn, sent, act), answers);
   element.answers = turn.answers.map((answer) => drawAnswer(answers, answer));
