@@ -42,12 +42,23 @@ class InvalidRequest(EngineError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt leaves no room in the model's context. Both counts are tokens."""
+    """The prompt leaves no room in the model's context. Both counts are tokens.
 
-    def __init__(self, context_length: int, input_tokens: int, param: str = "messages") -> None:
+    The prompt ``has_more`` when its tokens were not all counted.
+    """
+
+    def __init__(
+        self,
+        context_length: int,
+        input_tokens: int,
+        param: str = "messages",
+        *,
+        has_more: bool = False,
+    ) -> None:
+        count = f"more than {input_tokens}" if has_more else str(input_tokens)
         super().__init__(
             f"This model's maximum context length is {context_length} tokens. "
-            f"However, your {param} resulted in {input_tokens} tokens. "
+            f"However, your {param} resulted in {count} tokens. "
             f"Please reduce the length of the {param}.",
             param=param,
         )

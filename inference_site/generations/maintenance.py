@@ -179,6 +179,10 @@ def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = Fals
 
 def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
+    if generation.background and is_cancel_requested(generation.public_id):
+        cancel_held = partial(Generation.objects.cancel_abandoned, *held)
+        end_in_place(generation, Status.CANCELLED, cancel_held, None)
+        return
     if generation.background and generation.attempt < most:
         with impatient_transaction():
             is_waiting = Generation.objects.requeue(*held, alone=alone)

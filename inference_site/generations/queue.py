@@ -16,7 +16,7 @@ from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.affinity import Preference, preference
-from inference_site.generations.cancel import cancel_waiting
+from inference_site.generations.cancel import cancel
 from inference_site.generations.models import Generation
 from inference_site.generations.places import (
     Place,
@@ -99,7 +99,7 @@ def enqueue(
         save_document(row.public_id, document, follower, opening, row.project_id)
         _commit(row, with_row, is_wanted, is_near_end=is_near_end)
         if not is_wanted():
-            cancel_waiting([row.public_id])
+            cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
         crowds.add(row.model, row.project_id, row.service_class)
         if unread < ENOUGH_WAKE_UPS:

@@ -24,6 +24,7 @@ from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
+from inference_site.submission.context_bound import refuse_too_long
 from inference_site.usage.settlement import settle_for_request
 
 
@@ -37,8 +38,9 @@ class Submission:
     from what is stored, so its log need not be kept for that. ``with_row`` is written in the
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has. While one with the same ``idempotency_key`` of its caller runs, or has completed, it is
-    refused.
+    it has. ``subject`` is the field of the API's request that holds what the model reads, if the
+    engine calls it otherwise. While one with the same ``idempotency_key`` of its caller runs, or
+    has completed, it is refused.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    subject: str = ""
     idempotency_key: str = ""
 
 
@@ -78,6 +81,7 @@ def submit(
     waits. When the generation is refused it leaves. One that is no longer wanted is not run.
     """
     try:
+        refuse_too_long(submission.document.request, submission.subject)
         with admitted(submission.caller, submission.document.request, submission.with_row) as held:
             if follower is not None and submission.grace_s:
                 attend(submission.generation_id, submission.grace_s)

@@ -105,6 +105,7 @@ def _submission(
         caller,
         document,
         stream=bool(body.stream),
+        subject="input",
         ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
         service_class=service_class,
         end_user=body.safety_identifier or body.user or "",

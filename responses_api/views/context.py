@@ -43,6 +43,7 @@ class ResponseInputTokensView(ApiView):
             caller,
             Document(asked, Assembly()),
             ignored_params=body.ignored_params,
+            subject="input",
         )
         return respond(request, submission)
 
@@ -67,5 +68,6 @@ class ResponseCompactView(ApiView):
             caller,
             Document(to_summary_request(body.instructions, items, model), assembly),
             ignored_params=body.ignored_params,
+            subject="input",
         )
         return respond(request, submission)

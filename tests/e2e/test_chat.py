@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -249,6 +250,23 @@ def test_prompt_beyond_the_context_is_refused(client: openai.OpenAI) -> None:
             client.chat.completions.create(model=model, messages=ask("word " * 6000), stream=stream)
         assert caught.value.code == "context_length_exceeded"
         assert caught.value.param == "messages"
+
+
+def test_prompt_beyond_any_context_is_refused_without_a_worker(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    text = "a " * 2**20
+    asks: list[Callable[[], Any]] = [
+        lambda: client.chat.completions.create(model="demo", messages=ask(text), stream=True),
+        lambda: client.completions.create(model="demo", prompt=text),
+        lambda: client.responses.create(model="demo", input="Hi", instructions=text),
+    ]
+    before = stack.sql("SELECT count(*) FROM generations_generation")
+    for send, param in zip(asks, ("messages", "prompt", "input"), strict=True):
+        with pytest.raises(openai.BadRequestError, match=r"more than \d+ tokens") as caught:
+            send()
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+    assert stack.sql("SELECT count(*) FROM generations_generation") == before
 
 
 def test_row_tells_what_happened(stack: ServedStack, client: openai.OpenAI) -> None:

@@ -34,7 +34,12 @@ from inference_site.generations.maintenance import (
     maintain,
     wake_again,
 )
-from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.models import (
+    Generation,
+    GenerationQuerySet,
+    ServiceClass,
+    Status,
+)
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import (
     count_wake_ups,
@@ -149,6 +154,26 @@ def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
     give_up_abandoned()
     assert state(row)[0] == Status.CANCELLED
     assert count_wake_ups(model) == 0
+
+
+def test_a_stop_that_the_database_refuses_is_tried_again(
+    api_key: Key, worker: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = running(api_key, worker)
+    Generation.objects.filter(id=row.id).update(background=True, attempt=1, model=model)
+    request_cancel(row.public_id)
+    suspect(worker, ago_s=30)
+
+    def refuse(*_: object) -> bool:
+        raise OperationalError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GenerationQuerySet, "cancel_abandoned", refuse)
+        with pytest.raises(ExceptionGroup):
+            give_up_abandoned()
+    assert state(row)[0] == Status.RUNNING
+    give_up_abandoned()
+    assert state(row)[0] == Status.CANCELLED
 
 
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:

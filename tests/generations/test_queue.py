@@ -93,6 +93,19 @@ def test_what_was_refused_while_a_store_hung_does_not_run(
     assert not client_for(new.public_id).exists(document_key(new.public_id))
 
 
+def test_what_was_refused_and_is_claimed_already_is_stopped(api_key: Key, model: str) -> None:
+    new, document = new_row(api_key[0], model)
+
+    def is_wanted() -> bool:
+        """No more, once the row is there; and a worker was faster."""
+        return Generation.objects.claim(model, "worker") is None
+
+    with pytest.raises(UnavailableError):
+        enqueue(new, document, "web.one", is_wanted=is_wanted)
+    assert Generation.objects.get(public_id=new.public_id).status == Status.RUNNING
+    assert load_document(new.public_id, ChatAssembly).is_cancelled
+
+
 def test_what_was_committed_without_an_answer_does_not_run(
     api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
