@@ -51,6 +51,7 @@ SILENCED_SYSTEM_CHECKS = [
 
 INSTALLED_APPS = [
     "inference_site.console.apps.ConsoleConfig",  # Before the theme: it has templates of its own.
+    "inference_site.console.playground",
     "unfold.apps.BasicAppConfig",
     "inference_site.console.apps.SiteAdminConfig",
     "django.contrib.auth",

@@ -18,6 +18,7 @@ from unfold.sites import UnfoldAdminSite
 from inference_site.console.fleet import fleet_context, request_action, stop_pull
 from inference_site.console.home import firing, home_context, usage_csv
 from inference_site.console.model_pages.page import model_context
+from inference_site.console.playground.page import playground_context
 from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
 from inference_site.console.settings_page.page import settings_page
@@ -46,6 +47,11 @@ class ConsoleSite(UnfoldAdminSite):
                 "fleet/",
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
+            ),
+            path(
+                "playground/",
+                own(self._page("Playground", playground_context, "playground")),
+                name="playground",
             ),
             path("settings/", own(settings_page), name="settings"),
             path(
