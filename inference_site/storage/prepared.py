@@ -33,11 +33,9 @@ def execute_impatiently(statement: str, given: Mapping[str, Any]) -> psycopg.Cur
     It takes one round trip in place of four: what a pipeline sends is one transaction, unless one
     is open already.
     """
-    with _lent() as lent:
-        with lent.pipeline():
-            _run(lent, *impatience())
-            cursor = _run(lent, statement, given)
-        return cursor
+    with _lent() as lent, lent.pipeline():
+        _run(lent, *impatience())
+        return _run(lent, statement, given)
 
 
 @contextmanager

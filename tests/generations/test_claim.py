@@ -44,7 +44,13 @@ def test_what_runs_is_counted_once_for_all_that_wait(api_key: Key) -> None:
     for _ in range(3):
         waiting(api_key[0], age_s=1)
         create_generation(api_key[0], status=Status.RUNNING, claimed_at=timezone.now())
-    given = {"model": "m", "worker": "w", "served": "{}", "is_idle": True, "may_empty": True}
+    given: dict[str, Any] = {
+        "model": "m",
+        "worker": "w",
+        "served": "{}",
+        "is_idle": True,
+        "may_empty": True,
+    }
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)
         (plan,) = cursor.fetchone()[0]
