@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.processes import CACHE, ROOT, free_port, running, wait_for_ok
+from benchmarks.processes import CACHE, ROOT, TargetFailed, free_port, running, wait_for_ok
 
 READY_TIMEOUT_S = 120
 INSTALL_TIMEOUT_S = 900
@@ -102,10 +103,23 @@ def platform_with(
         with running("platform", command, environment, mark=str(data)) as process:
             ready = f"http://127.0.0.1:{port}/health/ready"
             wait_for_ok("platform", ready, process, READY_TIMEOUT_S)
-            key = (data / "api_key").read_text().strip()
+            key = _first_key(data, process)
             yield Endpoint(f"http://127.0.0.1:{port}/v1", key, next(iter(models)), process, data)
     finally:
         shutil.rmtree(data, ignore_errors=True)
+
+
+def _first_key(data: Path, process: subprocess.Popen[bytes]) -> str:
+    """Return the key that ``serve`` makes after the tables; on a busy host the site is ready first.
+
+    Raise TargetFailed if it ends without one.
+    """
+    file = data / "api_key"
+    while not file.exists() or not (key := file.read_text().strip()):
+        if process.poll() is not None:
+            raise TargetFailed(f"serve ended without a key: {process.returncode}")
+        time.sleep(0.05)
+    return key
 
 
 @contextmanager

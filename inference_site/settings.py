@@ -68,6 +68,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.kept_content",
     "inference_site.model_store",
     "inference_site.site_settings",
     "inference_site.request_log",
@@ -166,6 +167,7 @@ if OIDC_ISSUER:
 
 USE_TZ = True
 TIME_ZONE = "UTC"
+FORMAT_MODULE_PATH = "inference_site.console.formats"
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # Served from the packages they come in; nothing is collected.
 

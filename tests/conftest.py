@@ -11,6 +11,7 @@ from django.test import Client
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
+from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
 
 
@@ -18,7 +19,8 @@ from tests.served_stack import ServedStack, served_stack
 def plain_stack() -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
     env = {"KEEP_ALIVE_INTERVAL": "400", "WEB_STALL_S": "60", "SPARE_PROCESSES": "false"}
-    with served_stack(**env) as running:
+    env |= {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
+    with served_stack(WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
         yield running
 
 

@@ -179,7 +179,7 @@ class ApiKeyAdmin(UndeletedAdmin):
 class BudgetAdmin(SiteAdmin):
     """Admin of budgets, with the amount spent in the current period."""
 
-    list_display = ("project", "api_key", "unit", "every", "amount", "spent")
+    list_display = ("project", "api_key", "unit", "every", "shown_amount", "spent")
     list_filter = ("project", "unit", "every")
     list_select_related = ("project", "api_key")
     readonly_fields = ("project", "api_key")
@@ -198,4 +198,8 @@ class BudgetAdmin(SiteAdmin):
     def spent(self, budget: Any) -> str:
         start = period_start(budget.every, timezone.now())
         spent = sum((s.spent for s in budget.spends_now if s.start == start), Decimal(0))
-        return f"{spent.normalize():f}"
+        return str(budget.shown(spent))
+
+    @admin.display(description="amount", ordering="amount")
+    def shown_amount(self, budget: Budget) -> str:
+        return budget.shown(budget.amount)

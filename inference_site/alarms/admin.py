@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from inference_site.admin_pages.keyset import KeysetAdmin
@@ -17,8 +18,16 @@ from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 class RuleAdmin(SiteAdmin):
     """The conditions that raise alarms."""
 
-    list_display = ("kind", "bound", "factor", "is_enabled")
+    list_display = ("kind", "shown_bound", "shown_factor", "is_enabled")
     list_editable = ("is_enabled",)
+
+    @admin.display(description="bound", ordering="bound")
+    def shown_bound(self, rule: Rule) -> str:
+        return f"{rule.bound:,g}"
+
+    @admin.display(description="times the usual", ordering="factor")
+    def shown_factor(self, rule: Rule) -> str:
+        return f"{rule.factor:g}" if rule.factor else "—"
 
 
 @admin.register(Recipient)
@@ -33,12 +42,26 @@ class RecipientAdmin(SiteAdmin):
         return (*fields, "secret") if self.has_change_permission(request, obj) else fields
 
 
+class AlarmStateFilter(admin.SimpleListFilter):
+    """Whether an alarm is over."""
+
+    title, parameter_name = "state", "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("firing", "Firing"), ("resolved", "Resolved")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        known = {"firing": True, "resolved": False}
+        state = known.get(self.value() or "")
+        return queryset if state is None else queryset.filter(resolved_at__isnull=state)
+
+
 @admin.register(Alarm)
 class AlarmAdmin(KeysetAdmin):
     """What the rules have found, newest first."""
 
     list_display = ("time", "state", "text", "rule", "resolved_at")
-    list_filter = (("resolved_at", admin.EmptyFieldListFilter),)
+    list_filter = (AlarmStateFilter,)
     list_select_related = ("rule",)
     search_fields = ("subject__exact",)
     search_help_text = "Search by the exact subject, such as a model"
@@ -56,8 +79,12 @@ class AlarmAdmin(KeysetAdmin):
 class NoticeAdmin(KeysetAdmin):
     """The outbox: what was sent to whom, and what went wrong."""
 
-    list_display = ("time", "recipient", "text", "is_resolved", "attempts", "delivered_at", "error")
+    list_display = ("time", "recipient", "state", "text", "attempts", "delivered_at", "error")
     list_select_related = ("recipient",)
+
+    @admin.display(description="says")
+    def state(self, notice: Notice) -> str:
+        return status_label("resolved" if notice.is_resolved else "firing")
 
     @admin.display(description="time (UTC)")
     def time(self, notice: Notice) -> str:

@@ -58,15 +58,19 @@ def _no_worker(rule: Rule) -> Iterator[Finding]:
     }
     for model, count, waited_s in _waiting(rule.bound):
         if model not in having:
-            text = (
-                f"{count} requests for {model} wait, the oldest {waited_s:.0f} s; no worker has it."
-            )
+            text = f"{_told(model, count, waited_s)}, and no worker has the model."
             yield Finding(model, text)
 
 
 def _queue_wait(rule: Rule) -> Iterator[Finding]:
     for model, count, waited_s in _waiting(rule.bound):
-        yield Finding(model, f"{count} requests for {model} wait, the oldest {waited_s:.0f} s.")
+        yield Finding(model, f"{_told(model, count, waited_s)}.")
+
+
+def _told(model: str, count: int, waited_s: float) -> str:
+    if count == 1:
+        return f"1 request for {model} has waited {waited_s:.0f} s"
+    return f"{count} requests for {model} wait, the oldest {waited_s:.0f} s"
 
 
 def _waiting(longer_than_s: float) -> Iterator[tuple[str, int, float]]:

@@ -12,15 +12,18 @@ from inference_site.catalogue.model_files import fault_of, parts_of
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.maintenance import last_maintained
+from inference_site.model_store.watching import look
 
 _MAINTENANCE_S = 10.0
 _FIX_FILE = (
-    "Correct `file` in the models file, fetch it by `manage.py pull`, or let this user read it."
+    "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
+    "user read it."
 )
 
 
 def check_models() -> Iterator[Finding]:
-    """Look at the files of each model of the catalogue."""
+    """Look at the files of each model of the catalogue, also of those in the database."""
+    look()
     for spec in catalogue().models.values():
         what, fault = f"model {spec.id}", fault_of(spec)
         if fault:

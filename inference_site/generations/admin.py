@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference_site.admin_pages.bubbles import Bubble, may_see_content, text_piece
 from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.admin_pages.labels import duration, milliseconds, status_label, time_label
+from inference_site.admin_pages.labels import (
+    duration,
+    milliseconds,
+    status_label,
+    time_label,
+)
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.generations.models import Generation, Status
+from inference_site.kept_content.models import KeptContent
 
 _STORED_AS = {
-    "resp_": "responses_api_storedresponse",
-    "chatcmpl-": "completions_storedcompletion",
+    "resp_": ("responses_api", "storedresponse"),
+    "chatcmpl-": ("completions", "storedcompletion"),
 }
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
+
+
+def _bubbles(kept: KeptContent) -> list[Bubble]:
+    turns = [*kept.prompt, {"role": "assistant", "content": kept.answer}]
+    return [Bubble("message", turn["role"], [text_piece(turn["content"])]) for turn in turns]
 
 
 class ModelFilter(admin.SimpleListFilter):
@@ -54,19 +68,20 @@ class GenerationAdmin(KeysetAdmin):
     )
     list_filter = ("status", ModelFilter, SinceFilter, "project", KeyFilter)
     list_select_related = ("project", "api_key")
+    change_form_template = "generations/admin/generation.html"
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
     search_help_text = "Search by exact generation ID or request ID"
     fieldsets = (
         (None, {"fields": ("public_id", "stored", "shown_status", "finish_reason", "error_code")}),
-        ("Caller", {"fields": ("project", "api_key", "request_id", "kind", "model")}),
+        ("Caller", {"fields": ("project", "api_key_page", "request_number", "kind", "model_page")}),
         (
             "Run",
             {
                 "fields": (
                     "service_class",
-                    "streamed",
+                    "is_streamed",
                     "end_user",
-                    "ignored_params",
+                    "ignored",
                     "worker",
                     "attempt",
                 )
@@ -84,11 +99,26 @@ class GenerationAdmin(KeysetAdmin):
                     "cached_tokens",
                     "output_tokens",
                     "reasoning_tokens",
-                    "cost",
+                    "shown_cost",
                 )
             },
         ),
     )
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show what is kept of its content for debugging to users with the permission for it."""
+        context = dict(extra_context or {})
+        if may_see_content(request) and object_id.isdecimal():
+            ids = Generation.objects.filter(pk=object_id).values("public_id")
+            kept = KeptContent.objects.filter(public_id__in=ids).first()
+            context["bubbles"] = [] if kept is None else _bubbles(kept)
+        return super().change_view(request, object_id, form_url, context)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Generation], search_term: str
@@ -130,12 +160,41 @@ class GenerationAdmin(KeysetAdmin):
 
     @admin.display(description="content")
     def stored(self, generation: Generation) -> SafeString | str:
-        """Link to the stored response or chat completion; it may not be stored, or be deleted."""
+        """Link to the stored response or chat completion, if it is stored."""
         for prefix, page in _STORED_AS.items():
             if generation.public_id.startswith(prefix):
-                address = reverse(f"admin:{page}_changelist", query={"q": generation.public_id})
-                return format_html('<a href="{}">Look it up</a>', address)
-        return "—"
+                rows = apps.get_model(*page)._default_manager
+                found = rows.filter(public_id=generation.public_id).values_list("pk").first()
+                if found is None:
+                    return "not stored"
+                address = reverse(f"admin:{'_'.join(page)}_change", args=found)
+                return format_html('<a class="link" href="{}">Prompt and answer</a>', address)
+        return "not stored"
+
+    @admin.display(description="API key")
+    def api_key_page(self, generation: Generation) -> SafeString:
+        address = reverse("admin:accounts_apikey_change", args=[generation.api_key_id])
+        return format_html('<a class="link" href="{}">{}</a>', address, generation.api_key)
+
+    @admin.display(description="request ID")
+    def request_number(self, generation: Generation) -> str:
+        return generation.request_id
+
+    @admin.display(description="model")
+    def model_page(self, generation: Generation) -> SafeString | str:
+        return model_link(generation.model)
+
+    @admin.display(description="streamed")
+    def is_streamed(self, generation: Generation) -> str:
+        return "yes" if generation.streamed else "no"
+
+    @admin.display(description="ignored parameters")
+    def ignored(self, generation: Generation) -> str:
+        return ", ".join(generation.ignored_params) or "—"
+
+    @admin.display(description="cost")
+    def shown_cost(self, generation: Generation) -> str:
+        return cost_label(generation.model, generation.cost)
 
     @admin.display(description="first token")
     def time_to_first_token(self, generation: Generation) -> str:

@@ -12,6 +12,7 @@ from inference_site.catalogue.models_file import read_entry
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import StoredModel
+from inference_site.model_store.sealed_entries import opened
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +21,14 @@ _ONLY_IN_THE_FILE = ("api_key_env", "api_key_file")
 
 
 def read_stored_entry(id_: str, entry: dict[str, Any]) -> ModelSpec:
-    """Return the spec of an entry. Raise BadKey, also for a file outside of ``MODELS_DIR``."""
+    """Return the spec of an entry, whose secrets may be sealed.
+
+    Raise BadKey, also for a file outside of ``MODELS_DIR``.
+    """
     for key in _ONLY_IN_THE_FILE:
         if key in entry:
             raise BadKey((key,), "only the models file may have it")
-    return read_entry(id_, entry, _located)
+    return read_entry(id_, opened(entry), _located)
 
 
 def _located(file: str) -> str:

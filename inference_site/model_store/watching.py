@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import django.db
+from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.catalogue.catalogue import Changes, catalogue
+from inference_site.catalogue.catalogue import Changes, catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.entries import StoredSpecs
 from inference_site.storage.connections import lent_connection
@@ -36,6 +37,26 @@ def _stored_specs() -> list[ModelSpec] | None:
     except django.db.Error as exc:
         logger.warning("models: those of the database cannot be read: %s", exc)
         return None
+
+
+def wanted_specs(names: Sequence[str], timeout_s: float = 30.0) -> list[ModelSpec]:
+    """Return the models of these names as ``start_specs`` does, with those of the database.
+
+    It is asked only for a name that is not known without it. Raise ImproperlyConfigured.
+    """
+    deadline = time.monotonic() + timeout_s
+    stored: list[ModelSpec] | None = None
+    while True:
+        try:
+            return start_specs(names)
+        except ImproperlyConfigured:
+            if stored is not None or time.monotonic() > deadline:
+                raise
+        with _look_lock:
+            stored = _stored_specs()
+            catalogue().update(stored)
+        if stored is None:
+            time.sleep(LOOK_S / 4)
 
 
 def look_patiently(model: str, timeout_s: float = 30.0) -> None:

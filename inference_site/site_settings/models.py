@@ -9,6 +9,7 @@ from django.db import models
 
 LONGEST_DAYS = 36_500
 """The longest retention; a moment so long ago is still a date."""
+LONGEST_DEBUG_HOURS = 24
 _DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
 
 
@@ -39,6 +40,16 @@ class SiteSettings(models.Model):
     completions_days = retention_field("chat completions (days)", "Empty: for ever.")
     usage_log_days = retention_field(
         "generations (days)", "The usage log, without content. Empty: USAGE_LOG_DAYS."
+    )
+    debug_content_hours = models.PositiveSmallIntegerField(
+        "content of unstored requests (hours)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(LONGEST_DEBUG_HOURS)],
+        help_text=(
+            "For debugging: keeps how prompts and answers begin that clients did not ask to store. "
+            "Empty: nothing is kept, and what was kept is deleted within minutes. At most 24."
+        ),
     )
     show_content = models.BooleanField(
         "show prompts and answers",

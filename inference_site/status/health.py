@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from inference_site.api.payload import WireObject
 from inference_site.api.schema import ErrorEnvelope, documented
 from inference_site.api.views import OpenView
-from inference_site.catalogue.catalogue import catalogue, start_specs
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_workers
@@ -166,7 +166,8 @@ def is_expected(model: str, status: ModelStatus) -> bool:
     one beside the entries of a models file, which the workers may have been told not to load.
     """
     if settings.START_MODELS:
-        return model in {spec.id for spec in start_specs(settings.START_MODELS)}
+        named = map(catalogue().find, settings.START_MODELS)
+        return any(spec is not None and spec.id == model for spec in named)
     if model in catalogue().optional:
         return False
     return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)

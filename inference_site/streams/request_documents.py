@@ -65,6 +65,11 @@ _DROP = HELD + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
 class Assembly:
     """What the assembler of one kind of generation needs; each kind has a subclass."""
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the result is stored without a ``ToStore``."""
+        return False
+
 
 AssemblyT = TypeVar("AssemblyT", bound=Assembly)
 

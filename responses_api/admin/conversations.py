@@ -22,7 +22,7 @@ from responses_api.previews import with_last_message
 class ConversationAdmin(PreviewAdmin):
     """Conversations, also those that are deleted and that responses build on."""
 
-    list_display = ("short_id", "time", "project", "metadata", "next_position")
+    list_display = ("short_id", "time", "project", "metadata", "items")
     previews = ("last_message",)
     list_filter = (SinceFilter, "project")
     list_select_related = ("project",)
@@ -41,6 +41,10 @@ class ConversationAdmin(PreviewAdmin):
     @admin.display(description="time (UTC)")
     def time(self, conversation: Conversation) -> SafeString:
         return time_label(conversation.created_at)
+
+    @admin.display(description="items")
+    def items(self, conversation: Conversation) -> str:
+        return f"{conversation.next_position:,}"
 
     @admin.display(description="last message")
     def last_message(self, conversation: Any) -> str:

@@ -25,6 +25,7 @@ from inference_site.admin_pages.bubbles import may_see_content, pretty
 from inference_site.admin_pages.keyset import KeyFilter, SinceFilter
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.previews import PreviewAdmin
+from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
@@ -152,6 +153,8 @@ class StoredResponseAdmin(PreviewAdmin):
             # A template would look for a name "items" among the metadata.
             "metadata": list(stored.metadata.items()),
             "generation": generation,
+            "model": model_link(stored.model),
+            "cost": cost_label(generation.model, generation.cost) if generation else "—",
             "status": status_label(status_of(stored, generation.status if generation else None)),
             "tree": tree(stored),
             "has_ended": stored.status in ENDED,

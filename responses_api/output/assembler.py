@@ -42,6 +42,11 @@ class ResponseAssembly(Assembly):
     sends_done: bool = True
     seal_for: int | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is stored."""
+        return self.response.get("store") is not False
+
     def assembler(self) -> ResponseAssembler:
         """Return the assembler that writes it so."""
         return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)

@@ -22,6 +22,7 @@ from inference_site.accounts.keys import create_key, find_caller, issue_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.admin_pages import keyset
 from inference_site.generations.models import Generation, Status
+from responses_api.models import StoredResponse
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -207,8 +208,13 @@ def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_k
 def test_a_generation_links_to_what_is_stored_of_it(admin: Client, api_key: Key) -> None:
     row = create_generation(api_key[0], public_id="resp_1")
     shown = page(admin.get(f"{GENERATIONS}{row.pk}/change/"))
-    assert 'href="/admin/responses_api/storedresponse/?q=resp_1"' in shown
+    assert "not stored" in shown
     assert "still waiting" in shown
+    stored = StoredResponse.objects.create(
+        public_id="resp_1", project=api_key[0].project, model="m", status="queued"
+    )
+    shown = page(admin.get(f"{GENERATIONS}{row.pk}/change/"))
+    assert f'href="/admin/responses_api/storedresponse/{stored.pk}/change/"' in shown
 
 
 def test_generations_are_neither_added_nor_changed_nor_deleted(admin: Client, api_key: Key) -> None:
@@ -351,8 +357,8 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     budget.spends.filter(start=now).update(spent=250)
     BudgetSpend.objects.create(budget=budget, start=now - timedelta(days=1), spent=900)
     shown = page(admin.get("/admin/accounts/budget/"))
-    assert ">250<" in shown
-    assert ">900<" not in shown
+    assert ">250 tokens<" in shown
+    assert ">900 tokens<" not in shown
 
 
 def test_a_key_has_the_scopes_that_are_ticked(admin: Client, project: Project) -> None:

@@ -193,7 +193,7 @@ def test_the_home_page_says_what_fires_in_red_and_that_nothing_does(
     evaluate()
     page = admin.get("/admin/").content.decode()
     assert "1 alarm firing" in page
-    assert "requests for &lt;b&gt; wait" in page
+    assert "1 request for &lt;b&gt; has waited" in page
 
 
 def test_a_recipient_has_an_address_of_its_kind(admin: Client) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import openai
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import (
+    PICTURED,
     WIDTHS,
     assert_fits,
     faults,
@@ -21,31 +23,48 @@ from tests.browser.conftest import (
 from tests.e2e.scripts import call, respond, script, slow
 from tests.served_stack import ServedStack, wait_until
 
-PAGES = [
+MENU = [
     "/admin/",
     "/admin/queue/",
     "/admin/fleet/",
+    "/admin/settings/",
+    "/playground",
+    "/admin/requests/",
+    "/admin/responses_api/storedresponse/",
+    "/admin/responses_api/conversation/",
+    "/admin/completions/storedcompletion/",
+    "/admin/generations/generation/",
+    "/admin/alarms/alarm/",
+    "/admin/alarms/rule/",
+    "/admin/alarms/recipient/",
+    "/admin/alarms/notice/",
+    "/admin/accounts/project/",
+    "/admin/accounts/apikey/",
+    "/admin/accounts/budget/",
+    "/admin/auth/user/",
+    "/admin/auth/group/",
+    "/admin/admin/logentry/",
+    "/admin/axes/accessfailurelog/",
+]
+DETAILS = [
+    "/admin/?range=custom",
     "/admin/fleet/models/demo/",
     "/admin/model_store/storedmodel/add/",
     "/admin/model_store/pull/add/",
-    "/admin/settings/",
-    "/admin/requests/",
-    "/admin/generations/generation/",
     "/admin/generations/generation/1/change/",
-    "/admin/responses_api/storedresponse/",
+    "/admin/generations/generation/1/history/",
     "/admin/responses_api/storedresponse/1/change/",
-    "/admin/responses_api/conversation/",
     "/admin/responses_api/conversation/1/change/",
-    "/admin/completions/storedcompletion/",
     "/admin/completions/storedcompletion/1/change/",
+    "/admin/alarms/rule/1/change/",
+    "/admin/alarms/recipient/add/",
     "/admin/accounts/project/1/change/",
-    "/admin/accounts/apikey/",
     "/admin/accounts/apikey/add/",
     "/admin/accounts/apikey/1/change/",
-    "/admin/accounts/budget/",
-    "/admin/auth/user/",
-    "/admin/admin/logentry/",
-    "/playground",
+    "/admin/auth/user/1/change/",
+    "/admin/auth/group/add/",
+    "/admin/password_change/",
+    "/admin/search/?s=a",
 ]
 OPEN = "/admin/responses_api/storedresponse/?q="
 
@@ -63,8 +82,16 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 30, "the requests are accounted")
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_pages_fit_and_have_no_serious_fault_of_accessibility(page: Page, path: str) -> None:
+def test_the_pages_that_are_looked_at_are_those_of_the_menu(page: Page) -> None:
+    page.goto("/admin/")
+    settled(page)
+    links = page.locator("#nav-sidebar-inner a[href^='/']")
+    found = links.evaluate_all("links => links.map((link) => link.getAttribute('href'))")
+    assert set(MENU) == set(found) - {"/"}
+
+
+@pytest.mark.parametrize("path", MENU + DETAILS)
+def test_pages_fit_and_have_no_fault_of_accessibility(page: Page, path: str) -> None:
     response = page.goto(path)
     assert response is not None
     assert response.status == 200
@@ -72,7 +99,7 @@ def test_pages_fit_and_have_no_serious_fault_of_accessibility(page: Page, path: 
     for width in WIDTHS:
         resize(page, width)
         assert_fits(page)
-        assert faults(page) == [], width
+        assert faults(page, contrast=width == "desktop") == [], width
 
 
 @pytest.mark.parametrize(
@@ -92,12 +119,30 @@ def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> N
     chart = page.get_by_role("img", name="Requests", exact=True)
     expect(chart.locator("desc")).to_contain_text("completed: at most", use_inner_text=False)
     expect(chart.locator("path").first).to_be_attached()
+    resize(page, "desktop")
+    chart.hover()
+    tip = page.locator(".chart-tip")
+    expect(tip).to_contain_text("UTC")
+    expect(tip).to_contain_text("completed: ")
     figure = page.locator("#chart-requests")
     press(page, figure.get_by_text("As a table"))
     bars = figure.get_by_role("row").filter(has_text=re.compile(r"[1-9]\d*$"))
     expect(bars.first).to_be_visible()
     table = page.get_by_role("region", name="Usage by Model")
     expect(table.get_by_role("rowheader", name="scripted")).to_be_visible()
+
+
+def test_a_custom_range_is_shown_after_its_button(page: Page) -> None:
+    page.goto("/admin/")
+    press(page, page.get_by_text("Custom", exact=True))
+    page.wait_for_url("**/admin/?range=custom*")
+    page.get_by_label("From (UTC)").fill("2026-01-31T10:00")
+    page.get_by_label("To (UTC)").fill("2026-01-31T12:30")
+    press(page, page.get_by_role("button", name="Show"))
+    page.wait_for_url("**from=2026-01-31*")
+    expect(page.get_by_label("From (UTC)")).to_have_value("2026-01-31T00:00")
+    expect(page.get_by_label("To (UTC)")).to_have_value("2026-02-01T00:00")
+    expect(page.locator("#refreshed")).to_contain_text("Updated")
 
 
 @pytest.fixture
@@ -132,7 +177,7 @@ def test_a_conversation_is_read_from_the_list(page: Page, weather: str) -> None:
     expect(reasoning).to_be_hidden()
     press(page, turns.get_by_text("Reasoning", exact=True))
     expect(reasoning).to_be_visible()
-    for width in WIDTHS:
+    for width in PICTURED:
         resize(page, width)
         keep_screenshot(page, f"admin-response-{width}")
     press(page, page.get_by_role("button", name="Copy as curl"))
@@ -232,11 +277,37 @@ def test_a_refused_request_comes_into_the_log_and_a_filter_is_saved(
         assert faults(page) == [], width
 
 
+def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    def ask() -> bool:
+        message = script({"text": "It is kept for an hour."})
+        asked = [{"role": "user", "content": message}]
+        client.chat.completions.create(model="scripted", messages=asked)  # type: ignore[arg-type]
+        client.responses.create(model="scripted", input=message, store=False)
+        return bool(stack.sql("SELECT count(*) FROM kept_content_keptcontent")[0][0] > 1)
+
+    assert not ask()
+    page.goto("/admin/settings/")
+    page.get_by_label("Content of unstored requests (hours)").fill("1")
+    press(page, page.get_by_role("button", name="Save"))
+    wait_until(ask, 60, "it is kept")
+    page.goto("/admin/requests/")
+    log = page.get_by_role("region", name="Requests")
+    row = log.get_by_role("row").filter(has_text="It is kept for an hour.").first
+    press(page, row.get_by_role("link").first)
+    kept = page.get_by_role("region", name="Content")
+    expect(kept.get_by_text("It is kept for an hour.", exact=True)).to_be_visible()
+    stack.sql("UPDATE site_settings_sitesettings SET debug_content_hours = NULL")
+
+
 def test_the_queue_moves_up_and_stops_what_waits(
     page: Page, full: list[str], stack: ServedStack
 ) -> None:
     first, last = full
     page.goto("/admin/queue/")
+    settled(page)
+    keep_screenshot(page, "admin-queue-desktop")
     waiting = page.get_by_role("region", name="Next in line")
     row = waiting.get_by_role("row").filter(has_text=last[:18])
     press(page, row.get_by_role("button", name="Move up"))
@@ -278,11 +349,31 @@ ON CONFLICT DO NOTHING
 """
 
 
+@contextmanager
+def _nearly_spent(stack: ServedStack) -> Iterator[None]:
+    """Give the first project a budget of which little is left."""
+    stack.sql(
+        "INSERT INTO accounts_budget (project_id, unit, every, amount, created_at) "
+        "SELECT id, 'tokens', 'day', 1e7, now() FROM accounts_project ORDER BY id LIMIT 1"
+    )
+    stack.sql(
+        "INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved) "
+        "SELECT id, (now() AT TIME ZONE 'UTC')::date, 8.6e6, 0 FROM accounts_budget "
+        "WHERE amount = 1e7 ON CONFLICT (budget_id, start) DO UPDATE SET spent = 8.6e6"
+    )
+    yield
+    stack.sql(
+        "DELETE FROM accounts_budgetspend WHERE budget_id IN "
+        "(SELECT id FROM accounts_budget WHERE amount = 1e7)"
+    )
+    stack.sql("DELETE FROM accounts_budget WHERE amount = 1e7")
+
+
 def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: ServedStack) -> None:
     """Each page is taken as it is after a busy hour; they are kept only when that is asked for."""
     stack.sql(BUSY_HOUR)
     stack.sql(BUSY_LATENCIES)
-    for width in WIDTHS:
+    for width in PICTURED:
         page = open_page(width)
         page.goto("/admin/?range=1h")
         settled(page)
@@ -291,6 +382,11 @@ def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: S
         page.goto("/admin/requests/")
         settled(page)
         keep_screenshot(page, f"admin-requests-{width}")
+    with _nearly_spent(stack):
+        page = open_page("desktop")
+        page.goto("/admin/accounts/apikey/1/change/")
+        settled(page)
+        keep_screenshot(page, "admin-key-desktop")
     page = open_page("desktop", "dark")
     page.goto("/admin/fleet/")
     settled(page)

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -82,6 +83,42 @@ def test_the_page_covers_the_chosen_time_range(
     assert tile(page(admin, range=range_), "Requests")[0] == shown
 
 
+@pytest.mark.parametrize(
+    ("hours", "since", "shown"),
+    [(2, 3, "1"), (30, 40, "1"), (30, 20, "0"), (24 * 50, 24 * 60, "1"), (0, -1, "1")],
+)
+def test_a_custom_range_counts_what_ended_in_it_at_any_age(
+    admin: Client, api_key: Key, hours: int, since: int, shown: str
+) -> None:
+    used(api_key[0], timedelta(hours=hours))
+    start = timezone.now() - timedelta(hours=since)
+    field = f"{start:%Y-%m-%dT%H:%M}"
+    end = f"{timezone.now():%Y-%m-%dT%H:%M}"
+    text = page(admin, range="custom", **{"from": field, "to": end})
+    assert tile(text, "Requests")[0] == shown
+    assert 'value="custom" checked' in text
+
+
+@pytest.mark.parametrize("odd", ["", "x", "0001-01-01T00:00", "9999-12-31T23:59", "\0", "1" * 99])
+def test_a_custom_range_of_odd_ends_is_a_day_or_at_most_two_years(admin: Client, odd: str) -> None:
+    page(admin, range="custom", **{"from": odd, "to": odd})
+    text = page(admin, range="custom", **{"from": "2000-01-01T00:00", "to": odd})
+    assert text.count('<tr><th scope="row">2') < 4 * 733
+
+
+def test_the_axis_of_a_chart_names_its_zone(admin: Client) -> None:
+    assert 'text-anchor="end">UTC</text>' in page(admin)
+
+
+def test_a_cost_without_prices_is_said_to_have_none(admin: Client, api_key: Key) -> None:
+    used(api_key[0], model="demo")
+    text = page(admin)
+    assert tile(text, "Cost") == ("—", "no price set")
+    assert "<td>no price set</td>" in text
+    used(api_key[0], model="gone", cost=Decimal("0.5"))
+    assert tile(page(admin), "Cost") == ("0.50 USD", "")
+
+
 def test_the_page_is_filtered_by_project_key_and_model(
     admin: Client, api_key: Key, other_key: ApiKey
 ) -> None:
@@ -101,7 +138,9 @@ def test_the_table_is_by_model_project_or_key(
     admin: Client, other_key: ApiKey, by: str, name: str
 ) -> None:
     used(other_key, model="small")
-    row = re.search(rf'<th scope="row">{name}</th><td>(\d+)</td>', page(admin, by=by))
+    row = re.search(
+        rf'<th scope="row">(?:<a [^>]*>)?{name}(?:</a>)?</th><td>(\d+)</td>', page(admin, by=by)
+    )
     assert row is not None
     assert row.group(1) == "1"
 

@@ -90,6 +90,7 @@ def test_a_bad_models_file_is_told_with_its_line(models_file: Path) -> None:
 
 
 @pytest.mark.redis
+@pytest.mark.django_db
 def test_models_without_files_and_without_workers_are_told(models_file: Path) -> None:
     junk = models_file.with_name("junk.gguf")
     junk.write_bytes(b"no model")

@@ -24,7 +24,7 @@ def fresh_catalog() -> Iterator[None]:
     catalogue.cache_clear()
 
 
-@pytest.mark.usefixtures("fresh_catalog")
+@pytest.mark.usefixtures("fresh_catalog", "db")
 def test_models_are_listed_with_the_memory_they_need(settings: Settings, tmp_path: Path) -> None:
     settings.MODELS_FILE = tmp_path / "models.yaml"
     settings.MODELS_FILE.write_text(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from pytest_django.fixtures import Settings
 
-from inference_site.catalogue.catalogue import Catalogue
+from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.console.model_pages.entry_fields import (
@@ -20,9 +23,12 @@ from inference_site.console.model_pages.entry_fields import (
     form_values,
     hidden,
 )
+from inference_site.doctor.fleet import check_models
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.model_store.entries import StoredSpecs, read_stored_entry
 from inference_site.model_store.models import StoredModel
+from inference_site.model_store.sealed_entries import opened, sealed
+from inference_site.model_store.watching import wanted_specs
 
 ENTRY = {
     "engine": "openai_upstream",
@@ -120,6 +126,47 @@ def test_only_what_the_engine_heeds_has_a_model_loaded_again() -> None:
     assert not priced.runs_otherwise_than(old)
     assert replace(old, slots=2).runs_otherwise_than(old)
     assert replace(old, options={"a": 1}).runs_otherwise_than(old)
+
+
+def test_secrets_are_sealed_and_opened_with_the_key_of_the_site_only(settings: Settings) -> None:
+    kept = sealed(ENTRY)
+    assert "sk-secret" not in str(kept)
+    assert "hush" not in str(kept)
+    assert opened(kept) == opened(sealed(kept)) == ENTRY
+    assert kept["base_url"] == ENTRY["base_url"]
+    assert read_stored_entry("m", kept) == read_stored_entry("m", ENTRY)
+    settings.SECRET_KEY = "another" * 9
+    with pytest.raises(BadKey, match="write it again") as caught:
+        read_stored_entry("m", kept)
+    assert caught.value.path == ("api_key",)
+
+
+@pytest.fixture
+def stored_model(db: None) -> Iterator[str]:
+    catalogue.cache_clear()
+    StoredModel.objects.create(model_id="kept", entry={"engine": "scripted", "aliases": ["k"]})
+    yield "kept"
+    catalogue.cache_clear()
+
+
+def test_a_worker_starts_with_a_model_of_the_database(stored_model: str) -> None:
+    assert [spec.id for spec in wanted_specs(["demo", "k"])] == ["demo", stored_model]
+
+
+@pytest.mark.django_db
+def test_a_name_that_the_database_does_not_have_either_is_refused_at_once() -> None:
+    catalogue.cache_clear()
+    with pytest.raises(ImproperlyConfigured, match="Unknown model 'nobody'"):
+        wanted_specs(["nobody"], timeout_s=3600)
+
+
+def test_the_commands_list_models_of_the_database(
+    stored_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("models")
+    assert f"\n{stored_model} " in capsys.readouterr().out
+    catalogue.cache_clear()
+    assert f"model {stored_model}" in {finding.what for finding in check_models()}
 
 
 @pytest.mark.django_db

@@ -23,7 +23,7 @@ from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
-from inference_site.model_store.watching import look_patiently, watch_models
+from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_end import end_within
 from inference_site.streams.request_documents import reader_of
@@ -73,13 +73,13 @@ def run_worker(
     loads each model that appears while it runs.
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
-    specs = start_specs(names)
+    catalogue()  # A bad models file is said before anything is waited for.
     _prepare(app)
     role = start_fork_server()  # Before this process has threads or connections.
     if isinstance(role, ChildOrder):
         return _serve(app, _child_specs(role), loglevel, role)
     wait()
-    return _serve(app, specs, loglevel, role, takes_new=takes_new)
+    return _serve(app, wanted_specs(names), loglevel, role, takes_new=takes_new)
 
 
 def _prepare(app: Celery) -> None:

@@ -32,6 +32,7 @@ from inference_site.domain.model_spec import Price
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
+from inference_site.kept_content.keeping import Keeper, keeper_for
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
@@ -75,6 +76,7 @@ class Run:
         self._unfinished = 1
         self._hooks: Hooks | None = None
         self._custom_calls: CustomCalls | None = None
+        self._keeper: Keeper | None = None
         self._meter = Meter(claim.model, claim.attempt, claim.waited_s)
         self._span = Span()
 
@@ -109,6 +111,8 @@ class Run:
     def _pass_on(self, delta: Delta) -> None:
         passed = delta if self._hooks is None else self._hooks.pass_on(delta)
         assert self._assembler is not None
+        if self._keeper is not None and passed is not None:
+            self._keeper.take(passed)
         if passed is not None and (frames := self._assembler.feed(passed)):
             self._stream.append(frames)
 
@@ -251,6 +255,8 @@ class Run:
         claim, request = self._claim, document.request
         self._assembler = assembler = self._kind.assembler(document.assembly)
         self._store, self._unfinished = document.store, request.answers
+        if document.store is None and not document.assembly.is_stored:
+            self._keeper = keeper_for(claim.public_id, request)
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
         if any(tool.is_custom for tool in request.tools):
             self._custom_calls = CustomCalls(request.tools)
@@ -335,6 +341,8 @@ class Run:
             self._assembler = None
             held = self._committed(status, ending)
         self._account(status, ending, held)
+        if held and self._keeper is not None:
+            self._keeper.save()
         if held:
             self._stream.close(ending)
         else:  # Who took it ends its stream.

@@ -9,6 +9,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.accounts.models.tenants import ApiKey, Project
+from inference_site.admin_pages.labels import money
 
 
 class Budget(models.Model):
@@ -50,7 +51,11 @@ class Budget(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.amount.normalize():f} {self.get_unit_display()} a {self.every}"
+        return f"{self.shown(self.amount)} a {self.every}"
+
+    def shown(self, amount: Decimal) -> str:
+        """Return an amount of this budget with its unit."""
+        return money(amount) if self.unit == self.Unit.COST else f"{amount:,.0f} tokens"
 
 
 class BudgetSpend(models.Model):

@@ -89,7 +89,7 @@ class PullAdmin(SiteAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Show also what became of it, once it was asked for."""
-        told = ("state", "error", "worker", "have_bytes", "size_bytes", "requested_by")
+        told = ("state", "error", "worker", "progress", "requested_by")
         return (*self.fields, *told) if obj else self.fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:

@@ -24,6 +24,7 @@ from inference_site.console.model_pages.entry_fields import entry_of, form_value
 from inference_site.fleet import fleet
 from inference_site.model_store.entries import read_stored_entry
 from inference_site.model_store.models import Pull, StoredModel
+from inference_site.model_store.sealed_entries import sealed
 
 _PRICES = ("price_input", "price_cached", "price_output")
 _FIELD_OF = {"listed": "is_listed", "price": "price_input"}
@@ -116,7 +117,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
             self._blame(exc)
             return values
         self._check_names(spec.id, spec.aliases)
-        self.instance.entry = entry
+        self.instance.entry = sealed(entry)
         return values
 
     def _blame(self, exc: Exception) -> None:

@@ -19,7 +19,8 @@ from inference_site.admin_pages.labels import money
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
-from inference_site.console.home import LATEST, Tile, latest_errors, tiles_over
+from inference_site.catalogue.model_labels import NO_PRICE, is_priced
+from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
@@ -132,9 +133,9 @@ def _context(spec: ModelSpec, facts: FileFacts) -> str:
 
 
 def _price(spec: ModelSpec) -> str:
+    if not is_priced(spec.id):
+        return NO_PRICE
     price = spec.price
-    if not (price.input or price.cached or price.output):
-        return "no price set"
     shown = f"input {money(price.input)}, cached {money(price.cached)}"
     return f"{shown}, output {money(price.output)} for a million tokens"
 

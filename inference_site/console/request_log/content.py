@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django.db.models.fields.json import KT
+from django.db.models.functions import Left
 from django.urls import reverse
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
@@ -12,10 +14,11 @@ from django.utils.safestring import SafeString, mark_safe
 from completions.models import StoredCompletion
 from completions.previews import with_previews as with_completion_previews
 from inference_site.admin_pages.keyset import look_down
-from inference_site.admin_pages.labels import preview
+from inference_site.admin_pages.labels import PREVIEW_LENGTH, preview
 from inference_site.console.request_log.choice import Choice
 from inference_site.console.request_log.rows import PAGE, Listed
 from inference_site.generations.models import Generation
+from inference_site.kept_content.models import KeptContent
 from responses_api.models import StoredResponse
 from responses_api.previews import with_previews
 from responses_api.search import HIT_ENDS, HIT_STARTS, hits_in
@@ -23,7 +26,7 @@ from responses_api.search import HIT_ENDS, HIT_STARTS, hits_in
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """How a prompt and its answer begin, and the page that has all of it."""
+    """How a prompt and its answer begin, and the page that has all of it, if it is stored."""
 
     asked: str
     answered: str
@@ -39,13 +42,23 @@ def contents(public_ids: Sequence[str]) -> dict[str, Content]:
         "responses_api_storedresponse": with_previews(responses).values_list(*columns),
         "completions_storedcompletion": with_completion_previews(completions).values_list(*columns),
     }
-    return {
+    stored = {
         public_id: Content(
             preview(asked), preview(answered), reverse(f"admin:{table}_change", args=(pk,))
         )
         for table, rows in found.items()
         for public_id, pk, asked, answered in rows
     }
+    return {**_kept(public_ids), **stored}
+
+
+def _kept(public_ids: Sequence[str]) -> dict[str, Content]:
+    """Return what is kept for debugging; the page of the generation has more of it."""
+    length = PREVIEW_LENGTH + 1
+    asked, answered = Left(KT("prompt__-1__content"), length), Left("answer", length)
+    rows = KeptContent.objects.filter(public_id__in=public_ids).annotate(asked=asked)
+    texts = rows.annotate(answered=answered).values_list("public_id", "asked", "answered")
+    return {id_: Content(preview(asked), preview(answered), "") for id_, asked, answered in texts}
 
 
 def mentioning(choice: Choice) -> tuple[Listed, dict[str, SafeString]]:

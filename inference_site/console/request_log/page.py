@@ -133,7 +133,7 @@ def _line(
     return Line(
         **shared,
         is_refused=False,
-        page=content.page if content else page,
+        page=(content and content.page) or page,
         endpoint=_ENDPOINTS.get(entry.kind, entry.kind),
         content=content,
         hit=hits.get(entry.public_id, ""),

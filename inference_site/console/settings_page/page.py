@@ -23,7 +23,7 @@ VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesett
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
 _FIELDS = (
     *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
-    *("usage_log_days", "show_content"),
+    *("usage_log_days", "debug_content_hours", "show_content"),
 )
 
 

@@ -15,8 +15,7 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.admin_pages.labels import money
-from inference_site.console.home import LATEST, Tile, latest_errors, tiles_over
+from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.generations.models import Generation, Status
 from inference_site.usage.models import Period
 from inference_site.usage.queries import LENGTH, Span, floor
@@ -84,14 +83,9 @@ def _bar(budget: Budget) -> Bar:
     spends = BudgetSpend.objects.filter(budget=budget, start=start)
     spent: Decimal = spends.aggregate(total=Sum("spent"))["total"] or Decimal(0)
     percent = int(100 * spent / budget.amount) if budget.amount else 100
-    shown = money if budget.unit == Budget.Unit.COST else _tokens
     whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
     name = f"Budget of a {budget.every}, {whose}"
-    return Bar(name, shown(spent), shown(budget.amount), min(100, percent))
-
-
-def _tokens(amount: Decimal) -> str:
-    return f"{amount:,.0f} tokens"
+    return Bar(name, budget.shown(spent), budget.shown(budget.amount), min(100, percent))
 
 
 def _a_minute(tenant: ApiKey | Project) -> list[Bar]:

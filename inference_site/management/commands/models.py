@@ -17,6 +17,7 @@ from inference_site.catalogue.memory import entry_bytes, needed_bytes
 from inference_site.catalogue.model_files import fault_of
 from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.model_store.watching import look
 
 _MODELS_FILES = (".yaml", ".yml")
 _HEADER = ("model", "engine", "slots", "context", "needs", "file")
@@ -45,6 +46,7 @@ class Command(BaseCommand):
     ) -> None:
         try:
             if action is None:
+                look()
                 self._list(catalogue())
             elif file is None:
                 raise CommandError("Which file? manage.py models check models.yaml")

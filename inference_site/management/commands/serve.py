@@ -20,6 +20,7 @@ from inference_site.catalogue.hub import HubError, Reference, kept
 from inference_site.catalogue.model_files import fault_of
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
+from inference_site.model_store.watching import wanted_specs
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.services import ServiceError
@@ -59,6 +60,8 @@ class Command(BaseCommand):
             stack.start_processes()
             _say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
             made = _prepared(stack, data_dir)
+            if _unknown():
+                specs = wanted_specs(settings.START_MODELS)
             url = _url(host, port)
             failed = wait_until_ready(url, stack, _say)
             _explain(failed, stack)
@@ -66,7 +69,7 @@ class Command(BaseCommand):
             is_up = True
             _say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
             stack.watch()
-        except ServiceError as exc:
+        except (ServiceError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt:
             pass
@@ -99,7 +102,8 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
     none of its entries, before anything is started.
     """
     try:
-        specs = start_specs(settings.START_MODELS)
+        names = [name for name in settings.START_MODELS if name not in _unknown()]
+        specs = start_specs(names) if names or not settings.START_MODELS else []
     except ImproperlyConfigured as exc:
         raise CommandError(str(exc)) from exc
     if wanted is not None and all(spec.file != wanted for spec in specs):
@@ -113,6 +117,12 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
         _say(line)
     good = [spec for spec in specs if not faults.get(spec.id)]
     return sorted(good, key=lambda spec: (not _is_wanted(spec, wanted), not _chats(spec)))
+
+
+def _unknown() -> list[str]:
+    """Return the names of START_MODELS that only the database may know."""
+    names = settings.START_MODELS
+    return [name for name in names if names != ["none"] and catalogue().find(name) is None]
 
 
 def _is_wanted(spec: ModelSpec, wanted: Path | None) -> bool:

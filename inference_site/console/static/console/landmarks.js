@@ -8,6 +8,13 @@ addEventListener("DOMContentLoaded", () => {
       header.insertAdjacentHTML("beforeend", '<span class="sr">Actions</span>');
     }
   }
+  // What a list edits in its rows is named by its column and its row.
+  for (const input of document.querySelectorAll("#result_list tbody td input[type=checkbox]:not([aria-label])")) {
+    const cell = input.closest("td");
+    const column = cell.closest("table").tHead.rows[0].cells[cell.cellIndex];
+    const row = [...cell.parentElement.cells].find((one) => one.textContent.trim());
+    input.setAttribute("aria-label", `${column.textContent.trim()}: ${row.textContent.trim()}`);
+  }
   const icons = document.querySelectorAll(
     "span[x-on\\:click*='sidebarMobileOpen'], span[x-on\\:click*='sidebarDesktopOpen']",
   );
@@ -26,4 +33,10 @@ addEventListener("load", () => {
   // Each has the same name as it comes.
   const regions = document.querySelectorAll(".simplebar-content-wrapper[role=region]");
   regions.forEach((region, index) => region.setAttribute("aria-label", `Scrollable part ${index + 1}`));
+  // Django's boxes of two lists make these when the page has been loaded, too.
+  setTimeout(() => {
+    for (const icon of document.querySelectorAll(".selector .help-tooltip[aria-label]")) {
+      icon.setAttribute("role", "img");
+    }
+  });
 });

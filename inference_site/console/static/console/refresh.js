@@ -1,9 +1,12 @@
-// Reloads the live part of a page every 3 s, and says how old it is. It pauses while the page is
-// hidden, after its button Pause, and while the pointer or the focus is in that part: rows must not move under either.
-const EVERY_MS = 3000;
+// Reloads the live part of a page every 3 s, or as its data-every-s says, and tells how old it is. It
+// pauses while the page is hidden, after its button Pause, and while the pointer or the focus is in
+// that part: rows must not move under either. In a part with data-steady nothing moves. Elements with
+// data-live are reloaded with it.
+const live = document.getElementById("live");
+const EVERY_MS = 1000 * (live.dataset.everyS ?? 3);
+const POINTS = "steady" in live.dataset ? "focus is" : "pointer or the focus is";
 let refreshedAt = Date.now();
 
-const live = document.getElementById("live");
 const note = document.getElementById("refreshed");
 
 const pause = document.getElementById("pause");
@@ -19,7 +22,7 @@ function isPaused() {
 }
 
 function isInUse() {
-  return live.contains(document.activeElement) || live.matches(":hover");
+  return live.contains(document.activeElement) || (!("steady" in live.dataset) && live.matches(":hover"));
 }
 
 async function refresh() {
@@ -29,14 +32,19 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
   if (!fresh || isInUse()) return;
+  const opened = fresh.querySelectorAll("details");
+  live.querySelectorAll("details").forEach((old, index) => opened[index]?.toggleAttribute("open", old.open));
   live.replaceChildren(...fresh.childNodes);
+  for (const part of document.querySelectorAll("[data-live]")) {
+    part.replaceChildren(...page.getElementById(part.id).childNodes);
+  }
   refreshedAt = Date.now();
 }
 
 function say() {
   const age = `Updated ${Math.round((Date.now() - refreshedAt) / 1000)} s ago.`;
   if (isPaused()) note.textContent = `${age} Paused.`;
-  else note.textContent = isInUse() ? `${age} Paused while the pointer or the focus is below.` : age;
+  else note.textContent = isInUse() ? `${age} Paused while the ${POINTS} below.` : age;
 }
 
 setInterval(() => refresh().catch(() => {}), EVERY_MS);

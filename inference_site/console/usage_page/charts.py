@@ -100,8 +100,12 @@ def chart(
     series: Sequence[Series],
     shape: Literal["bars", "lines"],
     text: Format,
+    ticks: Sequence[str] | None = None,
 ) -> Chart:
-    """Return a chart of the series as stacked bars or as lines; ``text`` formats a value."""
+    """Return a chart of the series as stacked bars or as lines; ``text`` formats a value.
+
+    ``ticks`` are short labels for the axis, one for each of ``labels``.
+    """
     values = [value for one in series for value in one.values if value is not None]
     top = _top(_sums(series) if shape == "bars" else values)
     return Chart(
@@ -112,7 +116,7 @@ def chart(
         bars=_stacked(series, len(labels), top) if shape == "bars" else (),
         lines=_lines(series, len(labels), top) if shape == "lines" else (),
         y_ticks=[Tick(_y(top * part / 4, top), text(top * part / 4)) for part in (0, 2, 4)],
-        x_ticks=_x_ticks(labels),
+        x_ticks=_x_ticks(ticks or labels),
         rows=[
             (label, ["—" if value is None else text(value) for value in at])
             for label, *at in zip(labels, *(one.values for one in series), strict=True)

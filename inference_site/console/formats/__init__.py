@@ -1,0 +1,1 @@
+"""Formats of the console, by language; there is one."""

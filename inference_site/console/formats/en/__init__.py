@@ -1,0 +1,1 @@
+"""The format of dates and times on every page: ISO, with its zone."""

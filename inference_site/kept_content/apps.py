@@ -1,0 +1,10 @@
+from django.apps import AppConfig
+
+
+class KeptContentConfig(AppConfig):
+    """Prompts and answers that are kept for debugging, for some hours."""
+
+    name = "inference_site.kept_content"
+    label = "kept_content"
+    default_auto_field = "django.db.models.BigAutoField"
+    retention = "inference_site.kept_content.retention"

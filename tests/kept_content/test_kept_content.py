@@ -1,0 +1,96 @@
+"""Content that is kept for debugging: what of it, for how long, and who sees it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey
+from inference_site.domain.deltas import TextDelta, ToolCallDelta
+from inference_site.domain.messages import Message
+from inference_site.domain.request import GenerationRequest
+from inference_site.kept_content import keeping
+from inference_site.kept_content.keeping import Keeper, keeper_for
+from inference_site.kept_content.models import KeptContent
+from inference_site.kept_content.retention import prune
+from inference_site.site_settings.current import forget
+from inference_site.site_settings.models import SiteSettings
+from tests.generations.rows import create_generation
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_read_anew() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+def keep_for(hours: int | None) -> None:
+    SiteSettings.objects.update_or_create(pk=1, defaults={"debug_content_hours": hours})
+    forget()
+
+
+def asked(*texts: str) -> GenerationRequest:
+    return GenerationRequest("m", messages=tuple(Message("user", text) for text in texts))
+
+
+def test_nothing_is_kept_unless_it_is_asked_for() -> None:
+    assert keeper_for("chatcmpl-1", asked("hi")) is None
+    keep_for(1)
+    assert keeper_for("chatcmpl-1", asked("hi")) is not None
+
+
+def test_the_prompt_and_the_answer_are_kept_with_calls(db: None) -> None:
+    keeper = Keeper("chatcmpl-1", asked("one", "two\0 \ud800"))
+    for delta in (TextDelta("It "), TextDelta("rains."), ToolCallDelta(0, '{"a": 1}', name="f")):
+        keeper.take(delta)
+    keeper.save()
+    kept = KeptContent.objects.get()
+    assert [turn["content"] for turn in kept.prompt] == ["one", "two\ufffd ?"]
+    assert kept.answer == 'It rains.\nf: {"a": 1}'
+
+
+def test_a_long_prompt_loses_its_beginning_and_a_long_answer_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeping, "MOST_CHARACTERS", 5)
+    keeper = Keeper("chatcmpl-1", asked("gone", "abcd", "xyz"))
+    for _ in range(4):
+        keeper.take(TextDelta("12"))
+    keeper.save()
+    kept = KeptContent.objects.get()
+    assert [turn["content"] for turn in kept.prompt] == ["cd", "xyz"]
+    assert kept.answer == "12121"
+
+
+def test_it_is_deleted_after_its_hours_and_all_of_it_when_nothing_is_to_be_kept() -> None:
+    now = timezone.now()
+    for number, hours in enumerate((3, 1, 0)):
+        at = now - dt.timedelta(hours=hours)
+        KeptContent.objects.create(public_id=f"chatcmpl-{number}", created_at=at)
+    keep_for(2)
+    assert prune(math.inf) == 1
+    keep_for(None)
+    assert prune(math.inf) == 2
+
+
+@pytest.mark.parametrize("may_see", [False, True])
+def test_it_is_shown_to_those_who_may_see_content(
+    staff: Callable[..., Client], api_key: tuple[ApiKey, str], may_see: bool
+) -> None:
+    row = create_generation(api_key[0], public_id="chatcmpl-1")
+    turn = {"role": "user", "content": "a <secret> question"}
+    KeptContent.objects.create(public_id="chatcmpl-1", prompt=[turn], answer="an answer")
+    more = ["responses_api.view_content"] if may_see else []
+    browser = staff("generations.view_generation", *more)
+    for address in ("/admin/requests/", f"/admin/generations/generation/{row.pk}/change/"):
+        text = browser.get(address).content.decode()
+        assert ("a &lt;secret&gt; question" in text) is may_see, address
+        assert ("an answer" in text) is may_see, address
