@@ -45,6 +45,7 @@ MENU = [
     "/admin/auth/group/",
     "/admin/admin/logentry/",
     "/admin/axes/accessfailurelog/",
+    "/admin/password_change/",
 ]
 DETAILS = [
     "/admin/?range=custom",
@@ -63,8 +64,6 @@ DETAILS = [
     "/admin/accounts/apikey/1/change/",
     "/admin/auth/user/1/change/",
     "/admin/auth/group/add/",
-    "/admin/password_change/",
-    "/admin/search/?s=a",
 ]
 OPEN = "/admin/responses_api/storedresponse/?q="
 
