@@ -161,7 +161,10 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     assert left["y"] == right["y"]
     assert left["x"] < right["x"]
     sent: list[Request] = []
-    note = sent.append
+
+    def note(request: Request) -> None:
+        sent.append(request)
+
     page.on("request", note)
     ask(page, "And then?")
     expect(usage(page, 4)).to_contain_text("tokens/s")

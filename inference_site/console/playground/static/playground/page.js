@@ -92,7 +92,7 @@ function settle() {
 async function recoverInto(view, answer) {
   const own = talk;
   if (answer.id) await recover(answer).catch((fault) => { answer.error = { message: fault.message }; });
-  if (isOpen(answer)) {
+  if (isOpen(answer) && !(answer.id && answer.isKept)) {
     answer.status = "failed";
     answer.error ??= { message: "The page was left before the answer began." };
   }

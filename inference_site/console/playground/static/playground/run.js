@@ -71,12 +71,11 @@ export class Run {
     try {
       await recover(this.#answer);
     } catch {
-      // What has come is shown without them.
+      // What has come is shown without them. How it ended is asked again when the page is.
     }
-    if (OPEN.includes(this.#answer.status)) {
-      this.#answer.status = "failed";
-      this.#answer.error ??= { message: "The answer was cut off." };
-    }
+    if (!OPEN.includes(this.#answer.status)) return;
+    if (!this.#answer.isKept) this.#answer.status = "failed";
+    this.#answer.error ??= { message: "The answer was cut off." };
   }
 
   /** Stop it. While it has no id, leaving the connection takes it out of the queue. */
@@ -115,8 +114,9 @@ export async function recover(answer) {
     );
     if (!OPEN.includes(response.status)) {
       const { error } = answer;
+      answer.error = null;
       take(answer, response);
-      answer.error = error ?? answer.error;
+      if (error?.code) answer.error = error; // Of the server; others are of the connection.
       answer.run = run;
       return;
     }

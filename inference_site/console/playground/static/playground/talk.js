@@ -106,7 +106,10 @@ export function addItems(talk, items, model) {
 export function titleOf(talk) {
   for (const turn of Object.values(talk.turns)) {
     const said = turn.input.find((item) => item.role === "user");
-    const text = said && textOf(said.content).replace(/\s+/g, " ").trim();
+    const content = said?.content ?? [];
+    // What stands for an image comes after the text.
+    const first = typeof content === "string" ? content : content.find((part) => part.text)?.text;
+    const text = first?.replace(/\s+/g, " ").trim();
     if (text) return text.slice(0, 60);
   }
   return "New conversation";
