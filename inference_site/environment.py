@@ -106,6 +106,14 @@ def mapping(name: str) -> dict[str, Any]:
     return decoded
 
 
+def text_mapping(name: str) -> dict[str, str]:
+    """Return a JSON object of texts. Raise ImproperlyConfigured for anything else."""
+    found = mapping(name)
+    if not all(isinstance(value, str) for value in found.values()):
+        raise ImproperlyConfigured(f"{name}: expected a JSON object of texts.")
+    return found
+
+
 def database(url: str) -> dict[str, Any]:
     """Return Django's settings for a database address."""
     config: dict[str, Any] = dict(_env.db_url_config(url))

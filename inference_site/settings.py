@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import django_stubs_ext
+from django.core.exceptions import ImproperlyConfigured
 
 from inference_site import environment
 from inference_site.console import theme
@@ -50,6 +51,7 @@ SILENCED_SYSTEM_CHECKS = [
 
 INSTALLED_APPS = [
     "inference_site.console.apps.ConsoleConfig",  # Before the theme: it has templates of its own.
+    "inference_site.console.playground",
     "unfold.apps.BasicAppConfig",
     "inference_site.console.apps.SiteAdminConfig",
     "django.contrib.auth",
@@ -72,6 +74,7 @@ INSTALLED_APPS = [
     "inference_site.request_log",
     "inference_site.usage",
     "inference_site.alarms",
+    "inference_site.people",
     "worker",
     "completions",
     "responses_api",
@@ -131,22 +134,36 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
-# Wrong passwords lock a user name out, for the address that they came from only: console/login.py.
+# Wrong passwords lock a user name out, for the address that they came from only: people/login.py.
 AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
+PASSWORD_RESET_TIMEOUT = 7 * 86_400  # The longest lifetime of a link: people/links.py.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "inference_site.console.login.client_address"
-AXES_CLIENT_STR_CALLABLE = "inference_site.console.login.one_line"
+AXES_CLIENT_IP_CALLABLE = "inference_site.people.addresses.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.people.addresses.one_line"
 AXES_ENABLE_ACCESS_FAILURE_LOG = True
 AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
 AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.
 AXES_VERBOSE = False
+
+# Single sign-on; off without an issuer. OIDC_ROLES maps groups of the provider to roles.
+OIDC_ISSUER = environment.text("OIDC_ISSUER")
+OIDC_CLIENT_ID = environment.text("OIDC_CLIENT_ID")
+OIDC_CLIENT_SECRET = environment.text("OIDC_CLIENT_SECRET")
+OIDC_SCOPES = environment.text("OIDC_SCOPES", "openid email profile")
+OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
+OIDC_ROLES = environment.text_mapping("OIDC_ROLES")
+OIDC_NAME = environment.text("OIDC_NAME", "Log in with single sign-on")
+if OIDC_ISSUER:
+    AUTHENTICATION_BACKENDS.append("inference_site.people.single_sign_on.flow.SingleSignOn")
+    if not (OIDC_CLIENT_ID and OIDC_CLIENT_SECRET):
+        raise ImproperlyConfigured("OIDC_ISSUER needs OIDC_CLIENT_ID and OIDC_CLIENT_SECRET.")
 
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -289,7 +306,8 @@ CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
 # For how long a stored response goes on when its client has left, unless somebody reads it again.
 DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
-WEB_STALL_S = 2.5  # A request is answered 503 when no view has come back for this long.
+# A request is answered 503 when no view has come back for this long.
+WEB_STALL_S = environment.number("WEB_STALL_S", 3, minimum=1)
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 

@@ -18,8 +18,9 @@ from tests.served_stack import ServedStack, served_stack
 @pytest.fixture(scope="session")
 def plain_stack() -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
-    mail = {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
-    with served_stack(KEEP_ALIVE_INTERVAL="400", WEBHOOKS_ALLOW_PRIVATE="true", **mail) as running:
+    env = {"KEEP_ALIVE_INTERVAL": "400", "WEB_STALL_S": "60", "SPARE_PROCESSES": "false"}
+    env |= {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
+    with served_stack(WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -71,6 +72,8 @@ class ServedStack:
         self.env = {**kept, "DATA_DIR": str(data_dir), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._clients: list[openai.OpenAI] = []
+        self._database: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._database_lock = threading.Lock()
         self.check = ClientCheck()
 
     def start(self, timeout_s: float = 300) -> None:
@@ -94,7 +97,7 @@ class ServedStack:
         assert self.process is not None
         started = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(90)
         return time.monotonic() - started
 
     def text(self) -> str:
@@ -118,7 +121,7 @@ class ServedStack:
             base_url=f"{self.url}/v1",
             api_key=key or self.key,
             max_retries=0,
-            timeout=30,
+            timeout=120,
             http_client=openai.DefaultHttpxClient(event_hooks={"response": [self.check.watch]}),
         )
         self._clients.append(client)
@@ -133,37 +136,50 @@ class ServedStack:
         assert violations == [], violations
 
     def close_clients(self) -> None:
-        """Close the connections of every client that was handed out."""
+        """Close the connections of every client that was handed out, and that to the database."""
         for client in self._clients:
             client.close()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def http(self) -> httpx.Client:
         """A plain HTTP client that sends the key. What it gets is checked against schemas."""
         return httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self.key}"},
-            timeout=30,
+            timeout=120,
             event_hooks={"response": [self.check.watch]},
         )
 
     def row(self, public_id: str) -> dict[str, Any]:
         """The generation's row."""
-        with psycopg.connect(self.services["DATABASE_URL"]) as connection:
-            cursor = connection.execute(
-                "SELECT * FROM generations_generation WHERE public_id = %s", [public_id]
-            )
-            row = cursor.fetchone()
-            assert row is not None, f"no row for {public_id}"
-            assert cursor.description is not None
-            return {
-                column.name: value for column, value in zip(cursor.description, row, strict=True)
-            }
+        cursor = self._execute(
+            "SELECT * FROM generations_generation WHERE public_id = %s", public_id
+        )
+        row = cursor.fetchone()
+        assert row is not None, f"no row for {public_id}"
+        assert cursor.description is not None
+        return {column.name: value for column, value in zip(cursor.description, row, strict=True)}
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         """The rows of a statement."""
-        with psycopg.connect(self.services["DATABASE_URL"]) as connection:
-            cursor = connection.execute(statement.encode(), parameters)
-            return cursor.fetchall() if cursor.description else []
+        cursor = self._execute(statement, *parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def _execute(self, statement: str, *parameters: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run it on a connection that is kept: a new one costs PostgreSQL more than most of them.
+
+        Tests kill PostgreSQL, and cut connections: then it is another one.
+        """
+        with self._database_lock:
+            if self._database is not None:
+                try:
+                    return self._database.execute(statement.encode(), parameters)
+                except psycopg.OperationalError:
+                    self._database.close()
+            self._database = psycopg.connect(self.services["DATABASE_URL"], autocommit=True)
+            return self._database.execute(statement.encode(), parameters)
 
     def redis(self) -> redis.Redis:
         """A client of its Redis."""

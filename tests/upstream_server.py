@@ -97,7 +97,7 @@ class Talk:
         self._handler.connection.close()
         self._handler.close_connection = True
 
-    def wait_for_hang_up(self, timeout_s: float = 30.0) -> bool:
+    def wait_for_hang_up(self, timeout_s: float = 90.0) -> bool:
         """Return whether the client closed the connection in time."""
         self._handler.connection.settimeout(timeout_s)
         try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 90.0) -> None:
     """Return when the condition holds. Raise AssertionError when it does not in time."""
     deadline = time.monotonic() + timeout_s
     for pause_s in pauses():

@@ -8,6 +8,8 @@ from typing import Any
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
+from inference_site.admin_pages.changes import form_changes, formset_changes
+
 _PARAMETERS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """What Django's filters append to the name of their field."""
 
@@ -24,6 +26,17 @@ class SiteAdmin(ModelAdmin):
         """
         filters = self.list_filter if request is None else self.get_list_filter(request)
         return lookup in _declared(filters)
+
+    def construct_change_message(
+        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
+    ) -> Any:
+        """Return what the audit log says of a change: old and new values, without secrets."""
+        if add:
+            return super().construct_change_message(request, form, formsets, add)
+        told = form_changes(form)
+        for formset in formsets or ():
+            told += formset_changes(formset)
+        return "; ".join(told) or "No changes."
 
 
 def _declared(filters: Sequence[Any]) -> Iterator[str]:

@@ -1,39 +1,23 @@
-"""Admin of users, groups and the audit log."""
+"""Admin of the audit log and of failed logins."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from axes.models import AccessFailureLog
 from django.contrib import admin
-from django.contrib.admin.models import LogEntry
-from django.contrib.auth.admin import GroupAdmin, UserAdmin
-from django.contrib.auth.models import Group, User
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from inference_site.admin_pages.keyset import KeysetAdmin
-from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.console.model_pages import admin as model_pages
+from inference_site.people import login_log
 
 REGISTERED_HERE = (model_pages,)
 """Modules that register more admins when they are imported."""
-
-admin.site.unregister(User)
-admin.site.unregister(Group)
-
-
-@admin.register(User)
-class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme types its own.
-    """Users that may log in to the console."""
-
-    form = UserChangeForm
-    add_form = UserCreationForm
-    change_password_form = AdminPasswordChangeForm
-
-
-@admin.register(Group)
-class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
-    """Groups: sets of permissions that several users share."""
 
 
 @admin.register(AccessFailureLog)
@@ -50,12 +34,27 @@ class LoginFailureAdmin(KeysetAdmin):
         return f"{failure.attempt_time:%Y-%m-%d %H:%M:%S}"
 
 
+class ActionFilter(admin.SimpleListFilter):
+    """Filter by what was done: Django's actions, and logins."""
+
+    title, parameter_name = "action", "done"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        of_django = {ADDITION: "Addition", CHANGE: "Change", DELETION: "Deletion"}
+        return [(str(flag), label) for flag, label in {**of_django, **login_log.LABELS}.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value() or ""
+        known = {value for value, _ in self.lookup_choices}
+        return queryset.filter(action_flag=chosen) if chosen in known else queryset
+
+
 @admin.register(LogEntry)
 class AuditAdmin(KeysetAdmin):
     """The audit log, read-only: every action in the admin, with its user."""
 
-    list_display = ("time", "user", "action", "content_type", "target", "change")
-    list_filter = ("action_flag", "user")
+    list_display = ("time", "user", "action", "kind", "target", "change")
+    list_filter = (ActionFilter, "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
     search_help_text = "Search by the primary key of the changed object"
@@ -66,7 +65,11 @@ class AuditAdmin(KeysetAdmin):
 
     @admin.display(description="action")
     def action(self, entry: LogEntry) -> str:
-        return entry.get_action_flag_display()
+        return login_log.LABELS.get(entry.action_flag) or entry.get_action_flag_display()
+
+    @admin.display(description="kind")
+    def kind(self, entry: LogEntry) -> str:
+        return "—" if entry.content_type is None else str(entry.content_type.name)
 
     @admin.display(description="object")
     def target(self, entry: LogEntry) -> SafeString | str:
@@ -78,5 +81,5 @@ class AuditAdmin(KeysetAdmin):
         )
 
     @admin.display(description="change")
-    def change(self, entry: LogEntry) -> str:
-        return entry.get_change_message()
+    def change(self, entry: LogEntry) -> SafeString:
+        return format_html('<span class="long-text">{}</span>', entry.get_change_message())

@@ -34,7 +34,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("API keys", "key", "accounts.apikey"),
             ("Budgets", "savings", "accounts.budget"),
             ("Users", "person", "auth.user"),
-            ("Groups", "group", "auth.group"),
+            ("Roles", "group", "auth.group"),
             ("Audit log", "history", "admin.logentry"),
             ("Failed logins", "lock", "axes.accessfailurelog"),
         ),
@@ -56,7 +56,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _link("Queue", "low_priority", reverse("admin:queue"), shown=sees_queue),
         _link("Models and workers", "dns", reverse("admin:fleet"), shown=sees_queue),
         _link("Settings", "settings", reverse("admin:settings"), shown=sees_settings),
-        _link("Playground", "science", reverse("playground"), shown=True),
+        _link("Playground", "science", reverse("admin:playground"), shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
     for title, models in _MODELS:

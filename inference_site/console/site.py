@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+from django.conf import settings
+from django.contrib.admin.models import CHANGE
 from django.core.paginator import InvalidPage
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -14,12 +16,16 @@ from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet import fleet_context, request_action, stop_pull
-from inference_site.console.login import is_locked_out
 from inference_site.console.model_pages.page import model_context
+from inference_site.console.playground.page import playground_context
 from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
 from inference_site.console.settings_page.page import settings_page
 from inference_site.console.usage_page.page import firing, home_context, usage_csv
+from inference_site.people.login import mark_locked
+from inference_site.people.login_log import write
+from inference_site.people.tries import remember_browser
+from inference_site.people.urls import urls as people_urls
 
 
 class ConsoleSite(UnfoldAdminSite):
@@ -27,11 +33,13 @@ class ConsoleSite(UnfoldAdminSite):
 
     index_title = "Usage"
     index_template = "console/home.html"
+    login_template = "people/login.html"
 
     def extra_urls(self) -> list[URLPattern]:
         """Return the routes of pages that belong to no Django model."""
         own = self.admin_view
         return [
+            *people_urls(),
             path("usage.csv", own(usage_csv), name="usage-csv"),
             path("queue/", own(self._page("Queue", queue_context, "queue")), name="queue"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
@@ -39,6 +47,11 @@ class ConsoleSite(UnfoldAdminSite):
                 "fleet/",
                 own(self._page("Models and workers", fleet_context, "fleet")),
                 name="fleet",
+            ),
+            path(
+                "playground/",
+                own(self._page("Playground", playground_context, "playground")),
+                name="playground",
             ),
             path("settings/", own(settings_page), name="settings"),
             path(
@@ -80,10 +93,21 @@ class ConsoleSite(UnfoldAdminSite):
         """Show the login page, or log in; the status of a login that is locked is 429."""
         for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL has no NUL in texts.
             request.META[name] = request.META.get(name, "").replace("\0", "")
-        page: HttpResponse = super().login(request, extra_context)
-        if is_locked_out(request):
-            page.status_code = HTTPStatus.TOO_MANY_REQUESTS
+        shown = {"single_sign_on": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
+        page: HttpResponse = super().login(request, {**shown, **(extra_context or {})})
+        mark_locked(request, page)
+        if request.method == "POST":
+            remember_browser(request, page)
         return page
+
+    def password_change(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> TemplateResponse:
+        """Let users change their own passwords, and log that."""
+        page = super().password_change(request, extra_context)
+        if request.method == "POST" and page.status_code == HTTPStatus.FOUND:
+            write(request.user, CHANGE, "Changed the own password.")
+        return cast(TemplateResponse, page)  # Or a redirect, which Django's types do not know.
 
     def _page(
         self, title: str, context: Callable[..., dict[str, Any]], name: str

@@ -1,16 +1,13 @@
-"""Routes of the playground page, and of the requests under /console that pages send."""
+"""Routes of what pages send and read beside themselves, and a short address of the playground."""
 
 from django.urls import include, path
+from django.views.generic import RedirectView
 
-from inference_site.console.playground import (
-    PlaygroundResponsesView,
-    PlaygroundStopView,
-    playground,
-)
+from inference_site.console.playground.urls import pages, requests
 
 urlpatterns = [
-    path("playground", playground, name="playground"),
+    path("playground", RedirectView.as_view(pattern_name="admin:playground", query_string=True)),
+    path("admin/playground/", include(pages)),
     path("console/", include("responses_api.console_urls")),
-    path("console/playground/responses", PlaygroundResponsesView.as_view()),
-    path("console/playground/responses/<str:response_id>/stop", PlaygroundStopView.as_view()),
+    path("console/playground/", include(requests)),
 ]

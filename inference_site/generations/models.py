@@ -14,7 +14,7 @@ from django.db import connection, models, transaction
 from django.utils import timezone
 
 from inference_site.storage.connections import lent_connection
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.prepared import execute_impatiently, execute_prepared
 
 
 class Status(models.TextChoices):
@@ -48,15 +48,16 @@ ONE_RUN_A_KEY = "generation_one_run_a_key"
 """The constraint by which a request with an idempotency key has one run, unless that failed."""
 
 CLAIM = """
+WITH share AS MATERIALIZED (
+    SELECT project_id, count(*) AS runs FROM generations_generation
+    WHERE status = 'running' AND model = %(model)s::text GROUP BY project_id
+)
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s::text, attempt = attempt + 1
 WHERE id = (
     SELECT waiting.id
     FROM generations_generation waiting
-    LEFT JOIN (
-        SELECT project_id, count(*) AS runs FROM generations_generation
-        WHERE status = 'running' AND model = %(model)s::text GROUP BY project_id
-    ) share ON share.project_id = waiting.project_id
+    LEFT JOIN share ON share.project_id = waiting.project_id
     WHERE waiting.status = 'queued' AND waiting.model = %(model)s::text
           AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
                OR waiting.preferred_until <= clock_timestamp())
@@ -74,7 +75,11 @@ RETURNING public_id, kind, attempt, background, request_id,
           EXISTS (SELECT FROM generations_generation other WHERE other.status = 'queued'
                   AND other.model = %(model)s::text AND other.id <> generations_generation.id)
 """
-"""The statement of ``GenerationQuerySet.claim``."""
+"""The statement of ``GenerationQuerySet.claim``.
+
+``share`` is materialized: PostgreSQL, which takes the waiting to be few, would else count what runs
+again for each of them.
+"""
 
 
 @cache
@@ -157,11 +162,14 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         return Claim(*known, max(0.0, waited_s), *rest)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
-        """Move a claimed generation to a terminal state; False if somebody else already did."""
+        """Move a claimed generation to a terminal state; False if somebody else already did.
+
+        It does not wait long for the row (see ``impatient_transaction``).
+        """
         moved = {"status": status.value, "finished_at": timezone.now(), **result}
         held = {"id": claim.public_id, "by": claim.worker, "nth": claim.attempt}
         with lent_connection():
-            return execute_prepared(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
+            return execute_impatiently(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
 
     def requeue(self, public_id: str, worker: str, attempt: int, *, alone: bool = False) -> bool:
         """Have another worker begin it anew; False if this attempt does not run any more.

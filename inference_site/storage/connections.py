@@ -37,11 +37,17 @@ def impatient_transaction() -> Iterator[None]:
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS};"
-                f"SET LOCAL statement_timeout = {_STATEMENT_TIMEOUT_MS}"
-            )
+            cursor.execute(*impatience())
         yield
+
+
+def impatience() -> tuple[str, dict[str, str]]:
+    """Return a statement, and its values, that bounds the waits of the transaction it is in."""
+    statement = (
+        "SELECT set_config('lock_timeout', %(lock_ms)s, true), "
+        "set_config('statement_timeout', %(statement_ms)s, true)"
+    )
+    return statement, {"lock_ms": str(_LOCK_TIMEOUT_MS), "statement_ms": str(_STATEMENT_TIMEOUT_MS)}
 
 
 def is_held_up(error: Exception) -> bool:

@@ -28,7 +28,7 @@ MENU = [
     "/admin/queue/",
     "/admin/fleet/",
     "/admin/settings/",
-    "/playground",
+    "/admin/playground/",
     "/admin/requests/",
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",

@@ -13,11 +13,17 @@ from django.urls.converters import IntConverter
 
 from inference_site.accounts.models import ApiKey, Project
 
-_BEFORE_LOGIN = {"admin:login", "admin:logout", "admin:jsi18n"}
+_BEFORE_LOGIN = {
+    *("admin:login", "admin:logout", "admin:jsi18n", "admin:admin_password_reset"),
+    *("admin:people_reset", "admin:people_invitation"),
+    "/playground",
+    *("admin:single_sign_on", "admin:single_sign_on_callback"),
+}
 _OF_EVERY_STAFF_USER = {
     *("admin:index", "admin:search", "admin:password_change"),
-    *("admin:password_change_done", "admin:autocomplete", "playground"),
-    *("/console/playground/responses", "/console/playground/responses/1/stop"),
+    *("admin:password_change_done", "admin:autocomplete", "admin:playground"),
+    *("/console/playground/responses", "/admin/playground/responses/1"),
+    *("/console/playground/responses/1/stop", "/admin/playground/presets"),
 }
 """Pages that need no permission; the search and ``autocomplete`` ask for one of what they find."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,11 +16,12 @@ from django.test import Client
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.catalogue import catalogue
-from inference_site.console import playground
-from inference_site.console.playground import playground_caller
+from inference_site.console.playground import page
+from inference_site.console.playground.caller import playground_caller
 from inference_site.generations.models import Generation, Status
 from tests.responses_api.chains import Chain
 
+PAGE = "/admin/playground/"
 ADDRESS = "/console/playground/responses"
 
 
@@ -138,14 +141,14 @@ def test_the_page_lists_the_models_that_the_key_may_use(monkeypatch: pytest.Monk
     others = dataclasses.replace(demo, id="of-others", projects=("other",))
     second = dataclasses.replace(demo, id="second")
     specs = catalogue.Catalogue([demo, second, others])
-    monkeypatch.setattr(playground, "catalogue", lambda: specs)
+    monkeypatch.setattr(page, "catalogue", lambda: specs)
     key = key_of("alice")
-    text = browser_of(key).get("/playground").content.decode()
+    text = browser_of(key).get(PAGE).content.decode()
     assert '<option value="demo">' in text
     assert '<option value="second">' in text
     assert "of-others" not in text
     ApiKey.objects.update(allowed_models=["second"])
-    text = browser_of(key).get("/playground").content.decode()
+    text = browser_of(key).get(PAGE).content.decode()
     assert '<option value="demo">' not in text
     assert '<option value="second">' in text
 
@@ -157,27 +160,52 @@ def test_the_page_says_why_no_model_can_answer(
         raise redis.exceptions.ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(playground, "workers", fail)
-        response = (browser := staff()).get("/playground")
+        patch.setattr(page, "workers", fail)
+        response = (browser := staff()).get(PAGE)
     assert response.status_code == 200
     assert "Redis is not reachable" in response.content.decode()
     revoke_key(ApiKey.objects.get())
-    response = browser.get("/playground")
+    response = browser.get(PAGE)
     assert response.status_code == 200
     assert "was revoked" in response.content.decode()
 
 
 def test_the_page_is_for_staff_only(staff: Callable[..., Client]) -> None:
-    assert staff().get("/playground").status_code == 200
-    assert Client().get("/playground")["Location"] == "/admin/login/?next=/playground"
+    assert staff().get(PAGE).status_code == 200
+    assert Client().get(PAGE)["Location"] == f"/admin/login/?next={PAGE}"
     customer = get_user_model().objects.create_user("customer")
     browser = Client()
     browser.force_login(customer)
-    assert browser.get("/playground").status_code == 302
+    assert browser.get(PAGE).status_code == 302
 
 
-def test_the_page_runs_no_script_but_its_own_files(staff: Callable[..., Client]) -> None:
-    policy = staff().get("/playground")["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "script-src 'self';" in f"{policy};"
-    assert "unsafe" not in policy
+def test_the_short_address_leads_to_the_page(staff: Callable[..., Client]) -> None:
+    assert staff().get("/playground?open=resp_1")["Location"] == f"{PAGE}?open=resp_1"
+
+
+def test_the_page_runs_no_script_but_files_of_the_site(staff: Callable[..., Client]) -> None:
+    answer = staff().get(PAGE)
+    (scripts,) = re.findall(r"script-src ([^;]*)", answer["Content-Security-Policy"])
+    assert scripts == "'self' 'unsafe-eval'"  # As on all pages of the admin.
+
+
+@pytest.mark.django_db
+def test_only_own_responses_can_be_read_with_what_they_took() -> None:
+    alice, bob = key_of("alice"), key_of("bob")
+    answer = Chain(alice).turn("a secret", "an answer")
+    address = f"{PAGE}responses/{answer.public_id}"
+    assert browser_of(bob).get(address).status_code == 404
+    found = browser_of(alice).get(address).json()
+    assert found["response"]["output"][0]["content"][0]["text"] == "an answer"
+    assert found["run"]["cost"] == "no price set"
+    Generation.objects.update(cost=Decimal("0.25"))
+    assert browser_of(alice).get(address).json()["run"]["cost"] == "0.25 USD"
+
+
+def test_logging_out_has_the_browser_forget_the_conversations(admin: Client) -> None:
+    assert "playground/forget.js" in admin.post("/admin/logout/").content.decode()
+
+
+def test_the_page_says_whose_conversations_it_may_show(admin: Client) -> None:
+    user = get_user_model().objects.get()
+    assert f'data-user="{user.pk}"' in admin.get(PAGE).content.decode()

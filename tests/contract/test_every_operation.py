@@ -44,7 +44,7 @@ def operations(paths: dict[str, Any]) -> Operations:
 @pytest.fixture(scope="module")
 def anybody(stack: ServedStack) -> Iterator[httpx.Client]:
     """A client that sends no key of its own."""
-    with httpx.Client(base_url=stack.url, timeout=30) as opened:
+    with httpx.Client(base_url=stack.url, timeout=60) as opened:
         yield opened
 
 

@@ -15,6 +15,7 @@ import requests
 import schemathesis
 from django.urls import URLPattern, URLResolver, get_resolver
 from drf_spectacular.validation import validate_schema
+from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.deserialization import DeserializationContext
 from schemathesis.generation.hypothesis.builder import (
@@ -23,6 +24,7 @@ from schemathesis.generation.hypothesis.builder import (
     create_test,
 )
 from schemathesis.generation.meta import TestPhase
+from schemathesis.generation.modes import GenerationMode
 
 from inference_site.accounts.models import Scope
 from inference_site.api.openapi import document as document_of_this_site
@@ -48,7 +50,6 @@ KNOWN_BODIES = [
     "/v1/conversations/{conversation_id}/items",
 ]
 """Their bodies are those of others again, or cost many generations each."""
-CONFIG = {"generation": {"max-examples": 10, "deterministic": True, "database": "none"}}
 CHAT = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -89,7 +90,7 @@ def test_what_needs_a_key_says_so_and_is_refused_without(
     stack: ServedStack, document: dict[str, Any]
 ) -> None:
     for path, method, operation in _operations(document):
-        answer = httpx.request(method, stack.url + re.sub(r"\{\w+\}", "x", path))
+        answer = httpx.request(method, stack.url + re.sub(r"\{\w+\}", "x", path), timeout=60)
         needs_key = "security" in operation
         assert needs_key == (answer.status_code == 401) == ("401" in operation["responses"])
 
@@ -101,7 +102,7 @@ def test_streams_are_described_by_their_events(document: dict[str, Any]) -> None
 
 
 def test_the_page_for_people_needs_nothing_from_elsewhere(stack: ServedStack) -> None:
-    with httpx.Client(base_url=stack.url) as anybody:
+    with httpx.Client(base_url=stack.url, timeout=60) as anybody:
         page = anybody.get("/docs")
         assert page.status_code == 200
         sources = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -125,7 +126,8 @@ def _events(_: DeserializationContext, response: schemathesis.Response) -> list[
 @pytest.fixture(scope="module")
 def stored(stack: ServedStack, key: str) -> dict[str, str]:
     """Ids of stored completions for each method: what one deletes, another cannot read."""
-    with httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {key}"}) as http:
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=stack.url, headers=headers, timeout=60) as http:
         body = {"model": "demo", "messages": MESSAGES, "max_tokens": 2, "store": True}
         ids = [http.post(CHAT, json=body).json()["id"] for _ in range(2)]
     return {"GET": ids[0], "POST": ids[0], "DELETE": ids[1]}
@@ -157,13 +159,13 @@ def test_every_answer_is_as_described(
             base_url=stack.url,
             headers={"Authorization": f"Bearer {key}"},
             checks=CHECKED,
-            timeout=30,
+            timeout=120,
             session=session,
         )
 
-    described = schemathesis.openapi.from_dict(
-        document, config=schemathesis.Config.from_dict(CONFIG)
-    )
+    generation = {"max-examples": 5 if is_short else 20, "deterministic": True, "database": "none"}
+    config = schemathesis.Config.from_dict({"generation": generation})
+    described = schemathesis.openapi.from_dict(document, config=config)
     with requests.Session() as session:
         session.trust_env = False  # It would look for a proxy before each request.
         for path, method, _ in _operations(document):
@@ -182,22 +184,30 @@ def _requests_for(
     tests, for ten seconds of a processor.
     """
     modes = [HypothesisTestMode.FUZZING, *[HypothesisTestMode.COVERAGE] * has_all]
-    project, settings = described.config, described.config.get_hypothesis_settings()
-    config = HypothesisTestConfig(project=project, modes=modes, settings=settings)
+    # As explicit ones: else those of the profile of all property tests come before them.
+    explicit = settings(
+        described.config.get_hypothesis_settings(), suppress_health_check=[HealthCheck.too_slow]
+    )
+    config = HypothesisTestConfig(
+        project=described.config, modes=modes, settings=explicit, explicit_settings=explicit
+    )
     made: Callable[[], None] = create_test(operation=operation, test_func=ask, config=config)
     return made
 
 
 def _is_told(case: schemathesis.Case[Any], told: Counter[tuple[str, ...]]) -> bool:
-    """Whether the same place of the same operation had a value as right or as wrong as this one.
+    """Whether the same field of the same operation had a value as right or as wrong as this one.
 
-    Most places have five values of wrong types, and come in each kind of message and part.
+    A field has many wrong values: of each type, and at each place inside it. What is wrong with
+    each is said by tests of the requests; here the answer is looked at, which is alike for all.
     """
     meta = case.meta
     if meta is None or meta.phase.name is not TestPhase.COVERAGE:
         return False
-    description = str(getattr(meta.phase.data, "description", ""))
-    kind = (case.operation.label, meta.generation.mode.value, description)
+    mode, what = meta.generation.mode.value, str(getattr(meta.phase.data, "description", ""))
+    if mode == GenerationMode.NEGATIVE.value:
+        what = re.split(r": | -> ", what)[0]
+    kind = (case.operation.label, mode, what)
     told[kind] += 1
     return told[kind] > 1
 

@@ -68,7 +68,7 @@ class Container:
         """Run the command of its health check."""
         command = self._site.local(self.spec.health, self.port)
         done = subprocess.run(
-            command, cwd=ROOT, env=self.env, capture_output=True, timeout=20, check=False
+            command, cwd=ROOT, env=self.env, capture_output=True, timeout=90, check=False
         )
         return done.returncode == 0
 
@@ -169,7 +169,7 @@ class LocalSite:
             env={**self.environment(spec, 0), **env},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
         )
 
@@ -190,17 +190,17 @@ class LocalSite:
 
     def wait_for(self, containers: list[Container]) -> None:
         """Return when all are healthy. Raise AssertionError with the log of one that has ended."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         for container in containers:
-            while not (listens(container.port) and container.is_healthy()):
+            while not (is_open := listens(container.port)) or not container.is_healthy():
                 assert container.process is not None
                 if container.process.poll() is not None or time.monotonic() > deadline:
                     raise AssertionError(f"{container.name}:\n{container.log.read_text()[-3000:]}")
-                time.sleep(0.1)
+                time.sleep(1.0 if is_open else 0.1)  # A health check is a process of its own.
 
     def client(self, web: Container, key: str) -> openai.OpenAI:
         """The official client of one web process."""
-        return openai.OpenAI(base_url=f"{web.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{web.url}/v1", api_key=key, max_retries=0, timeout=120)
 
     def close(self) -> None:
         """End what still runs."""

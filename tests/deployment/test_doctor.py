@@ -9,7 +9,7 @@ import pytest
 from tests.deployment.conftest import Site
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 
 
 Findings = dict[str, list[tuple[str, str]]]

@@ -12,7 +12,7 @@ from tests.deployment.local_site import Container
 from tests.e2e.scripts import script
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)  # The first test starts a whole site.
+pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -28,7 +28,7 @@ def lines_of(containers: list[Container], **facts: Any) -> list[dict[str, Any]]:
 def ask(site: Site, body: dict[str, Any], **headers: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {site.key}", **headers}
     return httpx.post(
-        f"{site.webs[0].url}/v1/chat/completions", json=body, headers=headers, timeout=30
+        f"{site.webs[0].url}/v1/chat/completions", json=body, headers=headers, timeout=60
     )
 
 
@@ -75,7 +75,7 @@ def test_logs_hold_no_content_and_no_secret(site: Site) -> None:
 
 
 def test_a_path_cannot_forge_a_line(site: Site) -> None:
-    httpx.get(f"{site.webs[0].url}/v1/a%0Aforged")
+    httpx.get(f"{site.webs[0].url}/v1/a%0Aforged", timeout=60)
     wait_until(lambda: lines_of(site.webs, path="/v1/a\\nforged"))
 
 

@@ -124,8 +124,14 @@ def models(
 def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     """The whole product, running, with hooks that act on two models alone."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
-    short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
-    env = {**hooks, **short, "IDEMPOTENCY_KEYS": "40", "ODD_KEY": "sk-of-the-operator"}
+    short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "WEB_STALL_S": "60"}
+    env = {
+        **hooks,
+        **short,
+        "SPARE_PROCESSES": "false",
+        "IDEMPOTENCY_KEYS": "40",
+        "ODD_KEY": "sk-of-the-operator",
+    }
     env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
     with served_stack(models, **env, HOOK_NOTES=str(hook_notes)) as running:
         yield running

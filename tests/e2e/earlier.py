@@ -22,7 +22,7 @@ def earlier(
     found = stack.sql(f"SELECT id FROM {table} WHERE {of} = %s", value)  # noqa: S608  # Constants.
     ids = [row[0] for row in found]
     # What is accounted meanwhile would be in roll-ups of times that it does not have in the end.
-    wait_until(lambda: _are_accounted(stack, ids), 30, "their usage to be accounted")
+    wait_until(lambda: _are_accounted(stack, ids), 120, "their usage to be accounted")
     move = f"UPDATE {table} SET {column} = {column} + %s::interval WHERE id = ANY(%s)"  # noqa: S608
     stack.sql(move, f"-{interval}", ids)
     try:

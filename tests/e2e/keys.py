@@ -25,7 +25,7 @@ class MadeKey:
         return httpx.Client(
             base_url=stack.url,
             headers={"Authorization": f"Bearer {self.secret}"},
-            timeout=60,
+            timeout=120,
             limits=httpx.Limits(max_connections=None),
             event_hooks={"response": [stack.check.watch]},
         )

@@ -40,11 +40,11 @@ def test_closing_a_stream_frees_the_slot(
     for _ in range(3):
         next(stream)
     stream.close()
-    wait_until(lambda: stack.row(first.id)["status"] == "cancelled", 30, "cancelled")
+    wait_until(lambda: stack.row(first.id)["status"] == "cancelled", 120, "cancelled")
     row = stack.row(first.id)
     assert 3 <= row["output_tokens"] < 1900
     assert row["input_tokens"] > 0
-    wait_until(lambda: busy(stack, model) == 0, 30, "a lease that says the slot is free")
+    wait_until(lambda: busy(stack, model) == 0, 120, "a lease that says the slot is free")
 
 
 def test_four_that_leave_make_room_for_four_more(stack: ServedStack, client: openai.OpenAI) -> None:
@@ -60,7 +60,7 @@ def test_four_that_leave_make_room_for_four_more(stack: ServedStack, client: ope
         stream.close()
     started = time.monotonic()
     again = [start() for _ in range(4)]
-    assert time.monotonic() - started < 10  # Each of the first would have gone on for 80 s.
+    assert time.monotonic() - started < 60  # Each of the first would have gone on for 80 s.
     for stream in again:
         stream.close()
 
@@ -79,8 +79,8 @@ def test_leaving_without_a_stream_cancels_too(stack: ServedStack) -> None:
 
     with socket.create_connection(("127.0.0.1", stack.port)) as connection:
         connection.sendall(request.encode())
-        wait_until(lambda: status() == "running", 30, "running")
-    wait_until(lambda: status() == "cancelled", 30, "cancelled")
+        wait_until(lambda: status() == "running", 120, "running")
+    wait_until(lambda: status() == "cancelled", 120, "cancelled")
 
 
 def test_one_that_waits_in_the_queue_is_cancelled_without_running(
@@ -108,7 +108,7 @@ def test_one_that_waits_in_the_queue_is_cancelled_without_running(
             "SELECT status, first_token_at FROM generations_generation WHERE request_id = 'waiter'"
         )[0]
 
-    wait_until(lambda: row()[0] == "cancelled", 30, "cancelled")
+    wait_until(lambda: row()[0] == "cancelled", 120, "cancelled")
     assert row()[1] is None
     for holder in holders[1:]:
         holder.close()
@@ -133,8 +133,8 @@ def test_client_that_reads_nothing_holds_nobody_up(stack: ServedStack) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", stack.port))
         connection.sendall(request.encode())
-        wait_until(lambda: status() == "completed", 30, "completed")
-        wait_until(lambda: busy(stack, "scripted") == 0, 30, "a lease that says the slot is free")
+        wait_until(lambda: status() == "completed", 120, "completed")
+        wait_until(lambda: busy(stack, "scripted") == 0, 120, "a lease that says the slot is free")
         with connection.makefile("rb") as answer:
             received = answer.read()
     assert received.count(b"x") >= 4000 * 2000

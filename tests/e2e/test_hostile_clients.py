@@ -43,15 +43,15 @@ def bystander(stack: ServedStack) -> Iterator[None]:
             while not done.is_set():
                 answer = http.post(CHAT, json={"model": "scripted", "messages": "x"})
                 seen.append(answer.status_code if answer.is_success else answer.text)
-                done.wait(0.05)
+                done.wait(0.2)
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        wait_until(lambda: seen, 20, "the bystander's first answer")
+        wait_until(lambda: seen, 120, "the bystander's first answer")
         yield
         before = len(seen)
-        wait_until(lambda: len(seen) > before + 2, 20, "the bystander's last answers")
+        wait_until(lambda: len(seen) > before + 2, 120, "the bystander's last answers")
     finally:
         done.set()
         thread.join()
@@ -86,7 +86,7 @@ def raw(stack: ServedStack, head: str, *, small: bool = False) -> socket.socket:
     if small:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", stack.port))
-    connection.settimeout(30)
+    connection.settimeout(120)
     connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
     return connection
 
@@ -262,7 +262,7 @@ def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str
         readers = [opened.enter_context(raw(stack, head, small=True)) for _ in range(16)]
         assert {reader.recv(12)[9:] for reader in readers} == {b"200", b"503"}
         assert web.grown < 200 * MIB
-    wait_until(lambda: _status(stack, head) == b"200", 30, "room")
+    wait_until(lambda: _status(stack, head) == b"200", 120, "room")
 
 
 def _status(stack: ServedStack, head: str) -> bytes:
@@ -281,13 +281,16 @@ def _read_all(connection: socket.socket) -> bytes:
 def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker: MadeKey) -> None:
     headers = {"Authorization": f"Bearer {attacker.secret}"}
     url = f"ws://127.0.0.1:{stack.port}/v1/responses"
-    with bystander(stack), connect(url, additional_headers=headers, proxy=None) as connection:
+    with (
+        bystander(stack),
+        connect(url, additional_headers=headers, proxy=None, open_timeout=60) as connection,
+    ):
         connection.send(json.dumps({"type": "none", "input": "a " * (5 * MIB)}))
-        error = json.loads(connection.recv(30))
+        error = json.loads(connection.recv(120))
         assert error["error"]["param"] == "type"
         connection.send(" " * (LIMIT + 1))
         with pytest.raises(ConnectionClosed) as closed:
-            connection.recv(30)
+            connection.recv(120)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     assert str(LIMIT) in closed.value.rcvd.reason
@@ -300,7 +303,9 @@ def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: Made
     begun = b"\x81\xff" + struct.pack("!QI", 15 * MIB, 0) + b" " * (7 * MIB)
 
     def is_refused() -> bool:
-        with connect(url, additional_headers=headers, proxy=None) as connection:
+        with connect(
+            url, additional_headers=headers, proxy=None, open_timeout=60, close_timeout=1
+        ) as connection:
             connection.socket.sendall(begun[:14])
             try:
                 connection.recv(1)
@@ -313,8 +318,8 @@ def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: Made
     with bystander(stack):
         with contextlib.ExitStack() as opened:
             for _ in range(2):
-                connection = connect(url, additional_headers=headers, proxy=None)
+                connection = connect(url, additional_headers=headers, proxy=None, open_timeout=60)
                 opened.callback(connection.socket.close)
                 connection.socket.sendall(begun)
-            wait_until(is_refused, 30, "a refusal")
-        wait_until(lambda: not is_refused(), 30, "room")
+            wait_until(is_refused, 120, "a refusal")
+        wait_until(lambda: not is_refused(), 120, "room")

@@ -25,7 +25,7 @@ REFERENCES = {
     "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(7_000)},
 }
 ESCAPED = json.dumps(REFERENCES).replace("$ref", "\\u0024ref")
-LONGEST_GAP_S = 10
+LONGEST_GAP_S = 30
 """Between two pieces of a stream beside the attack: usually milliseconds, minutes when frozen."""
 
 
@@ -114,12 +114,12 @@ class _Watched:
     def __enter__(self) -> _Watched:
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        assert self._begun.wait(30)
+        assert self._begun.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     @property

@@ -34,7 +34,10 @@ def test_a_request_that_is_sent_again_gets_the_same_answer(
     asked = body(stream=stream, temperature=1.5)
     first, second = (http.post(CHAT, json=asked, headers=keyed(f"same-{stream}")) for _ in range(2))
     assert first.status_code == second.status_code == 200
-    assert first.content == second.content
+    if stream:  # Comments come when it takes long.
+        assert frames(first) == frames(second)
+    else:
+        assert first.content == second.content
     assert first.headers["content-type"] == second.headers["content-type"]
 
 
@@ -124,7 +127,7 @@ def test_what_nobody_came_back_for_in_time_runs_anew(stack: ServedStack) -> None
     statement = "SELECT status FROM generations_generation WHERE api_key_id = %s ORDER BY id"
     with key.http(stack) as http:
         cut_off(http, asked, "late-cut")
-        wait_until(lambda: stack.sql(statement, key.id) == [("cancelled",)], 30, "cancelled")
+        wait_until(lambda: stack.sql(statement, key.id) == [("cancelled",)], 120, "cancelled")
         cut_off(http, asked, "late-cut")
     assert len(stack.sql(statement, key.id)) == 2
 
@@ -211,7 +214,7 @@ def test_a_deleted_response_is_not_read_through_its_key(
     answer = http.post("/v1/responses", json=asked, headers=key)
     [response_id] = set(re.findall("resp_[0-9a-f]{32}", answer.text))
     path = f"/v1/responses/{response_id}"
-    wait_until(lambda: http.get(path).json()["status"] == "completed", 30, "its end")
+    wait_until(lambda: http.get(path).json()["status"] == "completed", 120, "its end")
     assert http.delete(path).status_code == 200
     again = http.post("/v1/responses", json=asked, headers=key)
     assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotency_expired")
@@ -248,7 +251,7 @@ def test_it_runs_once_though_redis_has_forgotten_the_key(stack: ServedStack, pat
 
     with key.http(stack) as http, ThreadPoolExecutor(1) as pool:
         first = pool.submit(http.post, path, json=asked, headers=header)
-        wait_until(lambda: _runs(stack, key.id) == 1, 20, "its row")
+        wait_until(lambda: _runs(stack, key.id) == 1, 120, "its row")
         forget()
         meanwhile = http.post(path, json=asked, headers=header)
         forget()

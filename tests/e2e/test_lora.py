@@ -72,7 +72,7 @@ def test_requests_with_different_adapters_run_at_once(
     gate = threading.Barrier(len(kinds))
 
     def among_others(lora: Any) -> tuple[str, str]:
-        gate.wait(10)
+        gate.wait(60)
         return long_story(client, lora)
 
     with ThreadPoolExecutor(len(kinds)) as pool:
@@ -119,7 +119,7 @@ def operator(stack: ServedStack) -> Iterator[httpx.Client]:
     """A client whose key may load models and adapters."""
     key = make_key(stack, Scope.INFERENCE.value, Scope.MODELS.value)
     with httpx.Client(
-        base_url=stack.url, headers={"Authorization": f"Bearer {key.secret}"}, timeout=30
+        base_url=stack.url, headers={"Authorization": f"Bearer {key.secret}"}, timeout=60
     ) as plain:
         yield plain
 
@@ -169,7 +169,7 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
     where = {"model": "hooked-demo"}
     scaled_ = operator.post("/lora-adapters", params=where, json=[{"id": 0, "scale": 1}])
     assert scaled_.json() == {"success": True}
-    wait_until(lambda: told(client, None, "hooked-demo") == adapted, 30, "the scale to be seen")
+    wait_until(lambda: told(client, None, "hooked-demo") == adapted, 120, "the scale to be seen")
     assert told(client, [], "hooked-demo") == plain
     assert operator.post("/lora-adapters", params=where, json=[]).status_code == 200
 

@@ -44,7 +44,7 @@ def all_slots_held(stack: ServedStack, key: MadeKey) -> Iterator[None]:
             lines.append(streams.enter_context(stream).iter_lines())
         for one in lines:
             next(one)
-        wait_until(lambda: busy(stack, "scripted") == SLOTS, 30, "all slots known to be taken")
+        wait_until(lambda: busy(stack, "scripted") == SLOTS, 120, "all slots known to be taken")
         yield
 
 
@@ -54,14 +54,14 @@ def has_ended(http: httpx.Client, made: Any) -> bool:
 
 def test_who_waits_is_told_of_its_place(stack: ServedStack, http: httpx.Client) -> None:
     """Afterwards, and with a slot free, there is none."""
-    wait_until(lambda: place(http.post("/v1/responses", json=BRIEF)) == 0, 30, "a free slot")
+    wait_until(lambda: place(http.post("/v1/responses", json=BRIEF)) == 0, 120, "a free slot")
     owner = make_key(stack)
     with all_slots_held(stack, owner):
         late = {**BRIEF, "background": True}
         made = [http.post("/v1/responses", json=late)]
         # Until the lease says that all slots are busy, it might start at once.
         first = f"/v1/responses/{made[0].json()['id']}"
-        wait_until(lambda: place(http.get(first)) == 1, 30, "the lease of the busy worker")
+        wait_until(lambda: place(http.get(first)) == 1, 120, "the lease of the busy worker")
         made += [http.post("/v1/responses", json=late) for _ in range(2)]
         assert [place(answer) for answer in made[1:]] == [2, 3]
         assert all(int(answer.headers["x-queue-estimated-wait"]) >= 0 for answer in made[1:])
@@ -70,7 +70,7 @@ def test_who_waits_is_told_of_its_place(stack: ServedStack, http: httpx.Client) 
         with http.stream("POST", "/v1/responses", json={**late, "stream": True}) as stream:
             assert stream.headers["x-queue-position"] == "4"
     for answer in made:
-        wait_until(partial(has_ended, http, answer.json()), 30, "its end")
+        wait_until(partial(has_ended, http, answer.json()), 120, "its end")
     ended = http.get(f"/v1/responses/{made[0].json()['id']}")
     assert "x-queue-position" not in ended.headers
 
@@ -88,9 +88,9 @@ def test_a_crowd_delays_another_project_by_one_run_of_each_slot(stack: ServedSta
         with all_slots_held(stack, crowd):
             made = [many.post("/v1/responses", json=late).json() for _ in range(40)]
             alone = single.post("/v1/responses", json=late).json()
-        wait_until(lambda: has_ended(single, alone), 60, "the end of the one")
+        wait_until(lambda: has_ended(single, alone), 120, "the end of the one")
         assert stack.sql(_BEFORE, one.id, crowd.id)[0][0] <= SLOTS
-        wait_until(lambda: has_ended(many, made[-1]), 60, "the end of the crowd")
+        wait_until(lambda: has_ended(many, made[-1]), 120, "the end of the crowd")
 
 
 def test_a_full_queue_refuses_at_once_and_has_room_again(stack: ServedStack) -> None:
@@ -100,12 +100,12 @@ def test_a_full_queue_refuses_at_once_and_has_room_again(stack: ServedStack) -> 
         try:
             with all_slots_held(stack, filler):
                 stack.sql(_FILL)
-                wait_until(lambda: is_full(http, late), 30, "a full queue")
+                wait_until(lambda: is_full(http, late), 120, "a full queue")
                 refused = [http.post("/v1/responses", json=late) for _ in range(5)]
                 assert {answer.status_code for answer in refused} == {503}
                 assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
                 stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
-                wait_until(lambda: not is_full(http, late), 30, "room")
+                wait_until(lambda: not is_full(http, late), 120, "room")
         finally:
             stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
 

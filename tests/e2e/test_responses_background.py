@@ -50,7 +50,7 @@ def test_background_answers_at_once_and_is_polled(client: openai.OpenAI) -> None
         seen.append(client.responses.retrieve(made.id))
         return seen[-1].status not in ("queued", "in_progress")
 
-    wait_until(ended, 30, "the end")
+    wait_until(ended, 120, "the end")
     assert seen[-1].status == "completed"
     assert seen[-1].output_text == "x " * 10
     partial = [shown for shown in seen if shown.status == "in_progress" and shown.output]
@@ -145,7 +145,7 @@ def test_cancelled_before_it_is_claimed_never_runs(
 
 def test_cancelling_what_has_ended_changes_nothing(client: openai.OpenAI) -> None:
     made = begin(client, "hello")
-    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "completed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "completed")
     before = client.responses.retrieve(made.id)
     assert client.responses.cancel(made.id) == before
     assert client.responses.retrieve(made.id) == before
@@ -167,7 +167,7 @@ def test_foreground_cannot_be_cancelled(client: openai.OpenAI) -> None:
 
 def test_failure_in_the_background_is_stored(client: openai.OpenAI, http: httpx.Client) -> None:
     made = respond(client, {"text": "half"}, {"fail": "boom"}, background=True)
-    wait_until(lambda: client.responses.retrieve(made.id).status == "failed", 30, "failed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "failed", 120, "failed")
     failed = client.responses.retrieve(made.id)
     assert failed.error is not None
     assert failed.error.to_dict() == {
@@ -182,7 +182,7 @@ def test_failure_before_the_first_word_is_a_stream_in_the_background(
     client: openai.OpenAI, http: httpx.Client
 ) -> None:
     made = respond(client, {"fail": "boom"}, background=True)
-    wait_until(lambda: client.responses.retrieve(made.id).status == "failed", 30, "failed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "failed", 120, "failed")
     assert types(replay_raw(http, made.id)) == [
         *("created", "queued", "in_progress", "error", "failed")
     ]
@@ -193,7 +193,7 @@ def test_deleted_response_is_gone(
     client: openai.OpenAI, http: httpx.Client, background: bool
 ) -> None:
     made = respond(client, {"text": "a"}, background=background)
-    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 30, "completed")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "completed")
     answer = http.delete(f"/v1/responses/{made.id}").json()
     assert answer == {"id": made.id, "object": "response", "deleted": True}
     for attempt in _uses(client, made.id):

@@ -332,7 +332,7 @@ def test_another_project_sees_nothing(
     with pytest.raises(openai.BadRequestError) as caught:
         stranger.responses.create(model="scripted", input="x", previous_response_id=made.id)
     assert caught.value.code == "previous_response_not_found"
-    with httpx.Client(base_url=stack.url) as http:
+    with httpx.Client(base_url=stack.url, timeout=60) as http:
         headers = {"Authorization": f"Bearer {stranger.api_key}"}
         listed = http.get("/v1/responses", headers=headers).json()
     assert made.id not in json.dumps(listed)

@@ -32,7 +32,7 @@ class Socket:
 
     def event(self) -> dict[str, Any]:
         """The next event."""
-        event: dict[str, Any] = json.loads(self.connection.recv(10))
+        event: dict[str, Any] = json.loads(self.connection.recv(60))
         return event
 
     def response(self) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class Socket:
 
 def open_socket(stack: ServedStack, path: str = "/v1/responses", **headers: str) -> Any:
     url = f"ws://127.0.0.1:{stack.port}{path}"
-    return connect(url, additional_headers=headers, open_timeout=10, proxy=None)
+    return connect(url, additional_headers=headers, open_timeout=60, proxy=None)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_closing_stops_what_runs(stack: ServedStack) -> None:
         created = socket.event()["response"]["id"]
         for _ in range(5):
             socket.event()
-    wait_until(lambda: stack.row(created)["status"] == "cancelled", 30, "cancelled")
+    wait_until(lambda: stack.row(created)["status"] == "cancelled", 120, "cancelled")
 
 
 def test_closing_at_once_leaves_nothing_running(stack: ServedStack) -> None:
@@ -169,7 +169,7 @@ def test_closing_at_once_leaves_nothing_running(stack: ServedStack) -> None:
             marker,
         )
 
-    wait_until(lambda: not left(), 30, "cancelled")
+    wait_until(lambda: not left(), 120, "cancelled")
 
 
 def test_history_that_is_not_stored_lives_as_long_as_the_connection(

@@ -38,7 +38,7 @@ def wait_for_requests(stack: ServedStack, key: MadeKey, count: int) -> None:
     with key.http(stack) as http:
         wait_until(
             lambda: results(http)[-1:] and results(http)[-1]["num_model_requests"] == count,
-            10,
+            120,
             "the accounting",
         )
 
@@ -177,7 +177,9 @@ def test_cancelled_and_failed_requests_are_accounted_as_such(stack: ServedStack)
             if i == 5:
                 break
     with key.http(stack) as http:
-        wait_until(lambda: results(http) and results(http)[-1]["num_model_requests"] == 2, 30, "it")
+        wait_until(
+            lambda: results(http) and results(http)[-1]["num_model_requests"] == 2, 120, "it"
+        )
         result = results(http)[-1]
     assert (result["num_failed_requests"], result["num_cancelled_requests"]) == (1, 1)
     assert result["output_tokens"] > 0, "what was cancelled was used all the same"

@@ -13,7 +13,7 @@ from tests.served_stack import ServedStack, served_stack
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
-    soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3"}
+    soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3", "WEB_STALL_S": "8"}
     with served_stack(**soon, ON_CHUNK="tests.hook_functions.freeze") as running:
         yield running
 
@@ -26,7 +26,7 @@ MODELS = """
   brief: {{engine: scripted, slots: 2, keep_alive: 2}}
   broken: {{engine: scripted, load_fails: its weights are torn}}
 """
-GRACE_S = 2
+GRACE_S = 5
 
 
 @pytest.fixture(scope="package")
@@ -40,5 +40,6 @@ def other_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStac
         LOAD_ON_DEMAND="true",
         DRAIN_TIMEOUT_S="1",
         DISCONNECT_GRACE_S=str(GRACE_S),
+        WEB_STALL_S="60",
     ) as running:
         yield running

@@ -54,7 +54,7 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
     stack: ServedStack, share: float
 ) -> None:
     """With a share of 2 Redis itself refuses all that takes memory."""
-    wait_until(lambda: _started(stack), 30, "all started")
+    wait_until(lambda: _started(stack), 120, "all started")
     before = _started(stack)
     texts: list[str] = []
 
@@ -68,17 +68,18 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
             reader.start()
         with http.stream("POST", CHAT, json=slow(10_000)) as left:
             lines = left.iter_lines()
-            public_id = json.loads(next(lines).removeprefix("data: "))["id"]
-            wait_until(lambda: _running(stack) == 3, 20, "three run")
+            first = next(line for line in lines if line.startswith("data: "))
+            public_id = json.loads(first.removeprefix("data: "))["id"]
+            wait_until(lambda: _running(stack) == 3, 120, "three run")
             with full(stack, share):
-                wait_until(lambda: is_refused(http), 20, "refused")
+                wait_until(lambda: is_refused(http), 120, "refused")
                 left.close()
-                ended = wait_until(lambda: stack.row(public_id)["finished_at"], 20, "cancelled")
+                ended = wait_until(lambda: stack.row(public_id)["finished_at"], 120, "cancelled")
                 assert stack.row(public_id)["status"] == "cancelled", ended
                 for reader in readers:
                     reader.join(60)
                 assert is_refused(http)
-        wait_until(lambda: not is_refused(http), 20, "accepted again")
+        wait_until(lambda: not is_refused(http), 120, "accepted again")
     assert [text.count('"content":"x "') for text in texts] == [WORDS, WORDS]
     assert all(text.endswith("data: [DONE]\n\n") for text in texts)
     assert _started(stack) == before
@@ -87,21 +88,21 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
 
 def test_a_redis_that_takes_no_writes_costs_no_process(stack: ServedStack) -> None:
     """As when its disk is full: the workers read their wake-ups again when that has passed."""
-    wait_until(lambda: _started(stack), 30, "all started")
+    wait_until(lambda: _started(stack), 120, "all started")
     before = _started(stack)
     body = {"model": "scripted", "messages": [{"role": "user", "content": '[{"text": "ok"}]'}]}
     with stack.redis() as redis, stack.http() as http:
-        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 30, "an answer")
+        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 120, "an answer")
         refused = _refused_wake_ups(redis)
         redis.config_set("min-replicas-to-write", 1)
         try:
             answer = http.post(CHAT, json=body)
             # Its worker has asked for wake-ups once more, and was refused.
-            wait_until(lambda: _refused_wake_ups(redis) > refused, 20, "a refusal")
+            wait_until(lambda: _refused_wake_ups(redis) > refused, 120, "a refusal")
         finally:
             redis.config_set("min-replicas-to-write", 0)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unavailable")
-        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 30, "an answer")
+        wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 120, "an answer")
     assert _started(stack) == before
 
 

@@ -13,7 +13,7 @@ import httpx
 
 from tests.served_stack import ServedStack, wait_until
 
-WORDS = 60
+WORDS = 120
 
 
 def slow(words: int = WORDS, delay_ms: int = 50) -> str:
@@ -42,11 +42,11 @@ def wait_until_ready(stack: ServedStack) -> None:
 
     def ready() -> bool:
         try:
-            return httpx.get(f"{stack.url}/health/ready").status_code == 200
+            return httpx.get(f"{stack.url}/health/ready", timeout=60).status_code == 200
         except httpx.HTTPError:
             return False
 
-    wait_until(ready, 30, "ready again")
+    wait_until(ready, 120, "ready again")
 
 
 class Reader:
@@ -58,7 +58,7 @@ class Reader:
         self._stack, self._id = stack, response_id
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        wait_until(lambda: len(self.frames) > 4, 30, "the first events")
+        wait_until(lambda: len(self.frames) > 4, 120, "the first events")
 
     def _read(self) -> None:
         while not self.frames or self.frames[-1] != "data: [DONE]":
@@ -82,7 +82,7 @@ class Reader:
                 *frames, text = text.split("\n\n")
                 self.frames += [frame for frame in frames if not frame.startswith(":")]
 
-    def wait(self, timeout_s: float = 30) -> list[dict[str, Any]]:
+    def wait(self, timeout_s: float = 120) -> list[dict[str, Any]]:
         """Return the events once the stream has ended."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"the stream hangs after {self.frames[-2:]}"
@@ -104,7 +104,7 @@ def test_response_in_the_background_survives_its_worker(stack: ServedStack) -> N
         seen.append(shown(stack, response_id))
         return str(seen[-1]["status"]) == "completed"
 
-    wait_until(has_ended, 60, "completed")
+    wait_until(has_ended, 120, "completed")
     # While it is queued again, which may be too short to be seen, what was said counts no more.
     assert all(s["output"] == [] for s in seen if s["status"] == "queued")
     assert max(len(s["output"]) for s in seen) == 1
@@ -139,9 +139,10 @@ def test_foreground_stream_that_redis_has_lost_ends_with_an_event(stack: ServedS
         for piece in response.iter_text():
             text += piece
             if not flushed and text.count("output_text.delta") > 8:
-                stack.redis().flushall()
-                time.sleep(0.5)  # What is written in this time, without a hint to the reader,
-                stack.redis().flushall()  # is lost.
+                with stack.redis() as redis:
+                    redis.flushall()
+                    time.sleep(0.5)  # What is written in this time, without a hint to the reader,
+                    redis.flushall()  # is lost.
                 flushed = True
     frames = [frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")]
     assert frames[-1] == "data: [DONE]"
@@ -149,7 +150,7 @@ def test_foreground_stream_that_redis_has_lost_ends_with_an_event(stack: ServedS
     assert numbers(events) == list(range(len(events)))
     assert (events[-1]["type"], events[-1]["code"]) == ("error", "stream_lost")
     response_id = events[0]["response"]["id"]
-    wait_until(lambda: shown(stack, response_id)["status"] == "completed", 30, "its end")
+    wait_until(lambda: shown(stack, response_id)["status"] == "completed", 120, "its end")
     assert shown(stack, response_id)["output"][0]["content"][0]["text"] == "x " * 100
 
 
@@ -197,16 +198,17 @@ def test_request_of_a_response_in_the_background_is_made_anew_when_redis_forgets
     stack: ServedStack,
 ) -> None:
     wait_until_ready(stack)
-    busy = [begin(stack, input=slow(40)) for _ in range(4)]  # All slots.
+    busy = [begin(stack, input=slow(120)) for _ in range(4)]  # All slots.
     waiting = begin(stack, input=json.dumps([{"text": "made anew"}]))
     assert shown(stack, waiting)["status"] == "queued"
-    stack.redis().flushall()
-    wait_until(lambda: shown(stack, waiting)["status"] == "completed", 30, "its turn")
+    with stack.redis() as redis:
+        redis.flushall()
+    wait_until(lambda: shown(stack, waiting)["status"] == "completed", 120, "its turn")
     assert shown(stack, waiting)["output"][0]["content"][0]["text"] == "made anew"
     for response_id in busy:
         wait_until(
             lambda id_=response_id: shown(stack, id_)["status"] != "in_progress",
-            30,
+            120,
             "the others",
         )
 

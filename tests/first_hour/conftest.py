@@ -27,6 +27,7 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "DEMO_MODEL": "true",
         "MODEL": "org/repo:Q4_K_M",
         "HF_ENDPOINT": hub.url,
+        "WEB_STALL_S": "60",
     }
     with served_stack(**env, SECRET_KEY="") as running:
         yield running

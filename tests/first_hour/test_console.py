@@ -21,7 +21,7 @@ def console(stack: ServedStack) -> Iterator[httpx.Client]:
     """The browser of the administrator."""
     found = re.search(r"password: (\S+)", stack.text())
     assert found
-    with httpx.Client(base_url=stack.url, timeout=30) as opened:
+    with httpx.Client(base_url=stack.url, timeout=60) as opened:
         send(opened, "/admin/login/", username="admin", password=found[1])
         yield opened
 
@@ -64,17 +64,17 @@ def test_a_model_is_pulled_served_changed_and_removed(
     entry = {"engine": "llama_cpp", "file": "hf:org/repo/tiny.Q8_0.gguf", "is_listed": "on"}
     change = f"{ADMIN}/storedmodel/{pk}/change/"
     send(console, change, **entry, aliases="ours", price_input="2")
-    wait_until(lambda: model(stack, "ours") is not None, 30, "the alias is known")
+    wait_until(lambda: model(stack, "ours") is not None, 120, "the alias is known")
     assert is_loaded(stack, "mine"), "a price and an alias need no new load"
     assert "2.00 USD" in console.get("/admin/fleet/models/mine/").text
 
     send(console, change, **entry, context_length="64")
     wait_until(
-        lambda: is_loaded(stack, "mine") and refuses_as_too_long(client), 60, "it is loaded anew"
+        lambda: is_loaded(stack, "mine") and refuses_as_too_long(client), 120, "it is loaded anew"
     )
 
     send(console, f"{ADMIN}/storedmodel/{pk}/delete/", post="yes")
-    wait_until(lambda: model(stack, "mine") is None, 30, "it is gone")
+    wait_until(lambda: model(stack, "mine") is None, 120, "it is gone")
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="mine", prompt="Once", max_tokens=3)
 
@@ -101,7 +101,7 @@ def test_a_model_of_another_server_is_added_and_its_worker_serves_it(
         is_listed="on",
         more=more,
     )
-    wait_until(lambda: is_loaded(stack, "twin"), 60, "it is served")
+    wait_until(lambda: is_loaded(stack, "twin"), 120, "it is served")
     message: Any = {"role": "user", "content": "Hello"}
     done = stack.client().chat.completions.create(model="twin", messages=[message], max_tokens=4)
     assert done.choices[0].message.content

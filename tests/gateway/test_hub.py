@@ -73,12 +73,12 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     hub = Hub()
     hub.ensure_running()
     site = Site(hub, AsyncEventLog(clients[0]))
-    probe = hub.follow("probe")  # The subscription is there once a message comes through.
-    while not probe.take():
-        await site.hint(("probe", Batch(0, [b"0"]).pack()))
-        await probe.wait(0.02)
-    hub.leave(probe)
     try:
+        probe = hub.follow("probe")  # The subscription is there once a message comes through.
+        while not probe.take():
+            await site.hint(("probe", Batch(0, [b"0"]).pack()))
+            await probe.wait(0.02)
+        hub.leave(probe)
         yield site
     finally:
         # redis-py takes a cancel that comes with an answer for a time-out; then it takes another.

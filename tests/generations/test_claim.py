@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.generations.models import Claim, Generation, ServiceClass, Status
+from inference_site.generations.models import CLAIM, Claim, Generation, ServiceClass, Status
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -37,6 +38,29 @@ def claimed_order(count: int, model: str = "m") -> list[str]:
 def test_the_oldest_is_claimed_first(api_key: Key) -> None:
     middle, oldest, newest = (waiting(api_key[0], age_s=age) for age in (20, 30, 10))
     assert claimed_order(4) == [oldest.public_id, middle.public_id, newest.public_id]
+
+
+def test_what_runs_is_counted_once_for_all_that_wait(api_key: Key) -> None:
+    for _ in range(3):
+        waiting(api_key[0], age_s=1)
+        create_generation(api_key[0], status=Status.RUNNING, claimed_at=timezone.now())
+    given: dict[str, Any] = {
+        "model": "m",
+        "worker": "w",
+        "served": "{}",
+        "is_idle": True,
+        "may_empty": True,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)
+        (plan,) = cursor.fetchone()[0]
+    assert [node["Actual Loops"] for node in nodes(plan["Plan"], "Aggregate")] == [1]
+
+
+def nodes(plan: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the nodes of this kind in a plan."""
+    found = [plan] if plan["Node Type"] == kind else []
+    return found + [node for part in plan.get("Plans", ()) for node in nodes(part, kind)]
 
 
 def test_foreground_goes_before_older_background(api_key: Key) -> None:
@@ -128,7 +152,7 @@ def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key) -> None:
     start = threading.Barrier(4)
 
     def claim_all(worker: str) -> list[str]:
-        start.wait(5)
+        start.wait(60)
         mine = []
         while (claim := Generation.objects.claim("m", worker)) is not None:
             mine.append(claim.public_id)
@@ -146,7 +170,7 @@ def test_a_claimer_passes_over_what_another_is_taking(api_key: Key) -> None:
     first, second = waiting(api_key[0], age_s=20), waiting(api_key[0], age_s=10)
 
     def claim() -> Claim | None:
-        return pool.submit(Generation.objects.claim, "m", "w").result(timeout=5)
+        return pool.submit(Generation.objects.claim, "m", "w").result(timeout=60)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         Generation.objects.select_for_update().get(pk=first.pk)

@@ -412,11 +412,11 @@ def test_who_stands_still_in_a_transaction_holds_no_conversation_for_long(
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(stand_still)
-        assert holds.wait(10)
+        assert holds.wait(60)
         with transaction.atomic():  # It waits for the row.
             chain.accept("a", conversation=conversation.public_id)
         is_over.set()
-        assert other.result(10) != "committed"
+        assert other.result(60) != "committed"
 
 
 def test_nothing_is_accepted_on_what_was_deleted_meanwhile(

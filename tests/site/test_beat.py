@@ -44,9 +44,9 @@ def test_a_job_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.Monke
     monkeypatch.setattr(beat, "prune_old", lambda: None)
     stopped = threading.Event()
     thread = in_thread(stopped)
-    assert done.wait(5)
+    assert done.wait(60)
     stopped.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -99,7 +99,7 @@ def test_two_beats_at_once_end_and_account_each_generation_once(
     wait_until(lambda: MAINTENANCE_DONE.collect()[0].samples[0].value > 0)  # type: ignore[index]
     stopped.set()
     for thread in beats:
-        thread.join(10)
+        thread.join(60)
     assert set(Generation.objects.values_list("status", flat=True)) == {Status.FAILED}
     for row in rows:
         assert [batch.ending is not None for batch in read_log(row.public_id)] == [True]

@@ -8,7 +8,7 @@ from django.db import DatabaseError, connection, transaction
 
 from inference_site.storage.connections import own_connection
 from inference_site.storage.pooled_connection import PooledConnection
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.prepared import execute_impatiently, execute_prepared
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,6 +39,17 @@ def test_a_refused_statement_raises_djangos_error_and_leaves_a_connection_to_oth
     with pytest.raises(DatabaseError):
         execute_prepared("SELECT 1 / %(n)s", {"n": 0})
     assert execute_prepared("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
+
+
+def test_one_statement_may_be_a_transaction_that_does_not_wait_long() -> None:
+    timeouts = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
+    connection.close()
+    for _ in range(2):  # Planned now, and before.
+        assert execute_impatiently(timeouts, {}).fetchone() == ("2s", "30s")
+        assert execute_prepared(timeouts, {}).fetchone() == ("0", "0")
+    with pytest.raises(DatabaseError):
+        execute_impatiently("SELECT 1 / %(n)s", {"n": 0})
+    assert execute_impatiently("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
 
 
 def test_what_is_written_in_a_transaction_goes_with_it() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
@@ -375,10 +375,11 @@ class Run:
         """Write the final row, and with it what is to be kept; False if it was taken away."""
         result, assembler = self._result(ending), self._assembler
         kind = None if assembler is None else self._kind
-        with lent_connection(), impatient_transaction():
+        if assembler is None or kind is None or not (self._store or kind.recover):
+            return Generation.objects.finish(self._claim, status, **result)
+        with lent_connection(), transaction.atomic():
             held = Generation.objects.finish(self._claim, status, **result)
-            if held and kind and kind.store_result and (self._store or kind.recover):
-                assert assembler is not None
+            if held and kind.store_result:
                 kind.store_result(self._claim.public_id, status, assembler, self._store)
         return held
 

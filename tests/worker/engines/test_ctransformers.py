@@ -237,7 +237,7 @@ def test_cancelling_stops_within_a_token_and_frees_the_context(engine: Engine) -
 
 
 def test_as_many_run_at_once_as_there_are_slots(engine: Engine) -> None:
-    together = threading.Barrier(2, timeout=5)
+    together = threading.Barrier(2, timeout=60)
     sinks = [RecordingSink(on_first=together.wait) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda sink: engine.complete(FRANCE, sink), sinks))

@@ -248,7 +248,7 @@ def test_as_many_chats_as_there_are_slots_run_at_once(engine: Engine, case: Case
     """Each waits at its first piece until the other has one as well."""
     if not engine.blocks:
         pytest.skip("One thread feeds all its sinks, so none may wait; its own tests show this.")
-    together = threading.Barrier(2, timeout=5)
+    together = threading.Barrier(2, timeout=60)
     sinks = [RecordingSink(on_first=together.wait) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(partial(engine.chat, replace(case.endless, max_output_tokens=8)), sinks))

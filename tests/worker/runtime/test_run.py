@@ -371,9 +371,9 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
                 with pytest.raises(TimeoutError):
                     driven.result(timeout=0.3)
             else:  # Its slot is free, and its stream has no end that is not stored.
-                assert driven.result(timeout=30) == Status.RUNNING
+                assert driven.result(timeout=60) == Status.RUNNING
                 assert attempt.stream.ending_or_none is None
-        driven.result(timeout=30)
+        driven.result(timeout=60)
     if not is_freed:
         monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
         give_up_orphans("w", lambda: ())
@@ -398,7 +398,7 @@ def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         assert Generation.objects.select_for_update().get(public_id=attempt.id)
-        assert pool.submit(drive).result(timeout=30) == Status.RUNNING
+        assert pool.submit(drive).result(timeout=60) == Status.RUNNING
     give_up_orphans("w", lambda: ())
     assert attempt.row.status == Status.QUEUED
 

@@ -114,7 +114,7 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
         runtime.drain()
         runtime._publisher.stop_all()
         for task in tasks_:
-            task.result(5)
+            task.result(60)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
 
@@ -137,7 +137,7 @@ def test_nothing_runs_beside_what_may_have_killed_its_worker(
         late = waiting(api_key, [{"text": "c"}])
         runtime.serve("m")  # It comes back at once.
         for task in tasks_:
-            task.result(10)
+            task.result(60)
     rows = [Generation.objects.get(pk=row.pk) for row in (neighbour, *suspects, late)]
     assert {row.status for row in rows} == {Status.COMPLETED}
     spans = sorted((row.first_token_at, row.finished_at) for row in rows)

@@ -79,7 +79,7 @@ class Consumer(threading.Thread):
 
     def close(self) -> None:
         self.hub.stop()
-        self.join(5)
+        self.join(60)
         self._connection.close()
         self.hub.close()
 
@@ -191,7 +191,7 @@ def test_after_a_lost_connection_the_open_models_are_read_again(worker: Start, m
         done.set()
 
     consumer.call_soon(restart)
-    assert done.wait(5)
+    assert done.wait(60)
     send_wake_up(model)
     wait_until(lambda: consumer.received == [model])
 

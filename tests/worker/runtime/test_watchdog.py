@@ -25,7 +25,7 @@ def frozen():
 
 def going():
     with clock.running():
-        for _ in range(20):
+        for _ in range(50):
             time.sleep(0.1)
             step(b"")
 
@@ -40,7 +40,7 @@ def locked():
 
 def _status(what: str, stall_s: float) -> int:
     code = PROCESS.format(what=what, stall_s=stall_s)
-    return subprocess.run([sys.executable, "-c", code], timeout=40, check=False).returncode
+    return subprocess.run([sys.executable, "-c", code], timeout=200, check=False).returncode
 
 
 def test_an_engine_that_stands_still_ends_the_process() -> None:
@@ -50,9 +50,9 @@ def test_an_engine_that_stands_still_ends_the_process() -> None:
 def test_so_does_one_that_keeps_python_from_running() -> None:
     started = time.monotonic()
     assert _status("locked", 1) == 1
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50
 
 
-@pytest.mark.parametrize(("what", "stall_s"), [("going", 1), ("frozen() if 0 else print", 1)])
+@pytest.mark.parametrize(("what", "stall_s"), [("going", 3), ("frozen() if 0 else print", 1)])
 def test_one_that_goes_on_or_has_nothing_to_do_is_left_alone(what: str, stall_s: float) -> None:
     assert _status(what, stall_s) == 0

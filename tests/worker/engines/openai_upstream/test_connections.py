@@ -48,7 +48,7 @@ def test_one_connection_serves_one_run_after_another(
 
 
 def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load: Load) -> None:
-    together = threading.Barrier(4, timeout=5)
+    together = threading.Barrier(4, timeout=60)
 
     def answer(talk: Talk) -> None:
         together.wait()
@@ -72,8 +72,8 @@ def cancelled_soon(engine: Engine, server: UpstreamServer) -> Iterator[Recording
     yield sink
     sink.cancelled = True
     started = time.monotonic()
-    thread.join(20)
-    assert time.monotonic() - started < 8
+    thread.join(60)
+    assert time.monotonic() - started < 60
     assert sink.finishes == []
 
 
@@ -95,7 +95,7 @@ def test_a_cancelled_run_hangs_up_also_while_nothing_comes(
     with cancelled_soon(engine, server) as sink:
         if begun == "after a token":
             wait_until(lambda: sink.pieces)
-    assert hung_up.wait(10)
+    assert hung_up.wait(60)
     if begun == "after a token":
         assert sink.usage.output_tokens == 1
 
@@ -115,7 +115,7 @@ def test_a_cancelled_run_hangs_up_while_tokens_drip(server: UpstreamServer, engi
     server.answers = [answer]
     with cancelled_soon(engine, server) as sink:
         wait_until(lambda: len(sink.pieces) > 3)
-    assert gone.wait(10)
+    assert gone.wait(60)
 
 
 def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: Load) -> None:
@@ -131,9 +131,9 @@ def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: 
     thread.start()
     wait_until(lambda: server.asked)
     sink.cancelled = True
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
-    assert hung_up.wait(10)
+    assert hung_up.wait(60)
     assert sink.deltas == []
 
 
@@ -148,7 +148,7 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     started = time.monotonic()
     with pytest.raises(GenerationFailed, match="sent nothing in time"):
         engine.chat(HELLO, RecordingSink())
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60
 
 
 def test_a_slow_stream_outlives_the_timeout_between_its_chunks(
@@ -158,13 +158,13 @@ def test_a_slow_stream_outlives_the_timeout_between_its_chunks(
         talk.begin()
         for _ in range(6):
             talk.event(text("a"))
-            time.sleep(0.15)
+            time.sleep(0.5)
         talk.event(finish())
         talk.end()
 
     server.answers = [answer]
     sink = RecordingSink()
-    load(timeout_s=0.5).chat(HELLO, sink)
+    load(timeout_s=2).chat(HELLO, sink)
     assert sink.text == "aaaaaa"
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
     sink = RecordingSink()
     started = time.monotonic()
     engine.chat(HELLO, sink)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60
     assert sink.finishes == ["stop"]
 
 
@@ -266,7 +266,7 @@ def test_bytes_that_are_no_http_end_an_answer(server: UpstreamServer, engine: En
     started = time.monotonic()
     with pytest.raises(GenerationFailed, match="closed the connection"):
         engine.chat(HELLO, RecordingSink())
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_connection_that_breaks_after_the_end_of_the_answer_is_no_failure(
@@ -309,7 +309,7 @@ def test_a_server_that_comes_back_is_found(load: Load) -> None:
         begun.start()
         begun.join()
         with UpstreamServer(port).running():
-            asked.result(30)
+            asked.result(60)
     assert sink.text == "Hello there"
 
 
@@ -342,7 +342,7 @@ def test_a_cancelled_run_does_not_wait_for_the_resolver(
         time.sleep(0.2)
         assert run.is_alive()
         sink.cancelled = True
-        run.join(5)
+        run.join(60)
         assert not run.is_alive()
     assert sink.finishes == []
 
@@ -363,7 +363,7 @@ def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:
     started = time.monotonic()
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
         engine.chat(HELLO, RecordingSink())
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60
 
 
 def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> None:
@@ -374,7 +374,7 @@ def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> Non
     thread.start()
     time.sleep(0.2)
     sink.cancelled = True
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert sink.deltas == []
 
@@ -394,7 +394,7 @@ def test_connecting_is_given_up_after_the_timeout(load: Load) -> None:
         started = time.monotonic()
         with pytest.raises((EngineUnavailable, GenerationFailed)):
             engine.chat(HELLO, RecordingSink())
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 60
 
 
 def test_a_cancelled_run_is_not_sent(server: UpstreamServer, engine: Engine) -> None:
@@ -417,7 +417,7 @@ def test_a_sink_that_fails_closes_the_connection(server: UpstreamServer, engine:
     server.answers = [answer]
     with pytest.raises(ZeroDivisionError):
         engine.chat(HELLO, RecordingSink(on_first=fail))
-    assert hung_up.wait(10)
+    assert hung_up.wait(60)
 
 
 def test_tls_is_spoken_and_cancelled_too(
@@ -444,4 +444,4 @@ def test_a_handshake_that_stalls_is_given_up(load: Load) -> None:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}/v1"
         started = time.monotonic()
         assert "cannot be reached" in load(base_url=url, timeout_s=0.3).fault
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 60

@@ -1,39 +1,13 @@
-// The playground's request: built from the form, and written as curl and Python.
+// The playground's request as curl and as Python. Of an image only the beginning is shown.
 
-const NUMBERS = [
-  "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed",
-  "max_output_tokens",
-];
-
-function json(fields, name, label) {
-  const text = fields.get(name).trim();
-  if (!text) return undefined;
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${label}: ${error.message}`);
-  }
-}
-
-/** Return the form as a request body; throw an Error for invalid JSON. */
-export function settingsOf(form) {
-  const fields = new FormData(form);
-  const body = { model: fields.get("model") };
-  if (fields.get("instructions").trim()) body.instructions = fields.get("instructions");
-  for (const name of NUMBERS) {
-    if (fields.get(name) !== "") body[name] = Number(fields.get(name));
-  }
-  if (fields.get("effort")) body.reasoning = { effort: fields.get("effort") };
-  const tools = json(fields, "tools", "Tools");
-  if (tools !== undefined) body.tools = tools;
-  const schema = json(fields, "schema", "JSON schema");
-  if (schema !== undefined) body.text = { format: { type: "json_schema", name: "answer", schema } };
-  return body;
+function shortened(key, value) {
+  const isImage = typeof value === "string" && value.startsWith("data:image/");
+  return isImage ? `${value.slice(0, value.indexOf(",") + 1)}...` : value;
 }
 
 /** Return the request as a shell command with curl. */
 export function asCurl(origin, body) {
-  const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  const quoted = JSON.stringify(body, shortened, 2).replaceAll("'", "'\\''");
   return [
     `curl -N ${origin}/v1/responses \\`,
     `  -H "Authorization: Bearer $API_KEY" \\`,
@@ -66,7 +40,8 @@ function python(value, indent = "") {
 }
 
 /** Return the request as a Python program that uses the official client. */
-export function asPython(origin, body) {
+export function asPython(origin, given) {
+  const body = JSON.parse(JSON.stringify(given, shortened));
   const own = Object.entries(body).filter(([name]) => OWN.has(name));
   const extra = Object.entries(body).filter(([name]) => !OWN.has(name));
   const lines = own.map(([name, value]) => `    ${name}=${python(value, "    ")},`);

@@ -1,0 +1,40 @@
+"""Preset: a text that a user of the playground has given a name."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+LONGEST_NAME, LONGEST_CONTENT = 60, 50_000
+
+
+class Kind(models.TextChoices):
+    """The field of the page that a preset is for."""
+
+    INSTRUCTIONS = "instructions", "system prompt"
+    TOOLS = "tools", "tools"  # A JSON list of tools.
+    SCHEMA = "schema", "JSON schema"
+
+
+class Preset(models.Model):
+    """A system prompt, a list of tools or a JSON schema.
+
+    It belongs to the user who has saved it. One that is shared is offered to all staff.
+    """
+
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="playground_presets"
+    )
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    name = models.CharField(max_length=LONGEST_NAME)
+    content = models.TextField(max_length=LONGEST_CONTENT)
+    is_shared = models.BooleanField(default=False, db_default=False)
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["user", "kind", "name"], name="preset_name_once")
+        ]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,82 @@
+// Keeps the conversation that is shown, and lists those that this browser has.
+import { $, made, say } from "./dom.js";
+import * as store from "./store.js";
+import { newTalk } from "./talk.js";
+
+// Of this tab: the conversation that a reload shows, and what was changed as the page was left.
+const SHOWN = "playground:shown";
+const LEFT = "playground:left";
+const DELAY_MS = 300;
+
+export class Keeper {
+  #user;
+  #current;
+  #saving = Promise.resolve();
+  #later = 0;
+
+  /** ``current`` returns the conversation with what is being written. */
+  constructor(user, current) {
+    this.#user = user;
+    this.#current = current;
+    addEventListener("pagehide", () => { if (this.#later) this.#leave(); });
+  }
+
+  /** Note what has changed where it takes no time: a page that is left waits for no database. */
+  #leave() {
+    const { id, settings, draft } = this.#current();
+    const left = { user: this.#user, id, settings, text: draft.text };
+    sessionStorage.setItem(LEFT, JSON.stringify(left));
+  }
+
+  /** Save it soon: it changes with every key. */
+  keepLater() {
+    clearTimeout(this.#later);
+    this.#later = setTimeout(() => this.keep(), DELAY_MS);
+  }
+
+  /** Save it, one save after the other. */
+  keep() {
+    clearTimeout(this.#later);
+    this.#later = 0;
+    const talk = this.#current();
+    this.#saving = this.#saving
+      .then(() => store.save(this.#user, talk))
+      .then(() => { if (talk === this.#current()) sessionStorage.setItem(SHOWN, talk.id); })
+      .catch(() => say("This browser does not keep the conversation."));
+    return this.#saving;
+  }
+
+  /** Return the conversation that this tab has shown, else the newest; undefined if there is none. */
+  async last() {
+    const known = await store.titles(this.#user);
+    const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null");
+    sessionStorage.removeItem(LEFT);
+    const shown = known.find((one) => one.id === sessionStorage.getItem(SHOWN)) ?? known[0];
+    const found = shown && (await store.load(this.#user, shown.id));
+    if (left?.user !== this.#user || (found && found.id !== left.id)) return found;
+    const { settings, text } = left;
+    const talk = found ?? newTalk(settings);
+    return { ...talk, settings, draft: { ...talk.draft, text } };
+  }
+
+  load(id) {
+    return store.load(this.#user, id);
+  }
+
+  async forget(id) {
+    clearTimeout(this.#later);
+    await this.#saving;
+    await store.remove(this.#user, id).catch(() => {}); // Then it was not kept either.
+    sessionStorage.removeItem(SHOWN);
+  }
+
+  /** List the conversations, newest first. */
+  async list() {
+    const known = await store.titles(this.#user).catch(() => []);
+    const { id } = this.#current();
+    const isNew = !known.some((one) => one.id === id);
+    const all = isNew ? [{ id, title: "New conversation" }, ...known] : known;
+    $("talks").replaceChildren(...all.map((one) => made("option", "", one.title, { value: one.id })));
+    $("talks").value = id;
+  }
+}

@@ -1,0 +1,235 @@
+// The page of the playground: sends the form to the models, and shows and keeps the conversation.
+import { asCurl, asPython } from "./code.js";
+import { Composer, isEmpty } from "./composer.js";
+import { $, asked, complain, copyFrom, say } from "./dom.js";
+import { fill, settingsOf, valuesFrom, valuesOf } from "./form.js";
+import { Keeper } from "./keeper.js";
+import { showPresets } from "./presets.js";
+import { Run, isOpen, recover } from "./run.js";
+import { addItems, addTurn, choose, given, newAnswer, newTalk, pathTo } from "./talk.js";
+import { drawTurn, showEnd } from "./turns.js";
+
+const { user, origin, mostImageBytes } = $("playground").dataset;
+const form = $("settings");
+const composer = new Composer(Number(mostImageBytes), changed);
+const keeper = new Keeper(user, current);
+let talk = newTalk(valuesOf(form));
+let runs = [];
+let lastSent = null;
+
+function current() {
+  talk.settings = valuesOf(form);
+  talk.draft = composer.draft;
+  return talk;
+}
+
+/** Return the requests of a turn, one for each model; null, after a word, if the form is invalid. */
+function requestsOf(turn) {
+  try {
+    const settings = settingsOf(form);
+    complain("");
+    return [settings.model, form.elements.other.value].filter(Boolean).map((model, column) => {
+      const { input, previous } = given(talk, turn, column);
+      const body = { ...settings, model, input, stream: true };
+      return previous ? { ...body, previous_response_id: previous } : body;
+    });
+  } catch (error) {
+    complain(error.message);
+    return null;
+  }
+}
+
+/** Show the request as code: the one in the form, or the last one sent if the form is empty. */
+function showCode() {
+  const turn = composer.turn(talk.leaf);
+  const bodies = requestsOf(turn);
+  if (!bodies) return;
+  const body = isEmpty(turn) && lastSent ? lastSent : bodies[0];
+  $("as-curl").textContent = asCurl(origin, body);
+  $("as-python").textContent = asPython(origin, body);
+}
+
+function changed() {
+  showCode();
+  keeper.keepLater();
+}
+
+function open(next) {
+  stop();
+  runs = [];
+  lastSent = null;
+  talk = next;
+  fill(form, talk.settings);
+  composer.draft = talk.draft;
+  draw();
+}
+
+/** Show the branch; return the element of its last turn. */
+function draw() {
+  const path = pathTo(talk, talk.leaf);
+  const elements = path.map((turn) => drawTurn(talk, turn, { edit, again, show }));
+  $("turns").replaceChildren(...elements);
+  $("hint")?.toggleAttribute("hidden", path.length > 0);
+  path.forEach((turn, place) => turn.answers.forEach((answer, column) => {
+    if (isOpen(answer) && !runs.length) recoverInto(elements[place].answers[column], answer);
+  }));
+  settle();
+  return elements.at(-1);
+}
+
+/** Show what can be done now. */
+function settle() {
+  const isRunning = runs.length > 0;
+  $("stop").hidden = !isRunning;
+  $("stop").disabled = false;
+  $("send").disabled = isRunning;
+  for (const bar of document.querySelectorAll(".turn-bar")) bar.inert = isRunning;
+  composer.askForResults(isRunning ? null : talk.turns[talk.leaf]);
+  showCode();
+}
+
+/** Show what the server has of an answer that was running when the page was left. */
+async function recoverInto(view, answer) {
+  const own = talk;
+  if (answer.id) await recover(answer).catch((fault) => { answer.error = { message: fault.message }; });
+  if (isOpen(answer) && !(answer.id && answer.isKept)) {
+    answer.status = "failed";
+    answer.error ??= { message: "The page was left before the answer began." };
+  }
+  if (own !== talk) return;
+  showEnd(view, answer);
+  settle();
+  keeper.keep();
+}
+
+/** Send a turn to each model, and show the answers. */
+async function send({ parent, input, results }, bodies) {
+  const own = talk;
+  const turn = addTurn(talk, parent, input, results, bodies.map((body) => newAnswer(body.model)));
+  const begun = turn.answers.map((answer) => new Run(answer, () => keeper.keep()));
+  [lastSent] = bodies;
+  runs = begun;
+  const element = draw();
+  element.scrollIntoView({ block: "nearest" });
+  keeper.keep().then(() => keeper.list());
+  await Promise.all(begun.map(async (run, column) => {
+    await run.send(bodies[column], element.answers[column]);
+    showEnd(element.answers[column], turn.answers[column], true);
+  }));
+  if (own !== talk) return;
+  runs = [];
+  settle();
+  keeper.keep();
+}
+
+function stop() {
+  $("stop").disabled = true;
+  for (const run of runs) run.stop();
+}
+
+function again(turn) {
+  const bodies = requestsOf(turn);
+  if (bodies) send(turn, bodies);
+}
+
+function edit(turn, said, text) {
+  const content = typeof said.content === "string"
+    ? text
+    : [{ type: "input_text", text }, ...said.content.filter((part) => !("text" in part))];
+  again({ ...turn, input: turn.input.map((item) => (item === said ? { ...item, content } : item)) });
+}
+
+function show(turn) {
+  choose(talk, turn);
+  draw();
+  keeper.keep();
+}
+
+/** Leave the conversation for another one. One in which nothing was written is not kept. */
+async function goTo(next) {
+  const { id, leaf, draft } = current();
+  await (leaf || draft.text || draft.images.length ? keeper.keep() : keeper.forget(id));
+  open(next);
+  await keeper.keep();
+  await keeper.list();
+}
+
+/** Open a stored response, chat completion or conversation as a new conversation. */
+async function openStored(id) {
+  const address = new URL(location);
+  address.searchParams.delete("open");
+  history.replaceState(null, "", address);
+  const found = await asked(`/admin/playground/open/${encodeURIComponent(id)}`);
+  const { model = "" } = found.request;
+  const next = newTalk(valuesFrom(found.request));
+  addItems(next, found.items, model);
+  open(next);
+  const models = [...form.elements.model.options].map((one) => one.value);
+  const told = [`Opened ${id}.`];
+  if (found.is_cut) told.push(`Only its newest ${found.items.length} items.`);
+  if (model && !models.includes(model)) told.push(`The model ${model} is not available here.`);
+  say(told.join(" "));
+  await keeper.keep();
+}
+
+async function begin() {
+  const wanted = new URL(location).searchParams.get("open");
+  try {
+    if (wanted) await openStored(wanted);
+    else {
+      const last = await keeper.last();
+      if (last) open(last);
+    }
+  } catch (fault) {
+    complain(fault.message);
+  }
+  $("turns").lastElementChild?.scrollIntoView({ block: "nearest" });
+  await keeper.list();
+}
+
+$("compose").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const turn = composer.turn(talk.leaf);
+  if (runs.length || isEmpty(turn)) return;
+  const bodies = requestsOf(turn);
+  if (!bodies) return;
+  composer.draft = { text: "", images: [] };
+  composer.focus();
+  send(turn, bodies);
+});
+$("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("compose").requestSubmit();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+for (const part of [form, $("compose")]) part.addEventListener("input", changed);
+$("stop").addEventListener("click", stop);
+$("new").addEventListener("click", async () => {
+  await goTo(newTalk(valuesOf(form)));
+  composer.focus();
+});
+$("talks").addEventListener("change", async ({ target }) => {
+  const found = await keeper.load(target.value);
+  if (found) await goTo(found);
+});
+$("forget").addEventListener("click", async () => {
+  const { id } = talk;
+  const title = $("talks").selectedOptions[0]?.textContent;
+  if (!confirm(`Delete “${title}” from this browser?`)) return;
+  open(newTalk(valuesOf(form)));
+  await keeper.forget(id);
+  await keeper.list();
+});
+for (const control of document.querySelectorAll("[data-copy]")) {
+  control.addEventListener("click", () => copyFrom(control, $(control.dataset.copy).textContent));
+}
+if (matchMedia("(max-width: 60rem)").matches) {
+  document.querySelector(".settings-fold").open = false;
+}
+showPresets(form);
+showCode();
+await begin();

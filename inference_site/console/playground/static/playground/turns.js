@@ -1,0 +1,130 @@
+// Turns as they are shown: what was sent, and the answers side by side.
+import { AnswerView } from "../responses_api/stream.js";
+import { button, copyFrom, made } from "./dom.js";
+import { isOpen } from "./run.js";
+import { branches, textOf } from "./talk.js";
+
+/** Return the element of a turn. ``act`` has what its buttons do: edit, again and show. */
+export function drawTurn(talk, turn, act) {
+  const element = made("article", "turn");
+  const sent = made("div", "sent");
+  sent.append(...[...turn.results.flat(), ...turn.input].map(bubbleOf));
+  const answers = made("div", "answers");
+  element.append(sent, barOf(talk, turn, sent, act), answers);
+  element.answers = turn.answers.map((answer) => drawAnswer(answers, answer));
+  return element;
+}
+
+function bubbleOf(item) {
+  const content = item.content ?? item.output ?? "";
+  const bubble = made("div", `bubble bubble-${item.role ?? "user"} bubble-sent`);
+  bubble.append(made("p", "bubble-role", item.role ?? "result of a call"));
+  const text = textOf(content);
+  if (text) bubble.append(made("div", "bubble-text", text));
+  for (const part of Array.isArray(content) ? content : []) {
+    const url = part.image_url ?? "";
+    if (url.startsWith("data:image/")) bubble.append(made("img", "bubble-image", "", { src: url, alt: "Image in the request" }));
+    else if (!("text" in part) && !("refusal" in part)) bubble.append(made("p", "bubble-note", url || part.type));
+  }
+  return bubble;
+}
+
+function barOf(talk, turn, sent, act) {
+  const bar = made("div", "turn-bar");
+  const said = turn.input.findLast((item) => item.role === "user");
+  if (said) bar.append(button("Edit", () => edit(turn, said, sent, bar, act)));
+  bar.append(button(turn.answers.length ? "Regenerate" : "Run", () => act.again(turn)));
+  const all = branches(talk, turn);
+  if (all.length === 1) return bar;
+  const place = all.indexOf(turn);
+  const to = (label, other) => {
+    const control = button(label === "Previous branch" ? "‹" : "›", () => act.show(other), { "aria-label": label });
+    control.disabled = !other;
+    return control;
+  };
+  bar.append(
+    to("Previous branch", all[place - 1]),
+    made("span", "bubble-note", `${place + 1} of ${all.length}`),
+    to("Next branch", all[place + 1]),
+  );
+  return bar;
+}
+
+/** Put a field in the place of the message; what is sent from it begins a branch. */
+function edit(turn, said, sent, bar, act) {
+  const form = made("form", "edit");
+  const field = made("textarea", "", "", { "aria-label": "Edited message", rows: 4 });
+  field.value = textOf(said.content);
+  const cancel = button("Cancel", () => {
+    form.remove();
+    sent.hidden = bar.hidden = false;
+  });
+  form.append(field, made("p", "compose-buttons"));
+  form.lastChild.append(cancel, made("button", "button-main", "Send as a branch"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (field.value.trim()) act.edit(turn, said, field.value);
+  });
+  sent.before(form);
+  sent.hidden = bar.hidden = true;
+  field.focus();
+}
+
+/** Show one answer; return the view that its events go to. */
+function drawAnswer(answers, answer) {
+  const element = made("div", "answer", "", { role: "group", "aria-label": `Answer of ${answer.model}` });
+  if (answer.model) element.append(made("h2", "answer-model", answer.model));
+  const output = made("div", "answer-output");
+  element.append(output);
+  answers.append(element);
+  const view = new AnswerView(output);
+  view.element = element;
+  if (!isOpen(answer)) showEnd(view, answer);
+  return view;
+}
+
+/** Show an answer that has ended: its output, unless that has come live, and what it took. */
+export function showEnd(view, answer, isLive = false) {
+  if (!isLive) showOutput(view, answer);
+  if (answer.error) view.fail(told(answer.error));
+  view.element.querySelector(".answer-foot")?.remove();
+  const foot = made("div", "answer-foot");
+  const facts = made("p", "usage");
+  facts.append(...factsOf(answer).map((fact) => made("span", "", fact)));
+  foot.append(facts);
+  const said = answer.output.filter((item) => item.type === "message");
+  const text = said.map((item) => textOf(item.content)).join("\n\n");
+  if (text) foot.append(button("Copy", (element) => copyFrom(element, text)));
+  view.state.remove();
+  view.element.append(foot);
+}
+
+function showOutput(view, answer) {
+  view.show({ type: "response.in_progress" });
+  answer.output.forEach((item, index) => {
+    const text = item.arguments ?? item.input ?? textOf(item.content?.length ? item.content : item.summary);
+    view.show({ type: "response.output_item.added", output_index: index, item });
+    view.show({ type: "response.output_text.delta", output_index: index, delta: text });
+    view.show({ type: "response.output_item.done", output_index: index, item });
+  });
+}
+
+function told({ message, code, param, requestId }) {
+  const where = [code, param, requestId].filter(Boolean).join(" · ");
+  return where ? `${message}\n${where}` : message;
+}
+
+function factsOf({ status, reason, usage, run, ignored }) {
+  const facts = [status.replace("_", " ")];
+  if (reason) facts.push(reason);
+  if (usage) {
+    const thought = usage.output_tokens_details.reasoning_tokens;
+    facts.push(`${usage.input_tokens} in (${usage.input_tokens_details.cached_tokens} cached)`);
+    facts.push(`${usage.output_tokens} out${thought ? ` (${thought} reasoning)` : ""}`);
+  }
+  if (run?.ttft_ms != null) facts.push(`first token ${Math.round(run.ttft_ms)} ms`);
+  if (run?.tokens_per_s != null) facts.push(`${run.tokens_per_s.toFixed(1)} tokens/s`);
+  if (run) facts.push(run.cost);
+  if (ignored) facts.push(`ignored: ${ignored}`);
+  return facts;
+}

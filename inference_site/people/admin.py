@@ -1,0 +1,178 @@
+"""Admin of users and roles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
+from django.contrib.auth.admin import GroupAdmin, UserAdmin
+from django.contrib.auth.models import Group, User
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
+
+from inference_site.admin_pages.labels import status_label, time_label
+from inference_site.admin_pages.site_admin import SiteAdmin
+from inference_site.people.links import INVITATION, is_invited, mail_link, make_link, sends_mail
+from inference_site.people.rights import grantable_groups, held, may_manage
+
+admin.site.unregister(User)
+admin.site.unregister(Group)
+
+
+class InvitationForm(forms.ModelForm[User]):
+    """The form that adds a user, who then sets a password with a link."""
+
+    class Meta:
+        model = User
+        fields = ("username", "email", "groups")
+
+    def clean_groups(self) -> Any:
+        """Return the roles. Raise ValidationError for none: the user could open no page."""
+        if not self.cleaned_data["groups"]:
+            raise forms.ValidationError("Choose at least one role.")
+        return self.cleaned_data["groups"]
+
+    def save(self, commit: bool = True) -> User:
+        """Make the user a member of the staff, without a password."""
+        self.instance.is_staff = True
+        self.instance.set_unusable_password()
+        return super().save(commit)
+
+
+@admin.register(User)
+class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme types its own.
+    """Users that may log in to the console. The audit log refers to them: they are deactivated."""
+
+    form = UserChangeForm
+    add_form = InvitationForm
+    add_form_template = "people/invite.html"
+    add_fieldsets: Any = ((None, {"fields": ("username", "email", "groups")}),)
+    change_password_form = AdminPasswordChangeForm
+    list_display = ("username", "email", "roles", "state", "came_in")
+    list_filter = ("is_active", "groups")
+    filter_horizontal = ()
+    readonly_fields = ("last_login", "date_joined", "signs_in_with")
+    fieldsets = (
+        (None, {"fields": ("username", "password", "signs_in_with")}),
+        ("Person", {"fields": ("first_name", "last_name", "email")}),
+        ("Access", {"fields": ("is_active", "is_staff", "is_superuser", "groups")}),
+        ("More permissions", {"fields": ("user_permissions",)}),
+        ("Times", {"fields": ("last_login", "date_joined")}),
+    )
+    actions = ("make_links",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        """Read the roles of all users in one query."""
+        found: QuerySet[User] = super().get_queryset(request)
+        return found.prefetch_related("groups")
+
+    @admin.display(description="roles")
+    def roles(self, user: User) -> str:
+        if user.is_superuser:
+            return "superuser"
+        return ", ".join(sorted(group.name for group in user.groups.all())) or "—"
+
+    @admin.display(description="state")
+    def state(self, user: User) -> str:
+        if not user.is_active:
+            return status_label("deactivated")
+        return status_label("invited" if is_invited(user) else "active")
+
+    @admin.display(description="last login (UTC)", ordering="last_login")
+    def came_in(self, user: User) -> str:
+        return "—" if user.last_login is None else time_label(user.last_login)
+
+    @admin.display(description="single sign-on")
+    def signs_in_with(self, user: User) -> str:
+        return ", ".join(map(str, user.identities.all())) or "—"
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Let only superusers make superusers."""
+        of_all = super().get_readonly_fields(request, obj)
+        return of_all if request.user.is_superuser else (*of_all, "is_superuser")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        allowed: bool = super().has_change_permission(request, obj)
+        return allowed and (obj is None or may_manage(request.user, obj))
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether it is a user who has never come in, and so has done nothing."""
+        allowed: bool = super().has_delete_permission(request, obj)
+        is_new = obj is not None and obj.last_login is None
+        return allowed and is_new and may_manage(request.user, obj)
+
+    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Offer the roles and permissions that the user may give."""
+        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
+        if db_field.name == "groups":
+            kwargs["queryset"] = grantable_groups(request.user).order_by("name")
+            kwargs |= {"label": "Roles", "help_text": ""}
+        else:
+            kwargs["queryset"] = held(request.user).select_related("content_type")
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Leave out the menu beside the roles, which would add one in a window of its own."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
+            field.widget = field.widget.widget
+        return field
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
+        """Show the link of the invitation, once."""
+        answer: HttpResponse = super().response_add(request, obj, post_url_continue)
+        _hand_over(request, obj)
+        return answer
+
+    @admin.action(description="Make a link to set a password", permissions=["change"])
+    def make_links(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        """Make each user a new invitation or, after their first login, a link for a reset."""
+        for user in queryset:
+            if user.is_active and may_manage(request.user, user):
+                kind = _hand_over(request, user)
+                self.log_change(request, user, f"Made a link to set a password ({kind}).")
+            else:
+                why = "has more permissions than you" if user.is_active else "is deactivated"
+                messages.error(request, f"No link for {user.username}: the user {why}.")
+
+
+def _hand_over(request: HttpRequest, user: User) -> str:
+    """Show a new link for this user, and mail it; return its kind."""
+    link, kind = make_link(request, user)
+    name = "The invitation of" if kind is INVITATION else "The reset of the password of"
+    days = f"{kind.lifetime.days} day{'s' if kind.lifetime.days > 1 else ''}"
+    text = f"{name} {user.username} works once, for {days}; it is not shown again: {link}"
+    messages.warning(request, text)
+    if user.email and sends_mail():
+        mail_link(user, link, kind)
+        messages.info(request, f"It is mailed to {user.email} too.")
+    return kind.kind
+
+
+@admin.register(Group)
+class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
+    """Roles: sets of permissions that several users share."""
+
+    filter_horizontal = ()
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        allowed: bool = super().has_change_permission(request, obj)
+        return allowed and _is_within(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        allowed: bool = super().has_delete_permission(request, obj)
+        return allowed and _is_within(request, obj)
+
+    def formfield_for_manytomany(self, db_field: Any, request: Any = None, **kwargs: Any) -> Any:
+        """Offer the permissions that the user may give."""
+        kwargs["queryset"] = held(request.user)
+        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+
+def _is_within(request: HttpRequest, group: Group | None) -> bool:
+    return group is None or grantable_groups(request.user).filter(pk=group.pk).exists()

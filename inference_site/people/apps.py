@@ -1,0 +1,17 @@
+"""The Django application."""
+
+from django.apps import AppConfig
+
+
+class PeopleConfig(AppConfig):
+    """Roles, invitations, logins and single sign-on of the console's users."""
+
+    name = "inference_site.people"
+    label = "people"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Have logins, failed logins and logouts written to the audit log."""
+        from inference_site.people import login_log
+
+        login_log.connect()

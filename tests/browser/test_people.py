@@ -1,0 +1,81 @@
+"""A colleague is invited, comes in with a role, and all of these pages can be used by everybody."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import (
+    WIDTHS,
+    Watch,
+    assert_fits,
+    faults,
+    keep_screenshot,
+    press,
+    resize,
+    settled,
+)
+from tests.served_stack import ServedStack
+
+SCHEMES = ("light", "dark")
+_PASSWORD = "correct horse 7"
+
+
+def looked_at(page: Page) -> None:
+    """The page fits and is accessible at all widths, light and dark."""
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # One of these texts.
+        page.reload()
+        settled(page)
+        for width in WIDTHS:
+            resize(page, width)
+            assert_fits(page)
+            assert faults(page) == [], (page.url, scheme, width)
+    page.emulate_media(color_scheme="light")
+    resize(page, "desktop")
+
+
+def test_a_colleague_is_invited_and_comes_in_with_a_role(
+    page: Page, browser: Browser, stack: ServedStack
+) -> None:
+    page.goto("/admin/auth/user/add/")
+    looked_at(page)
+    page.get_by_label("Username").fill("grace")
+    page.get_by_role("checkbox", name="operator").check()
+    keep_screenshot(page, "admin-invite")
+    press(page, page.get_by_role("button", name="Save", exact=True))
+    told = page.get_by_text("The invitation of grace works once")
+    expect(told).to_be_visible()
+    link = re.search(r"http://\S+", told.inner_text())
+    assert link is not None
+    page.goto("/admin/auth/user/")
+    expect(page.get_by_role("row").filter(has_text="grace")).to_contain_text("invited")
+    looked_at(page)
+
+    context = browser.new_context(base_url=stack.url, reduced_motion="reduce")
+    watch = Watch(context, urlsplit(stack.url).netloc)
+    hers = context.new_page()
+    hers.goto(link.group())
+    looked_at(hers)
+    hers.locator("#id_new_password1").fill(_PASSWORD)
+    hers.locator("#id_new_password2").fill(_PASSWORD)
+    press(hers, hers.get_by_role("button", name="Set the password and log in"))
+    hers.wait_for_url(f"{stack.url}/admin/")
+    resize(hers, "desktop")  # As wide as the menu is shown without a click.
+    expect(hers.get_by_role("link", name="Queue").first).to_be_visible()
+    expect(hers.get_by_role("link", name="Users")).to_have_count(0)
+    context.clear_cookies()
+    hers.goto(link.group())
+    expect(hers.get_by_text("This link does not work")).to_be_visible()
+    looked_at(hers)
+    for address in ("/admin/login/", "/admin/reset/"):
+        hers.goto(address)
+        looked_at(hers)
+    context.close()
+    assert watch.told() == []
+
+    page.goto("/admin/admin/logentry/")
+    expect(page.get_by_role("row").filter(has_text="By password").first).to_be_visible()
+    looked_at(page)
