@@ -91,16 +91,16 @@ class Stream:
 
     def append(self, frames: Sequence[bytes]) -> None:
         """Hand over frames; they go out with the next tick, the very first ones at once."""
+        self._note_waiting()  # First: the publisher may take them before the next line.
         self._pending.extend(frames)
-        self._note_waiting()
         if not self._started:
             self._started = True
             self._hurry()
 
     def close(self, ending: Ending) -> None:
         """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
-        self._ending = ending
         self._note_waiting()
+        self._ending = ending
         self._hurry()
 
     def _hurry(self) -> None:
@@ -361,7 +361,11 @@ def _is_refusal(batch: Batch) -> bool:
 
 
 def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:
-    """Time the oldest frame of an append: one value for each, however many streams it has."""
-    since = [stream.waiting_since for stream, batch, _ in writes if batch is not None]
-    if oldest := min((at for at in since if at is not None), default=None):
-        EVENT_LOG_LAG.observe(time.monotonic() - oldest)
+    """Time the oldest frame of an append: one value for each, however many streams it has.
+
+    A frame that came while the one before it was acknowledged has not waited.
+    """
+    now = time.monotonic()
+    since = [stream.waiting_since or now for stream, batch, _ in writes if batch is not None]
+    if since:
+        EVENT_LOG_LAG.observe(now - min(since))
