@@ -294,7 +294,8 @@ def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
     """Return how long a claim takes that is taken back."""
     from inference_site.generations.models import CLAIM
 
-    given = {"model": "few", "worker": "w", "served": list[int](), "is_idle": True, "may_empty": False}
+    given: dict[str, object] = {"model": "few", "worker": "w", "served": list[int]()}
+    given |= {"is_idle": True, "may_empty": False}
     database.execute("BEGIN")
     began = time.perf_counter()
     database.execute(CLAIM.encode(), given)
