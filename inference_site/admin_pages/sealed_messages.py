@@ -7,18 +7,19 @@ of the database.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import zlib
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
-from django.conf import settings
+from cryptography.fernet import InvalidToken
 from django.contrib.messages.storage.cookie import CookieStorage, MessageDecoder, MessageEncoder
 from django.contrib.messages.storage.fallback import FallbackStorage
 from django.contrib.messages.storage.session import SessionStorage
 from django.core.signing import BadSignature
+
+from inference_site.storage.cipher import cipher_for
+
+_PURPOSE = "messages"
 
 
 class _Sealer:
@@ -64,17 +65,12 @@ class SealedStorage(FallbackStorage):
 
 def _sealed(text: bytes) -> str:
     """Return a text compressed and encrypted."""
-    return _cipher().encrypt(zlib.compress(text)).decode()
+    return cipher_for(_PURPOSE).encrypt(zlib.compress(text)).decode()
 
 
 def _opened(sealed: str) -> bytes:
     """Return the text. Raise BadSignature for what this site did not make."""
     try:
-        return zlib.decompress(_cipher().decrypt(sealed.encode()))
+        return zlib.decompress(cipher_for(_PURPOSE).decrypt(sealed.encode()))
     except (InvalidToken, UnicodeError) as exc:
         raise BadSignature from exc
-
-
-def _cipher() -> Fernet:
-    secret = f"{settings.SECRET_KEY}:messages".encode()
-    return Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret).digest()))

@@ -16,8 +16,8 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
+from inference_site.admin_pages.audit import log_action
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.audit import log_action
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import HostState, LiveWorker, ModelReport

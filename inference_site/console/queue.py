@@ -18,7 +18,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.console.audit import log_action
+from inference_site.admin_pages.audit import log_action
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.operator_actions import move_up, stop
 from inference_site.generations.places import place_of

@@ -13,6 +13,7 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content.models import KeptContent
 from inference_site.site_settings.current import site_settings
 from inference_site.storage.connections import lent_connection
+from inference_site.storage.content_field import storable
 
 logger = logging.getLogger(__name__)
 
@@ -89,4 +90,5 @@ def _text(message: Message) -> str:
 
 def _clean(text: str) -> str:
     """Return a text that PostgreSQL takes: without NUL and lone surrogates."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    cleaned: str = storable(text)
+    return cleaned.encode("utf-8", "replace").decode()

@@ -6,17 +6,15 @@ that is not sealed is taken as it is.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
-from django.conf import settings
+from cryptography.fernet import InvalidToken
 
 from inference_site.catalogue.operator_settings import BadKey
+from inference_site.storage.cipher import cipher_for
 
-_MARK = "sealed:"
+_MARK, _PURPOSE = "sealed:", "model entries"
 
 
 def sealed(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,19 +45,14 @@ def _with_secrets(entry: Mapping[str, Any], change: Callable[[str, str], str]) -
 def _seal(_key: str, text: str) -> str:
     if text.startswith(_MARK):
         return text
-    return _MARK + _cipher().encrypt(text.encode()).decode()
+    return _MARK + cipher_for(_PURPOSE).encrypt(text.encode()).decode()
 
 
 def _open(key: str, text: str) -> str:
     if not text.startswith(_MARK):
         return text
     try:
-        return _cipher().decrypt(text.removeprefix(_MARK).encode()).decode()
+        return cipher_for(_PURPOSE).decrypt(text.removeprefix(_MARK).encode()).decode()
     except (InvalidToken, UnicodeError) as exc:
         told = "it was encrypted with another SECRET_KEY: write it again"
         raise BadKey((key,), told) from exc
-
-
-def _cipher() -> Fernet:
-    secret = f"{settings.SECRET_KEY}:model entries".encode()
-    return Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret).digest()))

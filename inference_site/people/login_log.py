@@ -29,17 +29,9 @@ def connect() -> None:
 
 def write(user: Any, flag: int, message: str) -> None:
     """Write an entry about a user, by that user."""
-    from django.contrib.admin.models import LogEntry
-    from django.contrib.contenttypes.models import ContentType
+    from inference_site.admin_pages.audit import log_entry  # It needs the models.
 
-    LogEntry.objects.create(
-        user_id=user.pk,
-        content_type=ContentType.objects.get_for_model(user),
-        object_id=str(user.pk),
-        object_repr=str(user)[:200],
-        action_flag=flag,
-        change_message=message,
-    )
+    log_entry(user.pk, user, message, flag)
 
 
 def _logged_in(sender: Any, request: HttpRequest, user: Any, **_: Any) -> None:

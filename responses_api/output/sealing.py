@@ -5,14 +5,12 @@ Encrypted with a key derived from ``SECRET_KEY``, and bound to the project it wa
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import zlib
 
 from cryptography.fernet import Fernet, InvalidToken
-from django.conf import settings
 
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.storage.cipher import cipher_for
 
 
 def seal(text: str, project_id: int) -> str:
@@ -33,5 +31,4 @@ def unseal(sealed: str, project_id: int, param: str) -> str:
 
 
 def _cipher(project_id: int) -> Fernet:
-    secret = f"{settings.SECRET_KEY}:sealed:{project_id}".encode()
-    return Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret).digest()))
+    return cipher_for(f"sealed:{project_id}")

@@ -15,7 +15,7 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWidget
 
 from inference_site import environment
-from inference_site.console.audit import log_action
+from inference_site.admin_pages.audit import log_action
 from inference_site.site_settings.current import forget
 from inference_site.site_settings.models import SiteSettings
 

@@ -10,12 +10,17 @@ from django.http import HttpRequest
 
 def log_action(request: HttpRequest, target: Model | str, message: str) -> None:
     """Write an audit log entry; ``target`` is an object, or the id of a worker or served model."""
+    log_entry(int(request.user.pk or 0), target, message)
+
+
+def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANGE) -> None:
+    """Write an audit log entry by a user; ``flag`` says what was done."""
     record = target if isinstance(target, Model) else None
     LogEntry.objects.create(
-        user_id=int(request.user.pk or 0),
+        user_id=user_id,
         content_type=None if record is None else ContentType.objects.get_for_model(record),
         object_id=None if record is None else str(record.pk),
         object_repr=str(target)[:200],
-        action_flag=CHANGE,
+        action_flag=flag,
         change_message=message,
     )
