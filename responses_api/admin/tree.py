@@ -14,7 +14,7 @@ _ANCESTORS, _BRANCHES, _BELOW = 4, 20, 200
 
 @dataclass(slots=True)
 class Node:
-    """A response in the tree, with the status of its run; ``more`` of its children are not shown."""
+    """A response in the tree; ``more`` of its children are not shown."""
 
     response: StoredResponse
     is_current: bool = False
