@@ -20,8 +20,13 @@ _STATUS_OF_RUN = {
 
 def with_run(rows: QuerySet[StoredResponse]) -> QuerySet[StoredResponse]:
     """Add ``run``, the status of the generation of each response that has not ended."""
+    return rows.annotate(run=status_of_run())
+
+
+def status_of_run() -> Case:
+    """Return the status of the generation of a row of responses, null if the response has ended."""
     generation = Generation.objects.filter(public_id=OuterRef("public_id")).values("status")
-    return rows.annotate(run=Case(When(status__in=_OPEN, then=Subquery(generation[:1]))))
+    return Case(When(status__in=_OPEN, then=Subquery(generation[:1])))
 
 
 def status_of(stored: StoredResponse, run: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from responses_api.admin.listed import status_of, with_run
+from responses_api.admin.listed import status_of, status_of_run
 from responses_api.admin.turns import chain
 from responses_api.models import StoredResponse
 
@@ -46,8 +46,8 @@ def _nodes(root: Node) -> Iterator[Node]:
 
 
 def _tell_statuses(nodes: list[Node]) -> None:
-    rows = with_run(StoredResponse.objects.filter(pk__in=[node.response.pk for node in nodes]))
-    runs = dict(rows.values_list("pk", "run"))
+    rows = StoredResponse.objects.filter(pk__in=[node.response.pk for node in nodes])
+    runs = dict(rows.values_list("pk", status_of_run()))
     for node in nodes:
         node.status = status_of(node.response, runs.get(node.response.pk))
 

@@ -57,8 +57,7 @@ def _kept(public_ids: Sequence[str]) -> dict[str, Content]:
     length = PREVIEW_LENGTH + 1
     asked, answered = Left(KT("prompt__-1__content"), length), Left("answer", length)
     rows = KeptContent.objects.shown().filter(public_id__in=public_ids)
-    rows = rows.annotate(asked=asked, answered=answered)
-    texts = rows.values_list("public_id", "asked", "answered")
+    texts = rows.values_list("public_id", asked, answered)
     return {id_: Content(preview(asked), preview(answered), "") for id_, asked, answered in texts}
 
 
