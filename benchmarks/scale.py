@@ -253,7 +253,9 @@ def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) ->
         part: (spent - before.processor_s.get(part, 0.0)) / seconds
         for part, spent in after.processor_s.items()
     }
-    ours = {part: share for part, share in shares.items() if part not in ("clients", "paced server")}
+    ours = {
+        part: share for part, share in shares.items() if part not in ("clients", "paced server")
+    }
     busiest = max(ours, key=lambda part: ours[part])
     return Row(
         *known,
@@ -267,9 +269,7 @@ def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) ->
 
 
 @contextmanager
-def site(
-    layout: str, options: argparse.Namespace, upstream: Endpoint | None
-) -> Iterator[Endpoint]:
+def site(layout: str, options: argparse.Namespace, upstream: Endpoint | None) -> Iterator[Endpoint]:
     """Run the platform with so many web processes and workers, ``2x2``, whose slots suffice."""
     webs, workers = layout.split("x")
     slots = -(-max(options.streams) // int(workers)) + 8

@@ -61,7 +61,9 @@ def prune_log(limit: dt.datetime, until: float) -> int:
         # Ids grow with time: all old rows come before the first younger one.
         rows = Generation.objects.filter(pk__gt=after).order_by("pk")
         oldest = list(rows.values_list("pk", "is_accounted", "created_at")[:BATCH])
-        gone = [pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit]
+        gone = [
+            pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit
+        ]
         deleted += Generation.objects.filter(pk__in=gone).delete()[0]
         if len(oldest) < BATCH or oldest[-1][2] >= limit:
             break

@@ -27,7 +27,6 @@ from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
 from inference_site.supervisor.welcome import Welcome, show_secrets
 
-
 _MOST_PROCESSES = 64
 
 
