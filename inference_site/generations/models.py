@@ -56,16 +56,16 @@ _MAY_BEGIN = """
          OR %(may_empty)s::bool AND waiting.alone_since <= clock_timestamp() - interval '20 s')
 """
 CLAIM = f"""
-WITH RECURSIVE line (service_class, project_id) AS (
-    (SELECT service_class, project_id FROM generations_generation
+WITH RECURSIVE line (service_class, project_id, since) AS (
+    (SELECT service_class, project_id, created_at FROM generations_generation
      WHERE status = 'queued' AND model = %(model)s::text
-     ORDER BY service_class, project_id LIMIT 1)
+     ORDER BY service_class, project_id, created_at LIMIT 1)
     UNION ALL
     SELECT next.* FROM line, LATERAL (
-        SELECT service_class, project_id FROM generations_generation
+        SELECT service_class, project_id, created_at FROM generations_generation
         WHERE status = 'queued' AND model = %(model)s::text
               AND (service_class, project_id) > (line.service_class, line.project_id)
-        ORDER BY service_class, project_id LIMIT 1
+        ORDER BY service_class, project_id, created_at LIMIT 1
     ) next
 ), share AS MATERIALIZED (
     SELECT project_id, count(*) AS runs FROM generations_generation
@@ -73,13 +73,10 @@ WITH RECURSIVE line (service_class, project_id) AS (
           AND (SELECT min(project_id) < max(project_id) FROM line)
     GROUP BY project_id
 ), turns AS MATERIALIZED (
-    SELECT line.service_class, line.project_id FROM line
-    LEFT JOIN share ON share.project_id = line.project_id,
-    LATERAL (SELECT waiting.created_at FROM generations_generation waiting WHERE {_MAY_BEGIN}
-             ORDER BY waiting.created_at LIMIT 1) oldest
+    SELECT line.service_class, line.project_id
+    FROM line LEFT JOIN share ON share.project_id = line.project_id
     ORDER BY line.service_class, coalesce(share.runs, 0),
-             coalesce(array_position(%(served)s::bigint[], line.project_id::bigint), 0),
-             oldest.created_at
+             coalesce(array_position(%(served)s::bigint[], line.project_id::bigint), 0), line.since
 )
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s::text, attempt = attempt + 1
@@ -94,12 +91,12 @@ RETURNING public_id, kind, attempt, background, request_id,
           EXISTS (SELECT FROM generations_generation other WHERE other.status = 'queued'
                   AND other.model = %(model)s::text AND other.id <> generations_generation.id)
 """  # noqa: S608  # Constants.
-"""The statement of ``GenerationQuerySet.claim``: it reads a few rows, however many wait.
+"""The statement of ``GenerationQuerySet.claim``: it reads a row of each project, however many wait.
 
-``line`` steps through the index ``generation_line`` from one project to the next of those that
-wait. ``share`` counts what runs, once, and only if more than one project waits. ``turns`` has the
-projects in the order in which they are served, by the oldest of each. Then rows are tried in that
-order until one is not locked: a claimer that meets others passes over as many rows as they hold.
+``line`` steps through the index ``generation_line`` from the oldest row of one service class and
+project to that of the next. ``share`` counts what runs, once, and only where more than one project
+waits. ``turns`` has the projects in the order in which they are served. Then rows are tried in that
+order until one may begin and is not locked: a claimer passes over what others are taking.
 """
 
 
