@@ -88,8 +88,11 @@ WHERE id = (
 )
 RETURNING public_id, kind, attempt, background, request_id,
           extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL,
-          EXISTS (SELECT FROM generations_generation other WHERE other.status = 'queued'
-                  AND other.model = %(model)s::text AND other.id <> generations_generation.id)
+          EXISTS (SELECT FROM (
+              SELECT id FROM generations_generation
+              WHERE status = 'queued' AND model = %(model)s::text
+              ORDER BY service_class, project_id, created_at LIMIT 2
+          ) front WHERE front.id <> generations_generation.id)
 """  # noqa: S608  # Constants.
 """The statement of ``GenerationQuerySet.claim``: it reads a row of each project, however many wait.
 
