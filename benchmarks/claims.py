@@ -108,7 +108,7 @@ def claimed_by(
 def fill(database: psycopg.Connection, waiting: int, projects: int, running: int) -> None:
     for status, rows in (("running", running), ("queued", waiting)):
         given = {"status": status, "rows": rows, "projects": projects, "model": MODEL}
-        database.execute(_FILL, given)
+        psycopg.ClientCursor(database).execute(_FILL, given)
     database.execute(b"ANALYZE generations_generation")
 
 

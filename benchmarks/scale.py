@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
+from typing import Any
 
 import psutil
 import psycopg
@@ -133,14 +134,14 @@ class Stream(asyncio.Protocol):
             elif b'"content":"' in self._head:
                 self._clients.opened.add(self)
                 self.begun.set_result(None)
-        if b"[DONE]" in data:
-            self.connection_lost(None)
+        if b"[DONE]" in data and not self.ended.done():
+            self.ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.opened.discard(self)
         for future in (self.begun, self.ended):
             if not future.done():
-                future.set_exception(exc) if exc else future.set_result(None)
+                future.set_exception(exc or OSError("the connection was closed"))
                 future.exception()  # Nobody may wait for it any more.
 
 
@@ -167,7 +168,7 @@ class Meter:
         self._endpoint, self._upstream = endpoint, upstream
 
     def read(self, clients: Clients) -> Counts:
-        info = self._redis.info("stats")
+        info: Any = self._redis.info("stats")
         self._database.execute(b"SELECT pg_stat_clear_snapshot()")
         found = self._database.execute(
             b"SELECT xact_commit + xact_rollback FROM pg_stat_database "
@@ -273,11 +274,12 @@ def site(layout: str, options: argparse.Namespace, upstream: Endpoint | None) ->
     """Run the platform with so many web processes and workers, ``2x2``, whose slots suffice."""
     webs, workers = layout.split("x")
     slots = -(-max(options.streams) // int(workers)) + 8
+    entry: dict[str, object]
     if upstream:
         entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": slots}
     else:
-        step = {"steps": [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]}
-        script = [{"repeat": 1_000_000, **step}]
+        steps: list[object] = [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]
+        script = [{"repeat": 1_000_000, "steps": steps}]
         entry = {"engine": "scripted", "slots": slots, "script": script}
     settings = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers, "SPARE_PROCESSES": "false"}
     with platform_with({MODEL: entry}, settings) as endpoint:
@@ -288,7 +290,7 @@ def fill(endpoint: Endpoint, stored: int) -> None:
     """Make generations of before, as the product would have stored them."""
     if stored:
         with psycopg.connect(endpoint.database_url, autocommit=True) as database:
-            database.execute(_ROWS, {"rows": stored, "model": MODEL})
+            psycopg.ClientCursor(database).execute(_ROWS, {"rows": stored, "model": MODEL})
             database.execute(b"VACUUM ANALYZE generations_generation")
 
 
