@@ -10,6 +10,9 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # A model to fetch and serve beside the demo: make serve MODEL=owner/name:Q4_K_M
 MODEL ?=
+# How many processes: make serve WEB=2 WORKERS=2
+WEB ?=
+WORKERS ?=
 
 # Python keeps what it has compiled, also where the environment forbids it: a process that has to
 # compile all of its modules takes four times as long to start, and the tests start a hundred.
@@ -20,7 +23,8 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
-	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL))
+	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) \
+		$(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
 test: .venv/.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -116,7 +116,8 @@ class Operator:
     """A browser of the superuser, without the files of the pages."""
 
     def __init__(self, origin: str, database: psycopg.Connection) -> None:
-        settings.configure()
+        if not settings.configured:
+            settings.configure()
         password = make_password(_PASSWORD)
         database.execute("UPDATE auth_user SET password = %s", [password])
         self._http = httpx.Client(base_url=origin, timeout=60)

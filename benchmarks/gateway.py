@@ -39,6 +39,9 @@ STREAM_S = 2.0
 """How long a stream takes at the server's pace."""
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
+SHORTS, MOST_LONG = 320, 256
+"""How many requests of one token a load has, and at most how many long ones, in rounds of all
+streams: so that a slow target takes minutes, too."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -107,7 +110,7 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
     spread, _ = loaded(
         endpoint, streams, rounds, TOKENS, number + 300_000, ["--arrivals-per-s", rate]
     )
-    shorts = max(2, 640 // streams)
+    shorts = max(2, SHORTS // streams)
     short, per_request = loaded(endpoint, streams, shorts, 1, number + 500_000, ["--whole"])
     return Row(
         target,
@@ -122,6 +125,17 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
         round(short.requests / short.seconds, 1),
         per_request,
     )
+
+
+def measured(target: str, endpoint: Endpoint, options: argparse.Namespace) -> Iterator[Row]:
+    """Load a target with more and more streams, until it does not survive it."""
+    for streams in sorted(options.streams):
+        rounds = max(1, min(options.rounds, MOST_LONG // streams))
+        try:
+            yield measure(target, endpoint, streams, rounds)
+        except subprocess.SubprocessError as exc:
+            print(f"{target} did not survive {streams} streams: {exc}", file=sys.stderr)
+            return
 
 
 def loaded(
@@ -216,7 +230,7 @@ def shown(costs: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 128, 256])
-    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream, at most")
     parser.add_argument("--tokens-per-s", type=float, default=100.0)
     parser.add_argument("--no-litellm", dest="litellm", action="store_false")
     parser.add_argument("--litellm-program", type=Path, help="one that is installed already")
@@ -229,7 +243,7 @@ def main() -> None:
         for target, endpoint in targets(upstream, options):
             run_load(endpoint, ["--streams", "8", "--rounds", "2", "--max-tokens", "8"], 60)
             settle(endpoint)
-            rows += [measure(target, endpoint, n, options.rounds) for n in options.streams]
+            rows += measured(target, endpoint, options)
     print(table(rows))
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))

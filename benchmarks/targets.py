@@ -92,7 +92,10 @@ def platform(served: ServedFile) -> Iterator[Endpoint]:
 def platform_with(
     models: Mapping[str, Mapping[str, object]], settings: Mapping[str, str] | None = None
 ) -> Iterator[Endpoint]:
-    """Run the product with a fresh data folder, these entries of its models file, and settings."""
+    """Run the product with a fresh data folder, these entries of its models file, and settings.
+
+    With a DATABASE_URL, which may have keys already, there is no first key.
+    """
     port, data = free_port(), Path(tempfile.mkdtemp(prefix="bench-"))
     models_file = data / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": dict(models)}))
@@ -103,7 +106,7 @@ def platform_with(
         with running("platform", command, environment, mark=str(data)) as process:
             ready = f"http://127.0.0.1:{port}/health/ready"
             wait_for_ok("platform", ready, process, READY_TIMEOUT_S)
-            key = _first_key(data, process)
+            key = "" if "DATABASE_URL" in environment else _first_key(data, process)
             yield Endpoint(f"http://127.0.0.1:{port}/v1", key, next(iter(models)), process, data)
     finally:
         shutil.rmtree(data, ignore_errors=True)

@@ -47,38 +47,59 @@ class ServiceClass(models.IntegerChoices):
 ONE_RUN_A_KEY = "generation_one_run_a_key"
 """The constraint by which a request with an idempotency key has one run, unless that failed."""
 
-CLAIM = """
-WITH share AS MATERIALIZED (
+_MAY_BEGIN = """
+    waiting.status = 'queued' AND waiting.model = %(model)s::text
+    AND waiting.service_class = line.service_class AND waiting.project_id = line.project_id
+    AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
+         OR waiting.preferred_until <= clock_timestamp())
+    AND (waiting.alone_since IS NULL OR %(is_idle)s::bool
+         OR %(may_empty)s::bool AND waiting.alone_since <= clock_timestamp() - interval '20 s')
+"""
+CLAIM = f"""
+WITH RECURSIVE line (service_class, project_id, since) AS (
+    (SELECT service_class, project_id, created_at FROM generations_generation
+     WHERE status = 'queued' AND model = %(model)s::text
+     ORDER BY service_class, project_id, created_at LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM line, LATERAL (
+        SELECT service_class, project_id, created_at FROM generations_generation
+        WHERE status = 'queued' AND model = %(model)s::text
+              AND (service_class, project_id) > (line.service_class, line.project_id)
+        ORDER BY service_class, project_id, created_at LIMIT 1
+    ) next
+), share AS MATERIALIZED (
     SELECT project_id, count(*) AS runs FROM generations_generation
-    WHERE status = 'running' AND model = %(model)s::text GROUP BY project_id
+    WHERE status = 'running' AND model = %(model)s::text
+          AND (SELECT min(project_id) < max(project_id) FROM line)
+    GROUP BY project_id
+), turns AS MATERIALIZED (
+    SELECT line.service_class, line.project_id
+    FROM line LEFT JOIN share ON share.project_id = line.project_id
+    ORDER BY line.service_class, coalesce(share.runs, 0),
+             coalesce(array_position(%(served)s::bigint[], line.project_id::bigint), 0), line.since
 )
 UPDATE generations_generation SET status = 'running', claimed_at = clock_timestamp(),
        worker = %(worker)s::text, attempt = attempt + 1
 WHERE id = (
-    SELECT waiting.id
-    FROM generations_generation waiting
-    LEFT JOIN share ON share.project_id = waiting.project_id
-    WHERE waiting.status = 'queued' AND waiting.model = %(model)s::text
-          AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
-               OR waiting.preferred_until <= clock_timestamp())
-          AND (waiting.alone_since IS NULL OR %(is_idle)s::bool
-               OR %(may_empty)s::bool
-               AND waiting.alone_since <= clock_timestamp() - interval '20 s')
-    ORDER BY waiting.service_class, coalesce(share.runs, 0),
-             coalesce(array_position(%(served)s::bigint[], waiting.project_id::bigint), 0),
-             waiting.created_at
+    SELECT best.id FROM turns line,
+    LATERAL (SELECT waiting.id FROM generations_generation waiting WHERE {_MAY_BEGIN}
+             ORDER BY waiting.created_at LIMIT 1 FOR UPDATE SKIP LOCKED) best
     LIMIT 1
-    FOR UPDATE OF waiting SKIP LOCKED
 )
 RETURNING public_id, kind, attempt, background, request_id,
           extract(epoch FROM claimed_at - created_at)::float, project_id, alone_since IS NOT NULL,
-          EXISTS (SELECT FROM generations_generation other WHERE other.status = 'queued'
-                  AND other.model = %(model)s::text AND other.id <> generations_generation.id)
-"""
-"""The statement of ``GenerationQuerySet.claim``.
+          EXISTS (SELECT FROM (
+              SELECT id FROM generations_generation
+              WHERE status = 'queued' AND model = %(model)s::text
+              ORDER BY service_class, project_id, created_at LIMIT 2
+          ) front WHERE front.id <> generations_generation.id)
+"""  # noqa: S608  # Constants.
+"""The statement of ``GenerationQuerySet.claim``: it reads a row of each project, however many wait.
 
-``share`` is materialized: PostgreSQL, which takes the waiting to be few, would else count what runs
-again for each of them.
+``line`` steps through the index ``generation_line`` from the oldest row of one service class and
+project to that of the next. ``share`` counts what runs, once, and only where more than one project
+waits. ``turns`` has the projects in the order in which they are served. Then rows are tried in that
+order until one may begin and is not locked: a claimer passes over what others are taking.
 """
 
 
@@ -287,9 +308,9 @@ class Generation(models.Model):
     class Meta:
         indexes = [
             models.Index(
-                fields=["model", "service_class", "created_at"],
+                fields=["model", "service_class", "project", "created_at"],
                 condition=models.Q(status=Status.QUEUED),
-                name="generation_waiting",
+                name="generation_line",
             ),
             models.Index(
                 fields=["model", "project"],

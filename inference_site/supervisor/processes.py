@@ -42,7 +42,7 @@ class Child:
         self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
     ) -> None:
         self.program = program
-        self._env, self._say = dict(env), say
+        self.environment, self._say = dict(env), say
         self._process: subprocess.Popen[bytes] | None = None
         self._spare: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
@@ -89,7 +89,7 @@ class Child:
         with self.program.log.open("ab") as log:
             return subprocess.Popen(
                 command,
-                env=self._env,
+                env=self.environment,
                 stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -40,8 +40,17 @@ _OWN = (
 class Stack:
     """All processes of ``manage.py serve``. ``say`` prints one line for the operator."""
 
-    def __init__(self, data_dir: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        host: str,
+        port: int,
+        say: Callable[[str], None],
+        webs: int = 1,
+        workers: int = 1,
+    ) -> None:
         self._data_dir, self._host, self._port, self._say = data_dir, host, port, say
+        self._webs, self._workers = webs, workers
         self._logs = data_dir / "log"
         self._postgres: EmbeddedPostgres | None = None
         self._redis: Child | None = None
@@ -54,6 +63,8 @@ class Stack:
 
     def start_services(self) -> None:
         """Start PostgreSQL and Redis, unless their addresses are set. Raise ServiceError."""
+        if self._webs > 1 and ":" in self._host:
+            raise ServiceError("Several web processes share a socket, which must be of IPv4.")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self._data_dir)
         self._socket = listening_socket(self._host, self._port)
@@ -101,28 +112,39 @@ class Stack:
         manage = [sys.executable, str(_ROOT / "manage.py")]
         wait = "--wait-for-migrations"
         self._children = [
-            self._web([*manage, "web", wait]),
-            self._child("worker", [*manage, "worker", wait], has_spare=True),
-            # The worker has the port.
+            *(self._web(name, [*manage, "web", wait]) for name in _names("web", self._webs)),
+            *(
+                self._worker(name, [*manage, "worker", wait], number)
+                for number, name in enumerate(_names("worker", self._workers))
+            ),
+            # The workers have the ports.
             self._child("beat", [*manage, "beat", wait], METRICS_PORT=""),
         ]
-        web, *others = self._children
-        web.stand_by()
-        for child in others:
+        for child in self._children[: self._webs]:
+            child.stand_by()
+        for child in self._children[self._webs :]:
             child.start()
 
     def open_web(self) -> None:
-        """Have the web process answer: the first key and the first user are there."""
-        self._children[0].start()
+        """Have the web processes answer: the first key and the first user are there."""
+        for child in self._children[: self._webs]:
+            child.start()
 
-    def _web(self, command: list[str]) -> Child:
-        """Return the web process, which inherits the socket: it outlives a restart."""
+    def _web(self, name: str, command: list[str]) -> Child:
+        """Return a web process. All inherit the socket, which outlives their restarts; whoever has
+        time takes the next connection."""
         inherited = () if self._socket is None else (self._socket.fileno(),)
         if inherited:
             own = ["--fd", str(inherited[0])]
         else:
             own = ["--host", self._host, "--port", str(self._port)]
-        return self._child("web", [*command, *own], inherited, has_spare=True)
+        return self._child(name, [*command, *own], inherited, has_spare=self._webs == 1)
+
+    def _worker(self, name: str, command: list[str], number: int) -> Child:
+        """Return a worker. Each has a port of its own for its metrics, if there are any."""
+        port = settings.METRICS_PORT and settings.METRICS_PORT + number
+        own = {"METRICS_PORT": str(port)} if port else {}
+        return self._child(name, command, has_spare=self._workers == 1, **own)
 
     def processes(self) -> list[tuple[str, int | None]]:
         """Return the name and process id of each child."""
@@ -139,8 +161,9 @@ class Stack:
                 )
 
     def log_of(self, name: str) -> str:
-        """Return what the last process of this name has logged."""
-        return "".join(child.logged() for child in self._children if child.program.name == name)
+        """Return what the last processes of this kind have logged."""
+        kinds = ((child, child.program.name.partition("-")[0]) for child in self._children)
+        return "".join(child.logged() for child, kind in kinds if kind == name)
 
     def watch(self) -> None:
         """Restart dead processes until SIGINT or SIGTERM arrives."""
@@ -208,6 +231,11 @@ class Stack:
         if not path.exists():
             write_private(path, secrets.token_urlsafe(50))
         return path.read_text()
+
+
+def _names(kind: str, count: int) -> list[str]:
+    """Return the names of the processes of a kind, which their logs have: web, web-2, web-3."""
+    return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 
 
 def lock_directory(data_dir: Path) -> IO[str]:

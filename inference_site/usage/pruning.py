@@ -22,7 +22,7 @@ from inference_site.site_settings.current import usage_log_days
 from inference_site.storage.old_rows import delete_older
 from inference_site.usage.models import LatencyRollup, Period, UsageRollup
 
-_BATCH = 2_000
+BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
     LatencyRollup: {Period.MINUTE: 2, Period.HOUR: 35},
@@ -47,29 +47,32 @@ def prune(until: float = math.inf) -> int:
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
     deleted += _delete(failures.order_by("pk"), until)
     if days := usage_log_days():
-        deleted += _prune_log(now - dt.timedelta(days=days), until)
+        deleted += prune_log(now - dt.timedelta(days=days), until)
     if settings.REFUSALS_DAYS:
         limit = now - dt.timedelta(days=settings.REFUSALS_DAYS)
-        deleted += delete_older(Refusal.objects.all(), limit, until, _BATCH)
+        deleted += delete_older(Refusal.objects.all(), limit, until, BATCH)
     return deleted
 
 
-def _prune_log(limit: dt.datetime, until: float) -> int:
+def prune_log(limit: dt.datetime, until: float) -> int:
     """Delete accounted generations that were created before ``limit``."""
     deleted, after = 0, 0
     while time.monotonic() < until:
         # Ids grow with time: all old rows come before the first younger one.
-        oldest = list(Generation.objects.filter(pk__gt=after).order_by("pk")[:_BATCH])
-        gone = [row.pk for row in oldest if row.is_accounted and row.created_at < limit]
+        rows = Generation.objects.filter(pk__gt=after).order_by("pk")
+        oldest = list(rows.values_list("pk", "is_accounted", "created_at")[:BATCH])
+        gone = [
+            pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit
+        ]
         deleted += Generation.objects.filter(pk__in=gone).delete()[0]
-        if len(oldest) < _BATCH or oldest[-1].created_at >= limit:
+        if len(oldest) < BATCH or oldest[-1][2] >= limit:
             break
-        after = oldest[-1].pk
+        after = oldest[-1][0]
     return deleted
 
 
 def _delete(rows: models.QuerySet[Any], until: float) -> int:
     deleted = 0
-    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:_BATCH])):
+    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:BATCH])):
         deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
     return deleted

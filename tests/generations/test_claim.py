@@ -40,27 +40,35 @@ def test_the_oldest_is_claimed_first(api_key: Key) -> None:
     assert claimed_order(4) == [oldest.public_id, middle.public_id, newest.public_id]
 
 
-def test_what_runs_is_counted_once_for_all_that_wait(api_key: Key) -> None:
-    for _ in range(3):
-        waiting(api_key[0], age_s=1)
-        create_generation(api_key[0], status=Status.RUNNING, claimed_at=timezone.now())
-    given: dict[str, Any] = {
-        "model": "m",
-        "worker": "w",
-        "served": "{}",
-        "is_idle": True,
-        "may_empty": True,
-    }
+def test_what_runs_is_counted_once_for_all_that_wait(api_key: Key, other_key: ApiKey) -> None:
+    for key in (api_key[0], api_key[0], other_key):
+        waiting(key, age_s=1)
+        create_generation(key, status=Status.RUNNING, claimed_at=timezone.now())
+    [share] = [node for node in nodes(claim_plan()) if node.get("Subplan Name") == "CTE share"]
+    assert (share["Actual Rows"], share["Actual Loops"]) == (2, 1)
+
+
+def test_a_claim_reads_few_rows_however_many_wait(api_key: Key, other_key: ApiKey) -> None:
+    for age in range(100):
+        waiting(api_key[0], age_s=age)
+        waiting(other_key, age_s=age, service_class=ServiceClass.BACKGROUND)
+    scans = [node for node in nodes(claim_plan()) if "Scan" in node["Node Type"]]
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) < 30
+
+
+def claim_plan() -> dict[str, Any]:
+    """Claim; return how PostgreSQL did it."""
+    given = {"model": "m", "worker": "w", "served": "{}", "is_idle": True, "may_empty": True}
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)
-        (plan,) = cursor.fetchone()[0]
-    assert [node["Actual Loops"] for node in nodes(plan["Plan"], "Aggregate")] == [1]
+        (found,) = cursor.fetchone()[0]
+    plan: dict[str, Any] = found["Plan"]
+    return plan
 
 
-def nodes(plan: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Return the nodes of this kind in a plan."""
-    found = [plan] if plan["Node Type"] == kind else []
-    return found + [node for part in plan.get("Plans", ()) for node in nodes(part, kind)]
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all nodes of a plan."""
+    return [plan, *(node for part in plan.get("Plans", ()) for node in nodes(part))]
 
 
 def test_foreground_goes_before_older_background(api_key: Key) -> None:
@@ -147,22 +155,41 @@ def test_what_must_run_alone_is_left_to_an_idle_worker_for_a_minute(api_key: Key
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key) -> None:
-    rows = {waiting(api_key[0], age_s=n).public_id for n in range(60)}
-    start = threading.Barrier(4)
+@pytest.mark.parametrize("claimers", [4, pytest.param(16, marks=pytest.mark.stress)])
+def test_concurrent_claimers_take_every_row_exactly_once(api_key: Key, claimers: int) -> None:
+    other = create_key(Project.objects.create(name="other"), "test")[0]
+    keys = (api_key[0], other)
+    rows = {waiting(keys[n % 3 == 0], age_s=n).public_id for n in range(160)}
+    start = threading.Barrier(claimers)
 
-    def claim_all(worker: str) -> list[str]:
+    def claim_all(number: int) -> list[str]:
         start.wait(60)
         mine = []
-        while (claim := Generation.objects.claim("m", worker)) is not None:
+        while (claim := Generation.objects.claim("m", f"w{number}")) is not None:
             mine.append(claim.public_id)
         return mine
 
-    with ThreadPoolExecutor(4) as pool:
-        taken = [id_ for mine in pool.map(claim_all, "abcd") for id_ in mine]
-    assert len(taken) == 60
+    with ThreadPoolExecutor(claimers) as pool:
+        taken = [id_ for mine in pool.map(claim_all, range(claimers)) for id_ in mine]
+    assert len(taken) == 160
     assert set(taken) == rows
     assert set(Generation.objects.values_list("attempt", flat=True)) == {1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_fifteen_others_are_taking_changes_no_order(api_key: Key) -> None:
+    other = create_key(Project.objects.create(name="other"), "test")[0]
+    crowd = [waiting(api_key[0], age_s=1000 - n) for n in range(20)]
+    few = [waiting(other, age_s=10 - n) for n in range(3)]
+    urgent = [waiting(other, age_s=1, service_class=ServiceClass.URGENT) for _ in range(2)]
+    held = [row.pk for row in (*crowd[:13], few[0], urgent[0])]
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        assert len(Generation.objects.select_for_update().filter(pk__in=held)) == 15
+        taken = pool.submit(claimed_order, 6).result(timeout=60)
+    next_of_crowd = (crowd[n].public_id for n in (13, 14, 15))
+    first, second, third = next_of_crowd
+    assert taken == [urgent[1].public_id, first, second, few[1].public_id, third, few[2].public_id]
 
 
 @pytest.mark.django_db(transaction=True)

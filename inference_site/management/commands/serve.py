@@ -27,6 +27,8 @@ from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
 from inference_site.supervisor.welcome import Welcome, show_secrets
 
+_MOST_PROCESSES = 64
+
 
 class Command(BaseCommand):
     """Runs until SIGINT or SIGTERM arrives."""
@@ -37,13 +39,22 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=environment.text("HOST", "127.0.0.1"))
         parser.add_argument("--port", type=int, default=environment.number("PORT", 8000))
+        for name, kind in (("web", "WEB"), ("workers", "WORKER")):
+            parser.add_argument(
+                f"--{name}",
+                type=int,
+                choices=range(1, _MOST_PROCESSES + 1),
+                default=environment.number(f"{kind}_PROCESSES", 1, 1),
+                metavar="N",
+                help=f"how many {kind.lower()} processes",
+            )
         parser.add_argument(
             "--model",
             default=environment.text("MODEL") or None,
             help="fetch and serve it: owner/name:Q4_K_M, or owner/name/file",
         )
 
-    def handle(self, *_: Any, host: str, port: int, model: str | None, **__: Any) -> None:
+    def handle(self, *_: Any, host: str, port: int, model: str | None, **options: Any) -> None:
         started = time.monotonic()
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
@@ -54,7 +65,8 @@ class Command(BaseCommand):
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
         data_dir.mkdir(parents=True, exist_ok=True)
-        stack, made, is_up = Stack(data_dir, host, port, _say), FirstSecrets(None, None), False
+        stack = Stack(data_dir, host, port, _say, options["web"], options["workers"])
+        made, is_up = FirstSecrets(None, None), False
         try:
             stack.start_services()
             stack.start_processes()
