@@ -5,16 +5,21 @@
 #   sh deploy/upgrade.sh worker web
 set -eu
 cd "$(dirname "$0")/.."
+trap : INT TERM HUP  # Who interrupts this ends the wait, and the new containers are removed.
 for service in "$@"; do
     old=$(docker compose ps --quiet "$service")
+    if [ -z "$old" ]; then
+        echo "$service: none runs. Start it with docker compose up -d $service" >&2
+        exit 1
+    fi
     twice=$(($(echo "$old" | wc -w) * 2))
     # shellcheck disable=SC2086  # $old and $new: a word for each container.
     if docker compose up -d --wait --no-deps --no-recreate --scale "$service=$twice" "$service"; then
         docker stop $old
         docker rm $old
     else
-        new=$(docker compose ps --all --quiet "$service" | grep -vF "$old")
-        docker rm --force $new
+        new=$(docker compose ps --all --quiet "$service" | grep -vF "$old" || true)
+        [ -z "$new" ] || docker rm --force $new
         echo "$service: the new containers did not become healthy; the old ones run on." >&2
         exit 1
     fi

@@ -21,7 +21,7 @@ _LONGEST_CONTEXT = 8192
 """Tokens that a slot gets unless an entry says more: a model's own limit may need more memory than
 there is."""
 
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
 _HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
@@ -32,17 +32,19 @@ def default_threads() -> int:
 
     In a container they are those of its quota.
     """
-    return max(1, int(_cores()) // 2)
+    return max(1, int(usable_cores()) // 2)
 
 
-def _cores() -> float:
+def usable_cores() -> float:
     """Return how many cores this process may use, by its affinity and its control group."""
     cores = float(len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count() or 2)
-    try:
-        quota, period = _CPU_MAX.read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # There is no group, or its quota is "max".
-        return cores
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # Version 2, 1.
+        try:
+            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
+            return min(cores, int(quota) / int(period)) if int(quota) > 0 else cores
+        except (OSError, ValueError):  # There is no such group, or its quota is "max".
+            continue
+    return cores
 
 
 def context_of(context_length: int) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.containers import changes, faults, running
+from tools.containers import changes, faults, images, monitoring, restoring, running
 from tools.containers.stack import IMAGE, Failed, Skipped, Stack, need
 
 Check = Callable[[Stack], str]
@@ -24,20 +24,22 @@ CHECKS: tuple[Check, ...] = (
     running.streams,
     running.doctor_is_content,
     running.pull_writes,
-    running.builds_again_without_a_restart,
+    running.redis_has_half_of_its_container,
     running.health_checks_are_cheap,
-    running.is_monitored,
-    running.shows_dashboards,
+    images.builds_again_without_a_restart,
+    images.threads_follow_the_quota,
+    images.cuda_layers_survive_a_failed_index,
+    monitoring.is_monitored,
+    monitoring.shows_dashboards,
     faults.web_is_killed,
     faults.worker_is_killed,
     faults.postgres_restarts,
     faults.redis_restarts,
     faults.postgres_outlives_its_health_checks,
     changes.scales,
-    changes.worker_is_upgraded,
-    changes.web_is_upgraded,
-    changes.is_restored_elsewhere,
+    changes.is_upgraded,
     changes.gpu_worker_serves_alone,
+    restoring.is_restored_elsewhere,
 )
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,29 +44,24 @@ class Stack:
     folder: Path
     https_port: int
     key: str = ""
-    env: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Copy the checkout as under umask 077, and configure it as docs/deployment.md says."""
+        """Copy the checkout as under umask 077, and put a models file beside it."""
         before = os.umask(0o077)
         try:
             for name in self.command("git", "-C", str(ROOT), "ls-files").splitlines():
                 _copy(ROOT / name, self.folder / name)
-            self.command("sh", "deploy/make_secrets.sh")
         finally:
             os.umask(before)
-        self.configure()
-
-    def configure(self) -> None:
-        """Write ``.env`` and the models file, where the user of the images reads them."""
-        example = (self.folder / ".env.example").read_text()
-        ports = f"HTTP_PORT={self.https_port + 1}\nHTTPS_PORT={self.https_port}\n"
-        models = "MODELS_FILE=/models/models.yaml\n"
-        (self.folder / ".env").write_text(f"{example}\n{ports}{models}IMAGE={IMAGE}\n")
-        (self.folder / "models").mkdir(exist_ok=True)
-        (self.folder / "models").chmod(0o755)
-        (self.folder / "models" / "models.yaml").write_text(_MODELS)
-        (self.folder / "models" / "models.yaml").chmod(0o644)
+        models = self.folder / "models" / "models.yaml"
+        models.parent.mkdir()
+        models.write_text(_MODELS)
+        models.parent.chmod(0o755)  # The user of the images reads it.
+        models.chmod(0o644)
+        curl = (
+            f'connect-to = "localhost:443:localhost:{self.https_port}"\nfail\nno-progress-meter\n'
+        )
+        (self.folder / ".curlrc").write_text(curl)
 
     def compose(
         self,
@@ -89,7 +84,7 @@ class Stack:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env={**_environment(), "COMPOSE_PROJECT_NAME": self.name, **self.env, **(env or {})},
+            env={**_environment(), **self._settings(), **(env or {})},
             input=given,
             stdin=None if given is not None else subprocess.DEVNULL,
             capture_output=True,
@@ -97,9 +92,13 @@ class Stack:
             check=False,
         )
         if check:
-            said = (done.stderr + done.stdout)[-1500:]
+            said = (done.stdout + done.stderr)[-1500:]
             need(done.returncode == 0, f"{' '.join(command)[:200]} ended {done.returncode}: {said}")
         return done.stdout + ("" if check else done.stderr)
+
+    def shell(self, script: str) -> str:
+        """Run commands, until one fails; return their output. Raise Failed if one does."""
+        return self.command("sh", "-ec", script)
 
     def containers(self, service: str) -> list[str]:
         """The ids of the running containers of a service."""
@@ -108,6 +107,17 @@ class Stack:
     def inspect(self, container: str, template: str) -> str:
         """What the engine says of a container, by a Go template."""
         return self.command("docker", "inspect", "--format", template, container).strip()
+
+    def _settings(self) -> dict[str, str]:
+        """What outweighs ``.env``, so that this project is beside others on its host."""
+        return {
+            "COMPOSE_PROJECT_NAME": self.name,
+            "IMAGE": IMAGE,
+            "HTTPS_PORT": str(self.https_port),
+            "HTTP_PORT": str(self.https_port + 1),
+            "MODELS_FILE": "/models/models.yaml",
+            "CURL_HOME": str(self.folder),
+        }
 
     def remove(self) -> None:
         """Remove the containers, networks and volumes, and the folder."""

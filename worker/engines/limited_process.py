@@ -21,8 +21,10 @@ from typing import Any
 from inference_site.domain.errors import GenerationFailed
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_PATIENCE_S = 60
+PATIENCE_S = 60
 """For a process that gets no processor time: its own limit is one of such time."""
+LOAD_PATIENCE_S = 600
+"""While a model is loaded, for which nobody waits: a host that starts has all to do at once."""
 _DEFAULT_STACK = 2 * 2**20
 """Of a thread, where there is no limit."""
 
@@ -41,20 +43,21 @@ class LimitedProcess:
         with self._lock:
             self._process = self._process or self._started()
 
-    def ask(self, *question: Any) -> Any:
+    def ask(self, *question: Any, patience_s: float = PATIENCE_S) -> Any:
         """Return the answer, which is never None; None when the question has ended the process.
 
         Raise GenerationFailed when there is no answer in time, through no fault of the question.
         """
         with self._lock:
             self._process = process = self._process or self._started()
-            answer = self._answer(process, json.dumps(question, default=str).encode() + b"\n")
+            line = json.dumps(question, default=str).encode() + b"\n"
+            answer = self._answer(process, line, patience_s)
             if not answer:
                 self._end()
                 self._process = self._started()  # The next question need not wait for it.
         return json.loads(answer) if answer else None
 
-    def _answer(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    def _answer(self, process: subprocess.Popen[bytes], line: bytes, patience_s: float) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -62,7 +65,7 @@ class LimitedProcess:
             process.stdin.flush()
         except BrokenPipeError:
             return b""
-        if not select([process.stdout], [], [], _PATIENCE_S)[0]:
+        if not select([process.stdout], [], [], patience_s)[0]:
             self._end()
             raise GenerationFailed("The request could not be checked in time.")
         return process.stdout.readline()

@@ -14,7 +14,7 @@ from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest, Tool
 from worker.engines.chat.wire import wire_message
-from worker.engines.limited_process import LimitedProcess
+from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 TOO_COMPLEX = "the template takes too much time or memory"
 
@@ -24,13 +24,17 @@ _own_processes: dict[str, LimitedProcess] = {}
 """Of templates that have ended the shared process: they keep no other model waiting again."""
 
 
-def rendered(source: str, variables: Mapping[str, Any] | None) -> tuple[str, str]:
+def rendered(
+    source: str, variables: Mapping[str, Any] | None, patience_s: float = PATIENCE_S
+) -> tuple[str, str]:
     """Return what is wrong with a template, if something is, and its prompt.
 
     Without variables it is only compiled, and its own stop texts come instead of the prompt, as a
     list in JSON. What exceeds the limits is ``TOO_COMPLEX``.
     """
-    answer = _own_processes.get(source, _shared_process).ask(source, variables)
+    answer = _own_processes.get(source, _shared_process).ask(
+        source, variables, patience_s=patience_s
+    )
     if answer is None:
         _own_processes.setdefault(source, LimitedProcess(_RENDERING))
         return TOO_COMPLEX, ""
@@ -40,7 +44,7 @@ def rendered(source: str, variables: Mapping[str, Any] | None) -> tuple[str, str
 
 def stop_texts_of(source: str) -> tuple[str, ...]:
     """Return the texts that a template says end a turn (``{% set stop_strings = [...] %}``)."""
-    error, found = rendered(source, None)
+    error, found = rendered(source, None, LOAD_PATIENCE_S)
     return () if error else tuple(json.loads(found))
 
 
@@ -61,7 +65,7 @@ class ChatTemplate:
         self.source = source
         self._forced = {"enable_thinking": True} if forces_thinking else {}
         self._variables = dict(variables or {})
-        error, found = rendered(source, None)
+        error, found = rendered(source, None, LOAD_PATIENCE_S)
         if error:
             raise ValueError(error)
         self.stop_texts: tuple[str, ...] = tuple(json.loads(found))

@@ -17,6 +17,7 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.configuration import named_template
 from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool
 from worker.engines.chat.wire import wire_message
+from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 
 _KEY = "tokenizer.chat_template"
 """In the header of a GGUF file; another template, for tools, may be at a key that begins so."""
@@ -39,7 +40,7 @@ class TemplateTrial:
         self._sources = [named] if named else _templates_of_file(spec)
         for source in self._sources:
             for conversation in _CONVERSATIONS:
-                if self._is_too_complex(source, conversation):
+                if self._is_too_complex(source, conversation, LOAD_PATIENCE_S):
                     raise EngineLoadError(f"Model '{spec.id}': its chat template: {TOO_COMPLEX}.")
 
     def check(self, request: GenerationRequest) -> None:
@@ -61,8 +62,11 @@ class TemplateTrial:
             if self._is_too_complex(source, variables):
                 raise InvalidRequest(f"TemplateError: {TOO_COMPLEX}", "messages")
 
-    def _is_too_complex(self, source: str, variables: dict[str, Any]) -> bool:
-        error, _ = rendered(source, {"add_generation_prompt": True, **self._variables, **variables})
+    def _is_too_complex(
+        self, source: str, variables: dict[str, Any], patience_s: float = PATIENCE_S
+    ) -> bool:
+        asked = {"add_generation_prompt": True, **self._variables, **variables}
+        error, _ = rendered(source, asked, patience_s)
         return error == TOO_COMPLEX
 
 

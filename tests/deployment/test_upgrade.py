@@ -1,0 +1,53 @@
+"""deploy/upgrade.sh, with a program in place of ``docker`` that keeps containers in a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.compose import ROOT
+
+_DOCKER = """#!/bin/sh
+cd "$(dirname "$0")"
+case "$*" in
+    "compose ps "*) cat running ;;
+    "compose up "*) for one in $STARTED; do echo "$one" >> running; done; exit "$STATUS" ;;
+    "stop "*) echo "$@" >> log ;;
+    "rm "*) echo "$@" >> log ;;
+esac
+"""
+
+
+def upgrade(folder: Path, running: str, started: str, status: int) -> tuple[int, list[str], str]:
+    """Run it for one service; return its status, what it stopped and removed, what it said."""
+    docker = folder / "docker"
+    docker.write_text(_DOCKER)
+    docker.chmod(0o755)
+    (folder / "log").touch()
+    (folder / "running").write_text("".join(f"{one}\n" for one in running.split()))
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "STARTED": started, "STATUS": str(status)}
+    command = ["sh", str(ROOT / "deploy" / "upgrade.sh"), "web"]
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    return done.returncode, (folder / "log").read_text().splitlines(), done.stderr
+
+
+def test_healthy_ones_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+    assert upgrade(tmp_path, "a b", "c d", 0)[:2] == (0, ["stop a b", "rm a b"])
+
+
+@pytest.mark.parametrize(("started", "log"), [("c d", ["rm --force c d"]), ("", [])])
+def test_the_old_ones_stay_when_the_new_ones_are_not_healthy(
+    started: str, log: list[str], tmp_path: Path
+) -> None:
+    status, did, said = upgrade(tmp_path, "a b", started, 1)
+    assert (status, did) == (1, log)
+    assert "the old ones run on" in said
+
+
+def test_a_service_that_does_not_run_is_an_error(tmp_path: Path) -> None:
+    status, did, said = upgrade(tmp_path, "", "", 0)
+    assert (status, did) == (1, [])
+    assert "none runs" in said

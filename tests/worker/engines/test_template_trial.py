@@ -1,0 +1,32 @@
+"""The trial of a chat template while its model is loaded: a busy host makes it slow, not wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
+from inference_site.domain.errors import GenerationFailed
+from inference_site.domain.model_spec import ModelSpec
+from worker.engines.chat import template
+from worker.engines.chat.template import ChatTemplate
+from worker.engines.limited_process import PATIENCE_S
+from worker.engines.llama_cpp.template_trial import TemplateTrial
+
+
+class StarvedProcess:
+    """Answers just after a request would have given up."""
+
+    def ask(self, *_: Any, patience_s: float = PATIENCE_S) -> list[str]:
+        if patience_s <= PATIENCE_S:
+            raise GenerationFailed
+        return ["", "[]"]
+
+
+def test_a_load_outlasts_a_process_that_gets_no_processor_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template, "_shared_process", StarvedProcess())
+    TemplateTrial(ModelSpec(id="m", engine="llama_cpp"), LlamaCppOptions(chat_template="chatml"))
+    assert ChatTemplate("x").stop_texts == ()

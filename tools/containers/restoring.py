@@ -1,0 +1,50 @@
+"""A backup of the running site, restored by docs/deployment.md on what looks like a new machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.containers.document import commands
+from tools.containers.stack import Stack, need
+from tools.containers.traffic import client, seconds_until_answered
+
+_SECTION = "Backup and restore"
+
+
+def is_restored_elsewhere(stack: Stack) -> str:
+    """What is stored is there in a project with volumes of its own; the first one stands still."""
+    body = {"model": "demo", "input": "Hello", "max_output_tokens": 8}
+    with client(stack) as http:
+        kept = http.post("/responses", json=body).json()
+    stack.shell(commands(_SECTION))
+    stack.compose("stop")
+    with _elsewhere(stack) as other:
+        started = time.monotonic()
+        other.shell(commands(_SECTION, 1))
+        with client(other) as http:
+            seconds_until_answered(http, time.monotonic())
+            found = http.get(f"/responses/{kept['id']}")
+        took = time.monotonic() - started
+        need(found.status_code == 200, found.text[:300])
+        need(found.json()["output"] == kept["output"], "the stored response is another")
+    return f"{took:.0f} s from nothing to the stored response"
+
+
+@contextmanager
+def _elsewhere(stack: Stack) -> Iterator[Stack]:
+    """Another machine's folder: the checkout, and what docs/deployment.md says to keep."""
+    folder = Path(tempfile.mkdtemp(prefix="containers-restored-"))
+    other = Stack(f"{stack.name}-restored", folder, stack.https_port + 2, stack.key)
+    try:
+        other.prepare()
+        shutil.copytree(stack.folder / "deploy/secrets", folder / "deploy/secrets")
+        for name in (".env", "site.dump"):
+            shutil.copy(stack.folder / name, folder)
+        yield other
+    finally:
+        other.remove()
