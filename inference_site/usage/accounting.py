@@ -14,7 +14,6 @@ from django.db import OperationalError, connection, transaction
 from psycopg.errors import LockNotAvailable
 
 from inference_site.accounts.rate_limits import Accounted
-from inference_site.storage.prepared import execute_prepared
 from inference_site.usage.histograms import bucket_sql
 
 _MAX_ROWS = 5_000
@@ -28,7 +27,7 @@ ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 
 _MARK = """
-UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s::bigint[])
+UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
 RETURNING project_id, api_key_id, created_at, reserved_tokens, input_tokens + output_tokens
 """
 
@@ -56,7 +55,7 @@ _ROLL_UP = f"""
 INSERT INTO usage_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
 SELECT period, {START}, project_id, api_key_id, model, {", ".join(SUMS.values())}
 FROM generations_generation, {PERIODS}
-WHERE id = ANY(%(ids)s::bigint[])
+WHERE id = ANY(%(ids)s)
 GROUP BY period, {START}, project_id, api_key_id, model
 ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
 SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
@@ -80,7 +79,7 @@ _ROLL_UP_LATENCY = f"""
 INSERT INTO usage_latencyrollup AS kept ({ROLLUP_KEY}, measure, bucket, count)
 SELECT period, {START}, project_id, api_key_id, model, measure, {BUCKET}, count(*)
 FROM generations_generation, {MEASURES}, {PERIODS}
-WHERE id = ANY(%(ids)s::bigint[]) AND value IS NOT NULL
+WHERE id = ANY(%(ids)s) AND value IS NOT NULL
 GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
 ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
 """  # noqa: S608
@@ -103,7 +102,7 @@ _LOCK_SPENDS = f"""
 SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
     SELECT budget.id, {SPEND_START}
     FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-    WHERE generation.id = ANY(%(ids)s::bigint[])
+    WHERE generation.id = ANY(%(ids)s)
 ) ORDER BY id FOR UPDATE
 """  # noqa: S608
 
@@ -111,7 +110,7 @@ _OPEN_SPENDS = f"""
 INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
 SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
 FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-WHERE generation.id = ANY(%(ids)s::bigint[])
+WHERE generation.id = ANY(%(ids)s)
 ON CONFLICT DO NOTHING
 """  # noqa: S608
 
@@ -122,7 +121,7 @@ FROM (
     SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
         coalesce(sum({RESERVED}) FILTER (WHERE {HAS_RESERVATION}), 0) AS held
     FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-    WHERE generation.id = ANY(%(ids)s::bigint[])
+    WHERE generation.id = ANY(%(ids)s)
     GROUP BY 1, 2
 ) used
 WHERE spend.budget_id = used.budget_id AND spend.start = used.start
@@ -167,5 +166,5 @@ def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
         if not ids["ids"]:
             return []
         for statement in _STEP:
-            done = execute_prepared(statement, ids)
-        return [Accounted(*row) for row in done.fetchall()]
+            cursor.execute(statement, ids)
+        return [Accounted(*row) for row in cursor.fetchall()]
