@@ -29,7 +29,7 @@ app = Celery("floor", broker=os.environ.get(BROKER), fixups=[])
 app.conf.update(task_ignore_result=True, worker_enable_remote_control=False)
 
 
-@app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery's stubs.
+@app.task(name=TASK)
 def nothing() -> None:
     """Do nothing."""
 

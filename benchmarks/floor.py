@@ -218,7 +218,7 @@ def main() -> None:
             processes = parts_of(platform, "web", "worker", "postgres", "redis")
             ours, bare = costs(request(platform), processes), bare_costs(upstream, platform)
     ratio = sum(ours.values()) / math.fsum(bare.values())
-    found = {"request": ours, "bare": bare, "ratio": round(ratio, 2)}
+    found = {"times": _TIMES, "request": ours, "bare": bare, "ratio": round(ratio, 2)}
     print(json.dumps(found, indent=1))
     if options.write:
         keep("floor", found)
