@@ -66,12 +66,7 @@ class Row:
 def processor_s(endpoint: Endpoint) -> dict[str, float]:
     """Return the processor seconds of each part of a target so far."""
     spent: dict[str, float] = {}
-    mark = str(endpoint.data_dir) if endpoint.data_dir else ""
-    family = {process.pid: process for process in descendants(endpoint.process.pid)}
-    family[endpoint.process.pid] = psutil.Process(endpoint.process.pid)
-    for process in marked(mark) if mark else ():
-        family |= {found.pid: found for found in (process, *descendants(process.pid))}
-    for process in family.values():
+    for process in processes_of(endpoint):
         try:
             times, part = process.cpu_times(), part_of(process)
         except psutil.Error:
@@ -81,6 +76,16 @@ def processor_s(endpoint: Endpoint) -> dict[str, float]:
             used += times.children_user + times.children_system
         spent[part] = spent.get(part, 0.0) + used
     return spent
+
+
+def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
+    """Return all processes of a target; a database server is no descendant of the others."""
+    mark = str(endpoint.data_dir) if endpoint.data_dir else ""
+    family = {process.pid: process for process in descendants(endpoint.process.pid)}
+    family[endpoint.process.pid] = psutil.Process(endpoint.process.pid)
+    for process in marked(mark) if mark else ():
+        family |= {found.pid: found for found in (process, *descendants(process.pid))}
+    return list(family.values())
 
 
 def settle(endpoint: Endpoint) -> None:

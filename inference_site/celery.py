@@ -8,8 +8,6 @@ from celery import Celery
 from celery.app.amqp import AMQP
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
-# A worker would import the whole site, with its pages; `manage.py web` runs the checks.
-os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 
 class _Broker(kombu.Connection):
@@ -25,6 +23,8 @@ class _Amqp(AMQP):
     Connection = _Broker
 
 
-app = Celery("inference_site", amqp=_Amqp)
+# Celery's fix-ups for Django would close every connection and cache around each task; see tasks.py.
+app = Celery("inference_site", amqp=_Amqp, fixups=[])
+app.set_default()
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks()
+app.autodiscover_tasks(["worker"])

@@ -8,6 +8,7 @@ from celery import shared_task
 from django.db import OperationalError
 
 from inference_site.generations.wake_ups import GENERATE_TASK
+from inference_site.storage.connections import lent_connection
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import LISTEN_TASK
 
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 def generate(model: str) -> None:
     """Run what waits for this model. With PostgreSQL down, maintenance wakes a worker later."""
     try:
-        current_runtime().serve(model)
+        with lent_connection():  # Hooks of the operator may have asked the database.
+            current_runtime().serve(model)
     except OperationalError as exc:
         logger.warning("cannot claim for %s: %s", model, exc)
 

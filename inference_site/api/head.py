@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
@@ -27,7 +27,7 @@ def look_at(scope: dict[str, Any]) -> Head:
     headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
     caller, is_fresh = _known(headers)
     project_id = None if caller is None else caller.project_id
-    view = _view(scope) if scope["method"] in _WITH_BODY else None
+    view = _view(scope["path"]) if scope["method"] in _WITH_BODY else None
     method = scope["method"].lower()
     if view is None or not hasattr(view, method) or not view.authentication_classes:
         return Head(project_id)
@@ -54,10 +54,11 @@ def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:
     return known_caller(secret)
 
 
-def _view(scope: dict[str, Any]) -> Any:
+@lru_cache(maxsize=256)
+def _view(path: str) -> Any:
     """Return the class of the view; None when there is none."""
     try:
-        return getattr(resolve(scope["path"].rstrip("/")).func, "cls", None)
+        return getattr(resolve(path.rstrip("/")).func, "cls", None)
     except Resolver404:
         return None
 

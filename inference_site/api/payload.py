@@ -75,8 +75,9 @@ class WireRequest(BaseModel):
 
     def _ignored(self) -> Iterator[str]:
         yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
-        for field in type(self).model_fields:
-            value = getattr(self, field)
+        for field, value in vars(self).items():
+            if value is None:  # Most are, and pydantic's instance checks are slow.
+                continue
             if isinstance(value, WireRequest):
                 yield from (f"{field}.{name}" for name in value._ignored())
             elif isinstance(value, list):

@@ -38,9 +38,14 @@ class Sampling:
 
     def over(self, defaults: Sampling) -> Sampling:
         """Return these settings, and the defaults for what is left out."""
+        if _NOTHING in (self, defaults):
+            return defaults if self == _NOTHING else self
         left_out = {
             name: value
             for name in self.__slots__
             if getattr(self, name) in (None, ()) and (value := getattr(defaults, name)) is not None
         }
         return replace(self, **left_out) if left_out else self
+
+
+_NOTHING = Sampling()

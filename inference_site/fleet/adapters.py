@@ -36,6 +36,8 @@ class Added:
 
     def to(self, spec: ModelSpec) -> ModelSpec:
         """Return the model with its adapters, and those that apply where a request names none."""
+        if not (self.files or spec.lora_adapters):
+            return spec
         folder = Path(settings.MODELS_DIR)
         files = {name: folder / file for (id_, name), file in self.files.items() if id_ == spec.id}
         adapters = {**spec.lora_adapters, **files}

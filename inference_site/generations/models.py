@@ -12,6 +12,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import connection, models, transaction
 from django.utils import timezone
+from psycopg.sql import Literal
 
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.prepared import execute_impatiently, execute_prepared
@@ -113,19 +114,29 @@ def _finish(columns: tuple[str, ...]) -> str:
     )
 
 
+_SET_LATER = (
+    *("status", "worker", "preferred_until", "alone_since", "attempt", "claimed_at"),
+    *("first_token_at", "finished_at", "finish_reason", "error_code", "is_accounted"),
+    *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
+    *("prefill_ms", "decode_ms", "cost"),
+)
+"""Columns that a new row has the defaults of."""
+
+
 @cache
-def _insert() -> str:
-    """Return the statement of ``Generation.insert``."""
-    columns = [str(field.column) for field in _inserted()]
-    values = ", ".join(f"%({column})s" for column in columns)
-    return (
-        f"INSERT INTO generations_generation ({', '.join(columns)}) "  # noqa: S608  # As above.
-        f"VALUES ({values}) RETURNING id"
+def _insert() -> tuple[str, list[str]]:
+    """Return the statement of ``Generation.insert``, and the columns whose values it is given."""
+    columns = {str(f.column): f for f in Generation._meta.concrete_fields if not f.primary_key}
+    given = [name for name in columns if name not in _SET_LATER]
+    values = {name: f"%({name})s" for name in given}
+    for name in _SET_LATER:
+        default = columns[name].get_db_prep_save(columns[name].get_default(), connection)
+        values[name] = Literal(default).as_string()
+    statement = (
+        f"INSERT INTO generations_generation ({', '.join(values)}) "  # noqa: S608  # As above.
+        f"VALUES ({', '.join(values.values())}) RETURNING id"
     )
-
-
-def _inserted() -> list[models.Field[Any, Any]]:
-    return [field for field in Generation._meta.concrete_fields if not field.primary_key]
+    return statement, given
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,15 +372,14 @@ class Generation(models.Model):
         return self.public_id
 
     def insert(self) -> None:
-        """Write a new row, like ``save(force_insert=True)`` but with a prepared statement."""
+        """Write a row of which nothing has begun, like ``save(force_insert=True)`` but with a
+        prepared statement."""
         if self.preferred_until is not None:  # An expression of the database's clock.
             self.save(force_insert=True)
             return
-        values = {
-            str(field.column): field.get_db_prep_save(getattr(self, field.attname), connection)
-            for field in _inserted()
-        }
-        row = execute_prepared(_insert(), values).fetchone()
+        statement, columns = _insert()
+        values = {column: getattr(self, column) for column in columns}
+        row = execute_prepared(statement, values).fetchone()
         assert row is not None
         (self.pk,) = row
         self._state.adding = False

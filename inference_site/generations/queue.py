@@ -95,7 +95,8 @@ def enqueue(
         place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
-        document = replace(document, traceparent=span.traceparent)
+        if span.traceparent:
+            document = replace(document, traceparent=span.traceparent)
         save_document(row.public_id, document, follower, opening, row.project_id)
         _commit(row, with_row, is_wanted, is_near_end=is_near_end)
         if not is_wanted():

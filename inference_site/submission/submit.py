@@ -143,11 +143,12 @@ def respond(
 
     With an ``answer`` the client gets that and does not wait for the generation.
     """
-    submission = replace(submission, idempotency_key=key_of_row(request))
-    if submission.idempotency_key and not submission.background:
-        # The same request may be sent again, and is then answered from this stream.
-        grace_s = max(submission.grace_s, GRACE_S)
-        submission = replace(submission, is_resumable=True, grace_s=grace_s)
+    if idempotency_key := key_of_row(request):
+        submission = replace(submission, idempotency_key=idempotency_key)
+        if not submission.background:
+            # The same request may be sent again, and is then answered from this stream.
+            grace_s = max(submission.grace_s, GRACE_S)
+            submission = replace(submission, is_resumable=True, grace_s=grace_s)
     follower = follow(submission) if answer is None else None
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
     outcome = outcome_of(request._request)

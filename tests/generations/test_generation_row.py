@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.models import TERMINAL, Claim, Generation, Status
+from inference_site.generations.models import TERMINAL, Claim, Generation, ServiceClass, Status
 from inference_site.storage.connections import lent_connection
 from tests.generations.rows import create_generation
 
@@ -51,6 +52,30 @@ def test_only_the_holder_of_the_claim_finishes(claim: Claim, other: dict[str, An
     assert not Generation.objects.finish(claim, Status.COMPLETED, output_tokens=7)
     row = finished(claim.public_id)
     assert (row.status, row.output_tokens) == (Status.RUNNING, 0)
+
+
+def test_a_row_that_is_inserted_has_what_it_was_made_with(api_key: Key) -> None:
+    made = Generation(
+        public_id="chatcmpl-1",
+        kind="chat.completion",
+        project_id=api_key[0].project_id,
+        api_key_id=api_key[0].pk,
+        model="m",
+        request_id="req_test",
+        service_class=ServiceClass.BACKGROUND,
+        streamed=True,
+        background=True,
+        end_user="somebody",
+        idempotency_key="k",
+        ignored_params=["a", "b"],
+        preferred_worker="w",
+        reserved_tokens=7,
+        reserved_cost=Decimal("0.25"),
+        created_at=START,
+    )
+    made.insert()
+    stored = Generation.objects.values().get(pk=made.pk)
+    assert stored == {name: getattr(made, name) for name in stored}
 
 
 def test_what_waits_cannot_be_finished(claim: Claim) -> None:
