@@ -12,7 +12,6 @@ from django.urls import Resolver404, ResolverMatch, resolve
 
 from inference_site.errors.api_errors import InvalidRequestError, PayloadTooLargeError
 
-
 _LONGEST_REMEMBERED = 100
 
 
