@@ -41,7 +41,7 @@ class Writer:
     def write(self) -> bool:
         """Store what has come; return False if it has to be tried again."""
         taken = self._source.take()
-        _log_counted(taken)
+        log_counted(taken)
         self._held = [*self._held, *taken][:_MOST_HELD]
         if not self._held:
             return True
@@ -67,7 +67,8 @@ class Writer:
             self._held = []
 
 
-def _log_counted(taken: Sequence[Refused]) -> None:
+def log_counted(taken: Sequence[Refused]) -> None:
+    """Log how many requests were only counted: those answered with a 503 have no line."""
     for one in taken:
         if one.count > 1:
             facts = {"status": one.status, "error_code": one.error_code, "project": one.project_id}
