@@ -95,8 +95,7 @@ class BodyRoom:
         line = self._lines.get(project_id, deque())
         if waiting in line:
             line.remove(waiting)
-        if project_id in self._lines and not line:
-            del self._lines[project_id]
+            self._let_in(project_id)  # The next may want less.
 
     def _fits(self, project_id: int | None, size: int) -> bool:
         most, own = settings.MAX_BODIES_BYTES, self._held[project_id]
