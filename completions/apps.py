@@ -5,6 +5,7 @@ class CompletionsConfig(AppConfig):
     """Chat completions and models, as OpenAI's API has them."""
 
     name = "completions"
+    verbose_name = "Chat completions"
     default_auto_field = "django.db.models.BigAutoField"
     kinds = (
         "chat.completion",

@@ -22,6 +22,7 @@ class StoredCompletion(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
+        verbose_name = "chat completion"
         indexes = [
             models.Index(fields=["project", "id"], name="stored_completion_list"),
             models.Index(fields=["project", "model", "id"], name="stored_completion_by_model"),

@@ -57,7 +57,7 @@ class AuditAdmin(KeysetAdmin):
     list_filter = (ActionFilter, "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
-    search_help_text = "Search by the primary key of the changed object"
+    search_help_text = "Search by the number of the changed object"
 
     @admin.display(description="time (UTC)")
     def time(self, entry: LogEntry) -> str:

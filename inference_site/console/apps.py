@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.contrib.admin.apps import SimpleAdminConfig
 from django.contrib.admin.checks import check_admin_app, check_dependencies
 from django.core import checks
@@ -14,6 +14,24 @@ class ConsoleConfig(AppConfig):
     """Pages, templates and static files of the console."""
 
     name = "inference_site.console"
+
+    def ready(self) -> None:
+        """Call what others have made by the words of the menu.
+
+        Their migrations do not notice: these read the options as they were given.
+        """
+        from axes.models import AccessFailureLog
+        from django.contrib.admin.models import LogEntry
+        from django.contrib.auth.models import Group
+
+        for app in ("auth", "admin", "axes"):
+            apps.get_app_config(app).verbose_name = "Access"
+        for model, one, many in (
+            (Group, "role", "roles"),
+            (LogEntry, "entry of the audit log", "audit log"),
+            (AccessFailureLog, "failed login", "failed logins"),
+        ):
+            model._meta.verbose_name, model._meta.verbose_name_plural = one, many
 
 
 class SiteAdminConfig(SimpleAdminConfig):

@@ -56,7 +56,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("settings/", own(settings_page), name="settings"),
             path(
                 "requests/",
-                own(self._page("Requests", requests_context, "requests")),
+                own(self._page("Request log", requests_context, "requests")),
                 name="requests",
             ),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),

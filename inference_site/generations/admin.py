@@ -116,7 +116,7 @@ class GenerationAdmin(KeysetAdmin):
         context = dict(extra_context or {})
         if may_see_content(request) and object_id.isdecimal():
             ids = Generation.objects.filter(pk=object_id).values("public_id")
-            kept = KeptContent.objects.filter(public_id__in=ids).first()
+            kept = KeptContent.objects.shown().filter(public_id__in=ids).first()
             context["bubbles"] = [] if kept is None else _bubbles(kept)
         return super().change_view(request, object_id, form_url, context)
 
@@ -166,10 +166,11 @@ class GenerationAdmin(KeysetAdmin):
                 rows = apps.get_model(*page)._default_manager
                 found = rows.filter(public_id=generation.public_id).values_list("pk").first()
                 if found is None:
-                    return "not stored"
+                    break
                 address = reverse(f"admin:{'_'.join(page)}_change", args=found)
                 return format_html('<a class="link" href="{}">Prompt and answer</a>', address)
-        return "not stored"
+        kept = KeptContent.objects.shown().filter(public_id=generation.public_id)
+        return "not stored; kept for debugging, below" if kept.exists() else "not stored"
 
     @admin.display(description="API key")
     def api_key_page(self, generation: Generation) -> SafeString:

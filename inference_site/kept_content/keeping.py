@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 
-from django.db import DatabaseError
+import django.db
 
 from inference_site.domain.deltas import Delta, TextDelta, ToolCallDelta
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content.models import KeptContent
 from inference_site.site_settings.current import site_settings
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.content_field import storable
 
 logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 20_000
 """Of a prompt and of an answer."""
+MOST_TURNS = 200
+"""Of a prompt: turns without text would have no bound."""
 
 
 class Keeper:
@@ -45,15 +48,21 @@ class Keeper:
             self._room -= len(text)
 
     def save(self) -> None:
-        """Store it. Never raises."""
+        """Store it, if it is still asked for. Never raises, and waits for no lock for long."""
         answer = _clean("".join(self._answer))
         try:
             with lent_connection():
-                KeptContent.objects.update_or_create(
-                    public_id=self._public_id, defaults={"prompt": self._prompt, "answer": answer}
-                )
-        except DatabaseError as exc:
+                if not site_settings().debug_content_hours:
+                    return
+                self._write(answer)
+        except django.db.Error as exc:
             logger.warning("generation %s: its content is not kept: %s", self._public_id, exc)
+
+    def _write(self, answer: str) -> None:
+        with impatient_transaction():
+            KeptContent.objects.update_or_create(
+                public_id=self._public_id, defaults={"prompt": self._prompt, "answer": answer}
+            )
 
 
 def keeper_for(public_id: str, request: GenerationRequest) -> Keeper | None:
@@ -66,7 +75,7 @@ def keeper_for(public_id: str, request: GenerationRequest) -> Keeper | None:
 def _prompt(request: GenerationRequest) -> list[dict[str, str]]:
     """Return the latest turns that fit; the first of them may be cut."""
     room, turns = MOST_CHARACTERS, []
-    for role, text in _turns(request):
+    for role, text in islice(_turns(request), MOST_TURNS):
         turns.append({"role": role, "content": _clean(text[-room:])})
         room -= len(text)
         if room <= 0:

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 from django.db import models
 from django.utils import timezone
+
+from inference_site.site_settings.current import site_settings
+
+
+def kept_since() -> dt.datetime:
+    """Return the moment from which on content is kept; what is older is to be deleted."""
+    hours = site_settings().debug_content_hours or 0
+    return timezone.now() - dt.timedelta(hours=hours)
+
+
+class KeptContentQuerySet(models.QuerySet["KeptContent"]):
+    """Kept content, of which much may not have been deleted yet."""
+
+    def shown(self) -> KeptContentQuerySet:
+        """Return what may be shown: nothing that is to be deleted."""
+        return self.filter(created_at__gt=kept_since())
 
 
 class KeptContent(models.Model):
@@ -16,6 +34,8 @@ class KeptContent(models.Model):
     prompt = models.JSONField(default=list)
     answer = models.TextField(blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
+
+    objects = KeptContentQuerySet.as_manager()
 
     def __str__(self) -> str:
         return self.public_id

@@ -65,6 +65,10 @@ class Child:
         if not self._promote_spare():
             self._process = self._started(self.program.command, subprocess.DEVNULL)
 
+    def stand_by(self) -> None:
+        """Have a spare import everything; ``start`` then makes it the process."""
+        self._spare = self._started([*self.program.command, OPTION], subprocess.PIPE)
+
     def _promote_spare(self) -> bool:
         """Have the spare take over, if there is one that lives; return whether there is."""
         if not self._has_spare:
@@ -99,7 +103,7 @@ class Child:
         has_settled = self.pid is not None and now - self._started_at > _SPARE_AFTER_S
         if self.program.has_spare and has_settled and not self._has_spare:
             self._end_spare()
-            self._spare = self._started([*self.program.command, OPTION], subprocess.PIPE)
+            self.stand_by()
 
     def restart_if_dead(self, now: float) -> None:
         """Report a dead process, and restart it when its delay is over."""

@@ -97,7 +97,7 @@ class Stack:
         return self.env.get("DATABASE_URL") or environment.text("DATABASE_URL")
 
     def start_processes(self) -> None:
-        """Start web, worker and beat, which wait until the database is migrated."""
+        """Start worker and beat, which wait until the database is migrated; have web stand by."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
         wait = "--wait-for-migrations"
         self._children = [
@@ -106,8 +106,14 @@ class Stack:
             # The worker has the port.
             self._child("beat", [*manage, "beat", wait], METRICS_PORT=""),
         ]
-        for child in self._children:
+        web, *others = self._children
+        web.stand_by()
+        for child in others:
             child.start()
+
+    def open_web(self) -> None:
+        """Have the web process answer: the first key and the first user are there."""
+        self._children[0].start()
 
     def _web(self, command: list[str]) -> Child:
         """Return the web process, which inherits the socket: it outlives a restart."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from responses_api.admin.listed import status_of, with_run
 from responses_api.admin.turns import chain
 from responses_api.models import StoredResponse
 
@@ -18,6 +20,7 @@ class Node:
     is_current: bool = False
     children: list[Node] = field(default_factory=list)
     more: bool = False
+    status: str = ""
 
 
 def tree(response: StoredResponse) -> Node:
@@ -32,7 +35,21 @@ def tree(response: StoredResponse) -> Node:
         _fill([here], current)
     _fill([current])
     _fill(current.children)
+    _tell_statuses(list(_nodes(root)))
     return root
+
+
+def _nodes(root: Node) -> Iterator[Node]:
+    yield root
+    for child in root.children:
+        yield from _nodes(child)
+
+
+def _tell_statuses(nodes: list[Node]) -> None:
+    rows = with_run(StoredResponse.objects.filter(pk__in=[node.response.pk for node in nodes]))
+    runs = dict(rows.values_list("pk", "run"))
+    for node in nodes:
+        node.status = status_of(node.response, runs.get(node.response.pk))
 
 
 def _fill(parents: list[Node], known: Node | None = None) -> None:

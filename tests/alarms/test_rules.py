@@ -196,6 +196,15 @@ def test_the_home_page_says_what_fires_in_red_and_that_nothing_does(
     assert "1 request for &lt;b&gt; has waited" in page
 
 
+def test_a_budget_that_has_passed_two_rules_is_told_once(admin: Client) -> None:
+    for bound in (80, 100):
+        rule, _ = Rule.objects.get_or_create(kind=Kind.BUDGET, bound=bound)
+        Alarm.objects.create(rule=rule, subject="shop", text="Shop: 105 % is spent.")
+    page = admin.get("/admin/").content.decode()
+    assert "1 alarm firing" in page
+    assert page.count("Shop: 105 % is spent.") == 1
+
+
 def test_a_recipient_has_an_address_of_its_kind(admin: Client) -> None:
     form = {"is_enabled": "on", "secret": "whsec_YQ=="}
     for way, address in (("email", "https://x.org"), ("webhook", "ops@x.org"), ("webhook", "a b")):

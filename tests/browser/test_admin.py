@@ -281,7 +281,8 @@ def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
 ) -> None:
     def ask() -> bool:
         message = script({"text": "It is kept for an hour."})
-        asked = [{"role": "user", "content": message}]
+        odd = "odd: \0, \u202e, \N{FAMILY}"
+        asked = [{"role": "system", "content": odd}, {"role": "user", "content": message}]
         client.chat.completions.create(model="scripted", messages=asked)  # type: ignore[arg-type]
         client.responses.create(model="scripted", input=message, store=False)
         return bool(stack.sql("SELECT count(*) FROM kept_content_keptcontent")[0][0] > 1)
@@ -298,6 +299,12 @@ def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
     kept = page.get_by_role("region", name="Content")
     expect(kept.get_by_text("It is kept for an hour.", exact=True)).to_be_visible()
     stack.sql("UPDATE site_settings_sitesettings SET debug_content_hours = NULL")
+
+    def is_shown() -> bool:
+        page.reload()
+        return kept.get_by_text("It is kept for an hour.", exact=True).is_visible()
+
+    wait_until(lambda: not is_shown(), 60, "it is not shown any more, though not deleted yet")
 
 
 def test_the_queue_moves_up_and_stops_what_waits(

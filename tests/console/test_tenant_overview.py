@@ -43,6 +43,7 @@ def test_the_pages_of_a_key_and_its_project_show_what_is_used(admin: Client, bus
     text = admin.get(f"/admin/accounts/apikey/{busy.pk}/change/").content.decode()
     assert "1</strong> of 4 (25 %)" in text
     assert "Requests in this minute: <strong>0</strong> of 50 (0 %)" in text
+    assert f"/admin/requests/?status=refused&amp;key={busy.pk}" in text
     assert "Recent errors" not in admin.get("/admin/accounts/apikey/add/").content.decode()
 
 

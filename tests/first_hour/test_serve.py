@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +37,14 @@ def test_the_end_of_a_start_is_one_block(stack: ServedStack) -> None:
     assert all(part in block for part in shown), block
     assert '"model": "tiny.q4_k_m"' in block
     assert "\033" not in block, "there is colour only on a terminal"
+
+
+def test_the_site_answers_only_when_the_first_key_is_there(stack: ServedStack) -> None:
+    log = (stack.data_dir / "log" / "web.log").read_text()
+    found = re.search(r"^(\S+ \S+) INFO daphne.cli: Starting server", log, re.MULTILINE)
+    assert found, log
+    answers_from = dt.datetime.fromisoformat(found[1]).replace(tzinfo=dt.UTC).timestamp()
+    assert (stack.data_dir / "api_key").stat().st_mtime < answers_from
 
 
 def test_a_file_that_is_put_into_the_folder_is_served_without_a_restart(

@@ -18,7 +18,9 @@ from tests.ports import free_port
 
 @pytest.fixture(autouse=True)
 def _roles(db: None) -> Iterator[None]:
-    import_module("inference_site.people.migrations.0002_roles").create(apps, None)
+    migrations = "inference_site.people.migrations"
+    import_module(f"{migrations}.0002_roles").create(apps, None)
+    import_module(f"{migrations}.0003_rights_of_presets").give(apps, None)
     _forget_tries()
     yield
     _forget_tries()

@@ -142,6 +142,7 @@ def test_a_response_that_has_not_ended_has_the_status_of_its_generation(
     assert listed(admin, status="in_progress") == [running.pk]
     text = page(admin, running)
     assert badges(text)[0] == "in_progress"
+    assert '<span class="tree-status">in progress</span>' in text
     assert "still waiting" not in text
     assert "still waiting" in page(admin, waiting)
 

@@ -341,10 +341,10 @@ class Run:
             self._assembler = None
             held = self._committed(status, ending)
         self._account(status, ending, held)
-        if held and self._keeper is not None:
-            self._keeper.save()
         if held:
             self._stream.close(ending)
+            if self._keeper is not None:  # The client does not wait for it.
+                self._keeper.save()
         else:  # Who took it ends its stream.
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             self._stream.release()

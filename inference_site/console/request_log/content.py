@@ -56,8 +56,9 @@ def _kept(public_ids: Sequence[str]) -> dict[str, Content]:
     """Return what is kept for debugging; the page of the generation has more of it."""
     length = PREVIEW_LENGTH + 1
     asked, answered = Left(KT("prompt__-1__content"), length), Left("answer", length)
-    rows = KeptContent.objects.filter(public_id__in=public_ids).annotate(asked=asked)
-    texts = rows.annotate(answered=answered).values_list("public_id", "asked", "answered")
+    rows = KeptContent.objects.shown().filter(public_id__in=public_ids)
+    rows = rows.annotate(asked=asked, answered=answered)
+    texts = rows.values_list("public_id", "asked", "answered")
     return {id_: Content(preview(asked), preview(answered), "") for id_, asked, answered in texts}
 
 

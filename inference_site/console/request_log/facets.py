@@ -12,7 +12,7 @@ from inference_site.console.request_log.choice import Choice
 from inference_site.console.request_log.rows import Entry
 from inference_site.generations.models import Generation
 
-_MOST = 8
+_MOST = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import redis.exceptions
 from django import template
 from django.db.models import QuerySet, Sum
+from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
@@ -53,7 +54,12 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
         "may_see_errors": user.has_perm("generations.view_generation"),
         "errors": latest_errors(generations),
         "latest": f"{LATEST:,}",
+        "refused": f"{reverse('admin:requests')}?status=refused&{_chosen(tenant)}",
     }
+
+
+def _chosen(tenant: ApiKey | Project) -> str:
+    return f"{'key' if isinstance(tenant, ApiKey) else 'project'}={tenant.pk}"
 
 
 def _its(tenant: ApiKey | Project) -> dict[str, int]:

@@ -78,11 +78,16 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def firing(request: HttpRequest) -> dict[str, Any]:
-    """Return the alarms that are firing, for those who may see them."""
+    """Return the alarms that are firing, for those who may see them.
+
+    A budget that is spent has an alarm of each rule that it has passed: it is told once.
+    """
     if not request.user.has_perm("alarms.view_alarm"):
         return {}
     alarms = Alarm.objects.filter(resolved_at=None)
-    return {"may_see_alarms": True, "alarms": alarms[:_MOST_ALARMS], "firing": alarms.count()}
+    told = list({alarm.text: alarm for alarm in alarms[:_MOST_ALARMS]}.values())
+    texts = alarms.order_by().values("text").distinct().count()
+    return {"may_see_alarms": True, "alarms": told, "firing": texts}
 
 
 def usage_csv(request: HttpRequest) -> HttpResponse:
