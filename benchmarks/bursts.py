@@ -1,7 +1,7 @@
 """What many requests at one moment cost each other: ``python -m benchmarks.bursts``.
 
 Each burst comes over connections that are opened in one moment, to a stack of its own. Times are
-from the opening of the connection; those of a client that is late itself count, too, because it
+from the opening of the connection. The client is a process with an account of its own, but it
 shares the processors with the stack.
 """
 
@@ -9,22 +9,23 @@ import argparse
 import asyncio
 import json
 import os
-import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 import django
+import psutil
 import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
+from benchmarks.gateway import processor_s
 from benchmarks.load import Address, percentile
 from benchmarks.open_streams import allow_files
-from benchmarks.processes import end_on_sigterm
+from benchmarks.processes import end_on_sigterm, free_port, running
 from benchmarks.targets import Endpoint, platform_with
+from benchmarks.volley import Sender, Volley, ask, spread
 from benchmarks.waiters import key_of_another_project
 
 _SLOW = json.dumps([{"repeat": 10_000, "steps": [{"text": "Once "}, {"sleep_ms": 1000}]}])
@@ -55,68 +56,6 @@ WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'runni
 """
 _WAITING = "SELECT count(*) FROM generations_generation WHERE model = 'few' AND status = 'queued'"
 _PATIENCE_S = 240.0
-_CODE = re.compile(rb'"code": ?"(\w+)"')
-
-
-class Caller(asyncio.Protocol):
-    """One request over a connection of its own; ``answered`` is done at the first byte."""
-
-    def __init__(self) -> None:
-        self.began_at, self.first_byte_s, self.head = time.perf_counter(), 0.0, b""
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport | None = None
-
-    def data_received(self, data: bytes) -> None:
-        if len(self.head) < 2000:
-            self.head += data
-        if not self.answered.done():
-            self.first_byte_s = time.perf_counter() - self.began_at
-            self.answered.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        for future in (self.answered, self.ended):
-            if not future.done():
-                future.set_result(None)
-
-    @property
-    def outcome(self) -> str:
-        """The status with the code of its error, ``reset`` or ``silent``."""
-        if not self.first_byte_s:
-            return "reset" if self.answered.done() else "silent"
-        status = self.head[9:12].decode()
-        found = _CODE.search(self.head) if status != "200" else None
-        return f"{status} {found[1].decode()}" if found else status
-
-
-@dataclass
-class Burst:
-    """The callers of one burst, and what became of them."""
-
-    callers: list[Caller] = field(default_factory=list)
-    refused: int = 0
-
-    def figures(self) -> dict[str, dict[str, float]]:
-        """Return for each outcome how many there were, and when their first byte came (s)."""
-        found = {}
-        for outcome, count in Counter(caller.outcome for caller in self.callers).items():
-            times = sorted(c.first_byte_s for c in self.callers if c.outcome == outcome)
-            found[outcome] = {
-                "count": count,
-                "p50_s": round(percentile(times, 50), 2),
-                "p99_s": round(percentile(times, 99), 2),
-                "max_s": round(times[-1], 2),
-            }
-        if self.refused:
-            found["connection refused"] = {"count": self.refused}
-        return found
-
-    def leave(self) -> None:
-        """Close all connections in one moment."""
-        for caller in self.callers:
-            if caller.transport is not None:
-                caller.transport.abort()
 
 
 def request(endpoint: Endpoint, key: str, path: str, body: object = None) -> bytes:
@@ -137,74 +76,101 @@ def chat(model: str, script: str, *, stream: bool) -> dict[str, object]:
     return {"model": model, "messages": messages, "stream": stream}
 
 
-async def send(endpoint: Endpoint, sent: bytes, times: int, timeout_s: float) -> Burst:
-    """Send a request so many times at once; return when all have a first byte, or timed out."""
-    address, burst = Address.of(endpoint.url), Burst()
-    loop = asyncio.get_running_loop()
+def address_of(endpoint: Endpoint) -> tuple[str, int]:
+    address = Address.of(endpoint.url)
+    return address.host, address.port
 
-    async def call() -> None:
-        caller = Caller()
-        try:
-            made = await loop.create_connection(lambda: caller, address.host, address.port)
-        except OSError:
-            burst.refused += 1
-            return
-        burst.callers.append(caller)
-        caller.transport = made[0]
-        caller.transport.write(sent)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(caller.answered), timeout_s)
 
-    await asyncio.gather(*(call() for _ in range(times)))
-    return burst
+def sender(endpoint: Endpoint, sent: bytes, times: int, timeout_s: float = _PATIENCE_S) -> Sender:
+    """Begin to send a request so many times at once."""
+    return Sender(address_of(endpoint), sent, times, timeout_s)
+
+
+async def send(endpoint: Endpoint, sent: bytes, times: int) -> Volley:
+    """Send a request so many times at once; return when all have a first byte, and leave."""
+    sending = sender(endpoint, sent, times)
+    volley = await asyncio.to_thread(sending.wait)
+    sending.leave()
+    return volley
 
 
 async def seconds_of(endpoint: Endpoint, key: str, model: str = "wide") -> float:
     """Return how long a short chat takes."""
     asked = request(endpoint, key, "chat/completions", chat(model, '[{"text":"ok"}]', stream=False))
-    one = await send(endpoint, asked, 1, _PATIENCE_S)
-    if not one.callers or one.callers[0].outcome != "200":
-        return float("nan")
-    return one.callers[0].first_byte_s
+    one = await asyncio.to_thread(ask, address_of(endpoint), asked, _PATIENCE_S)
+    return one.first_byte_s if one.outcome == "200" else float("nan")
 
 
 async def connects(endpoint: Endpoint, other: str) -> dict[str, object]:
     """1,500 connections at once, each with a request for the list of models."""
     del other
-    burst = await send(endpoint, request(endpoint, endpoint.key, "models"), 1500, _PATIENCE_S)
-    return {"answers": burst.figures()}
+    volley = await send(endpoint, request(endpoint, endpoint.key, "models"), 1500)
+    return {"answers": volley.figures()}
 
 
 async def more_than_fit(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """5,000 streams at once, for 64 slots and a queue of 2,000; and somebody else's requests."""
+    """5,000 streams at once, for 64 slots and a queue of 2,000; and somebody else's requests.
+
+    The floor is what the same requests find at Daphne with nothing but a 503.
+    """
     asked = chat("narrow", _SLOW, stream=True)
     sent = request(endpoint, endpoint.key, "chat/completions", asked)
-    sending = asyncio.create_task(send(endpoint, sent, 5000, _PATIENCE_S))
-    took = []
-    while not sending.done():
-        await asyncio.sleep(0.5)
+    floor = await refusals_of_bare_server(sent, 5000)
+    before = processor_s(endpoint)["web"]
+    sending = sender(endpoint, sent, 5000)
+    waiting, took = asyncio.create_task(asyncio.to_thread(sending.wait)), list[float]()
+    while not waiting.done():
         took.append(await seconds_of(endpoint, other))
-    burst = await sending
-    again = await send(endpoint, sent, 200, 30)
-    bystander = {"requests": len(took), "max_s": round(max(took), 2)}
-    found = {"answers": burst.figures(), "200 more": again.figures(), "another project": bystander}
-    again.leave()
-    return found | await left(endpoint, burst, other)
+        await asyncio.sleep(0.1)
+    volley = await waiting
+    web_s = processor_s(endpoint)["web"] - before
+    late = sender(endpoint, sent, 200, 30)
+    again = await asyncio.to_thread(late.wait)
+    late.leave()
+    refused = spread([s for outcome, s in volley.answers if outcome.startswith("503")])
+    found: dict[str, object] = {
+        "answers": volley.figures(),
+        "refused": refused,
+        "floor": floor,
+        "refused to the floor": round(refused["p50_s"] / floor["p50_s"], 2),
+        "another project": spread(took),
+        "processor s": {"web": round(web_s, 2), "client": round(volley.client_cpu_s, 2)},
+        "200 more": again.figures(),
+    }
+    return found | await left(endpoint, [sending], other)
+
+
+async def refusals_of_bare_server(sent: bytes, times: int) -> dict[str, float]:
+    """Return how soon a server that decides nothing has refused so many requests at once."""
+    address = ("127.0.0.1", free_port())
+    command = [sys.executable, "-m", "benchmarks.bare_server", str(address[1])]
+    with running("bare_server", command, {}) as process:
+        while not ask(address, sent, 1).first_byte_s:
+            await asyncio.sleep(0.1)
+        server = psutil.Process(process.pid)
+        before = sum(server.cpu_times()[:2])
+        sending = Sender(address, sent, times, _PATIENCE_S)
+        volley = await asyncio.to_thread(sending.wait)
+        sending.leave()
+        used_s = sum(server.cpu_times()[:2]) - before
+    return spread([s for _, s in volley.answers]) | {"processor_s": round(used_s, 2)}
 
 
 async def leaving(endpoint: Endpoint, other: str) -> dict[str, object]:
     """1,000 streams that run leave at once."""
     asked = chat("wide", _SLOW, stream=True)
     sent = request(endpoint, endpoint.key, "chat/completions", asked)
-    burst = Burst()
+    senders, counts = list[Sender](), Counter[str]()
     for _ in range(10):
-        burst.callers += (await send(endpoint, sent, 100, _PATIENCE_S)).callers
-    return {"answers": burst.figures()} | await left(endpoint, burst, other)
+        senders.append(sender(endpoint, sent, 100))
+        counts += (await asyncio.to_thread(senders[-1].wait)).counts()
+    return {"answers": dict(counts)} | await left(endpoint, senders, other)
 
 
-async def left(endpoint: Endpoint, burst: Burst, other: str) -> dict[str, object]:
+async def left(endpoint: Endpoint, senders: Sequence[Sender], other: str) -> dict[str, object]:
     """Close all connections; return how long that kept others, and what was left of it."""
-    burst.leave()
+    for sending in senders:
+        sending.leave()
     began = time.perf_counter()
     next_s = await seconds_of(endpoint, other, "wide")
     with psycopg.connect(endpoint.database_url, autocommit=True) as database:
@@ -242,7 +208,7 @@ async def own_flood(endpoint: Endpoint, other: str) -> dict[str, object]:
     """300 short requests of one project at once; then its next one, and one of another."""
     asked = chat("wide", '[{"text":"ok"}]', stream=False)
     sent = request(endpoint, endpoint.key, "chat/completions", asked)
-    flood = asyncio.create_task(send(endpoint, sent, 300, _PATIENCE_S))
+    flood = asyncio.create_task(send(endpoint, sent, 300))
     await asyncio.sleep(0.3)
     took = await asyncio.gather(seconds_of(endpoint, endpoint.key), seconds_of(endpoint, other))
     answers = (await flood).figures()
@@ -257,8 +223,8 @@ async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
     """500 requests of one project wait for 4 slots; then one of another comes."""
     for _ in range(10):
         asked = request(endpoint, endpoint.key, "responses", _BRIEF)
-        await send(endpoint, asked, 50, _PATIENCE_S)
-    await send(endpoint, request(endpoint, other, "responses", _BRIEF), 1, _PATIENCE_S)
+        await send(endpoint, asked, 50)
+    await send(endpoint, request(endpoint, other, "responses", _BRIEF), 1)
     with psycopg.connect(endpoint.database_url, autocommit=True) as database:
         while (found := database.execute(_BEFORE).fetchone()) is None:
             await asyncio.sleep(0.1)
@@ -269,13 +235,12 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
     """4,990 wait, 5,000 may: 200 come at once. What a claim takes then, and when all expire."""
     del other
     held = chat("few", _SLOW, stream=True)
-    running = await send(
-        endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4, _PATIENCE_S
-    )
+    holding = sender(endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4)
+    await asyncio.to_thread(holding.wait)
     with psycopg.connect(endpoint.database_url, autocommit=True) as database:
         database.execute(_FILL, {"rows": 4990, "class": 0})
         came = request(endpoint, endpoint.key, "responses", _BRIEF)
-        burst = await send(endpoint, came, 200, _PATIENCE_S)
+        volley = await send(endpoint, came, 200)
         waiting = database.execute(_WAITING).fetchone()
         claims = sorted(claim_ms(database) for _ in range(200))
         database.execute("UPDATE generations_generation SET created_at = now() - interval '1 hour'")
@@ -283,9 +248,9 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
         while going_on(database) > 4 + 10 and time.perf_counter() - began < _PATIENCE_S:
             await asyncio.sleep(0.5)
         expired_s = time.perf_counter() - began
-    running.leave()
+    holding.leave()
     assert waiting is not None
-    found: dict[str, object] = {"answers": burst.figures(), "waiting": waiting[0]}
+    found: dict[str, object] = {"answers": volley.figures(), "waiting": waiting[0]}
     claim = {"p50": round(percentile(claims, 50), 2), "p99": round(percentile(claims, 99), 2)}
     return found | {"claim ms": claim, "4,990 expired within s": round(expired_s, 1)}
 

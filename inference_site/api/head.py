@@ -7,13 +7,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
-from django.urls import Resolver404, resolve
 from rest_framework.utils.mediatypes import media_type_matches
 
 from inference_site.accounts.keys import given_secret, known_caller
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
-from inference_site.gateway.head import Head, length_of_body
+from inference_site.gateway.head import Head, length_of_body, resolved
 from inference_site.storage.connections import lent_connection
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -27,7 +26,7 @@ def look_at(scope: dict[str, Any]) -> Head:
     headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
     caller, is_fresh = _known(headers)
     project_id = None if caller is None else caller.project_id
-    view = _view(scope["path"]) if scope["method"] in _WITH_BODY else None
+    view = _view(scope) if scope["method"] in _WITH_BODY else None
     method = scope["method"].lower()
     if view is None or not hasattr(view, method) or not view.authentication_classes:
         return Head(project_id)
@@ -36,9 +35,7 @@ def look_at(scope: dict[str, Any]) -> Head:
         given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
     if length_of_body(scope) == 0:
         return Head(project_id)
-    content_type = headers.get(b"content-type", "")
-    accepted = (parser.media_type for parser in view.parser_classes)
-    if not any(media_type_matches(accepts, content_type) for accepts in accepted):
+    if not _takes(view, headers.get(b"content-type", "").partition(";")[0]):
         raise UnsupportedMediaError
     is_known = has_key and is_fresh
     check = None if is_known else partial(_authenticate, scope, view)
@@ -54,13 +51,17 @@ def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:
     return known_caller(secret)
 
 
-@lru_cache(maxsize=256)
-def _view(path: str) -> Any:
+def _view(scope: dict[str, Any]) -> Any:
     """Return the class of the view; None when there is none."""
-    try:
-        return getattr(resolve(path.rstrip("/")).func, "cls", None)
-    except Resolver404:
-        return None
+    match = resolved(scope["path"].rstrip("/"))
+    return None if match is None else getattr(match.func, "cls", None)
+
+
+@lru_cache(256)
+def _takes(view: Any, content_type: str) -> bool:
+    """Return whether a view has a parser for bodies of this type."""
+    accepted = (parser.media_type for parser in view.parser_classes)
+    return any(media_type_matches(accepts, content_type) for accepts in accepted)
 
 
 def _authenticate(scope: dict[str, Any], view: Any) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
-from django.urls import Resolver404, resolve
 from prometheus_client import Counter, Gauge, Histogram
 
 from inference_site.accounts.keys import digest_of, given_secret
 from inference_site.errors.api_errors import AuthenticationError
+from inference_site.gateway.head import resolved
 from inference_site.observability.log_context import Facts, logged_with
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
@@ -31,7 +32,9 @@ Application = Callable[[Scope, Any, Send], Awaitable[None]]
 SCOPE_KEY = "inference_site.access"
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _QUIET = ("/health", "/metrics", "/static/")
-"""Requested every few seconds, or with every page: logged at ``DEBUG``."""
+"""Requested every few seconds, or with every page: logged at ``DEBUG``. So are refusals with a 503
+that the request log only counts: a line takes longer than the rest of the refusal, and thousands
+come at once. ``request_log.writer`` logs how many they are."""
 _LOGGED = ("/v1", "/api/")
 _CUT_OFF = 499
 """The client left before its answer had come to an end, or the server stopped."""
@@ -79,15 +82,18 @@ class Access:
         duration_s = time.monotonic() - self._began
         method, path = self._scope["method"], self._scope["path"]
         status = self._status if self._is_complete else _CUT_OFF
+        is_quiet = path.startswith(_QUIET)
         if self._status >= 400 and "error_code" in self.facts and path.startswith(_LOGGED):
-            refusals.add(_refused(self._scope, self._status, self.facts, duration_s))
+            is_kept = refusals.add(_refused(self._scope, self._status, self.facts, duration_s))
+            is_quiet |= not is_kept and self._status == HTTPStatus.SERVICE_UNAVAILABLE
         route = self.facts.pop("route", None) or _route(path)
         _REQUESTS.labels(method if method in _METHODS else "other", route, status).inc()
         _DURATION.labels(route).observe(duration_s)
-        answered = {"method": method, "path": _one_line(path), "status": status}
-        facts = {**self.facts, **answered, "duration_ms": round(duration_s * 1000, 1)}
-        level = logging.DEBUG if path.startswith(_QUIET) else logging.INFO
-        logger.log(level, "answered", extra=facts)
+        level = logging.DEBUG if is_quiet else logging.INFO
+        if logger.isEnabledFor(level):
+            answered = {"method": method, "path": _one_line(path), "status": status}
+            facts = {**self.facts, **answered, "duration_ms": round(duration_s * 1000, 1)}
+            logger.log(level, "answered", extra=facts)
         self.span.set(http__route=route, http__response__status_code=status, **self.facts)
         self.span.end(str(status) if status >= 500 else "")
 
@@ -124,10 +130,10 @@ def _span(scope: Scope) -> Span:
 
 def _route(path: str) -> str:
     """Return the pattern of a path: ids must not become labels."""
-    try:
-        return str(resolve(path.rstrip("/") if path.startswith("/v1") else path).route)
-    except Resolver404:
+    match = resolved(path.rstrip("/") if path.startswith("/v1") else path)
+    if match is None:
         return "static" if path.startswith("/static/") else "unknown"
+    return str(match.route)
 
 
 def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:

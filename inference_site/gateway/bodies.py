@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,7 +32,7 @@ class BodyRoom:
 
     def __init__(self) -> None:
         self._held: Counter[int | None] = Counter()
-        self._waiting: dict[asyncio.Future[None], tuple[int | None, int]] = {}
+        self._lines: dict[int | None, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @asynccontextmanager
     async def held(self, project_id: int | None, size: int) -> AsyncIterator[None]:
@@ -47,7 +47,8 @@ class BodyRoom:
     def takes(self, project_id: int | None, size: int) -> bool:
         """Hold room at once, if there is; return whether there was."""
         fits = self._fits(project_id, size)
-        self._held[project_id] += size if fits else 0
+        if fits:
+            self._held[project_id] += size
         return fits
 
     def give_back(self, project_id: int | None, size: int) -> None:
@@ -55,33 +56,46 @@ class BodyRoom:
         self._held[project_id] -= size
         if not self._held[project_id]:
             del self._held[project_id]
-        for turn, (waiting_id, wanted) in list(self._waiting.items()):
-            if not turn.done() and self._fits(waiting_id, wanted):
-                del self._waiting[turn]
-                self._held[waiting_id] += wanted
-                turn.set_result(None)
+        for waiting_id in list(self._lines):
+            self._let_in(waiting_id)
+        if project_id in self._lines:  # Behind the others.
+            self._lines[project_id] = self._lines.pop(project_id)
 
     async def _take(self, project_id: int | None, size: int) -> None:
-        if self._fits(project_id, size):
-            self._held[project_id] += size
+        if self.takes(project_id, size):
             return
-        if (
-            sum(waiting_id == project_id for waiting_id, _ in self._waiting.values())
-            >= _MOST_WAITING
-        ):
+        line = self._lines.setdefault(project_id, deque())
+        if len(line) >= _MOST_WAITING:
             raise UnavailableError("Too many requests of this project wait with large bodies.")
         turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = project_id, size
+        line.append((turn, size))
         try:
             async with asyncio.timeout(settings.BODY_TIMEOUT_S):
                 await turn
         except BaseException as exc:
-            self._waiting.pop(turn, None)
             if turn.done() and not turn.cancelled():
                 self.give_back(project_id, size)
+            else:
+                self._leave(project_id, (turn, size))
             if isinstance(exc, TimeoutError):
                 raise UnavailableError("Too many large requests are being received.") from None
             raise
+
+    def _let_in(self, project_id: int | None) -> None:
+        """Have those of a project go on, in their order, who have room now."""
+        line = self._lines[project_id]
+        while line and (line[0][0].done() or self.takes(project_id, line[0][1])):
+            turn, _ = line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+        if not line:
+            del self._lines[project_id]
+
+    def _leave(self, project_id: int | None, waiting: tuple[asyncio.Future[None], int]) -> None:
+        line = self._lines.get(project_id, deque())
+        if waiting in line:
+            line.remove(waiting)
+            self._let_in(project_id)  # The next may want less.
 
     def _fits(self, project_id: int | None, size: int) -> bool:
         most, own = settings.MAX_BODIES_BYTES, self._held[project_id]

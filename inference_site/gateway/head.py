@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
+from django.urls import Resolver404, ResolverMatch, resolve
 
 from inference_site.errors.api_errors import InvalidRequestError, PayloadTooLargeError
+
+_LONGEST_REMEMBERED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,24 @@ def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
     if int(given) > most:
         raise too_large(most)
     return int(given)
+
+
+def resolved(path: str) -> ResolverMatch | None:
+    """Return what a path leads to, for all requests to it; None when it leads nowhere.
+
+    To resolve a path anew takes as long as the rest of a refusal.
+    """
+    return (_remembered if len(path) <= _LONGEST_REMEMBERED else _resolved)(path)
+
+
+def _resolved(path: str) -> ResolverMatch | None:
+    try:
+        return resolve(path)
+    except Resolver404:
+        return None
+
+
+_remembered = lru_cache(1024)(_resolved)
 
 
 def too_large(most: int) -> PayloadTooLargeError:

@@ -130,8 +130,9 @@ class Relay:
         if not head.takes_body:
             return await self._call(scope, b"", Share(head.project_id), started_at)
         size = length_of_body(scope)
+        share = Share(head.project_id, is_large=size > _LARGE)
+        self._views.require_room(share)  # A body that would be refused is not taken.
         async with body_room.held(head.project_id, size):
-            share = Share(head.project_id, is_large=size > _LARGE)
             body = await read_body(receive)
             if head.is_queued:
                 refuse_if_full(scope, body)

@@ -69,6 +69,10 @@ class ViewPool:
                 job.add_done_callback(lambda _: on_abandoned())
             raise
 
+    def require_room(self, share: Share) -> None:
+        """Raise UnavailableError if ``run`` would refuse one of this share at once."""
+        self._shares.require_room(share)
+
     async def _thread_for(self, share: Share) -> None:
         turn = self._shares.take(share)
         if turn is None:
@@ -83,12 +87,21 @@ class ViewPool:
         self, respond: Callable[[], HttpResponseBase], share: Share
     ) -> Future[HttpResponseBase]:
         loop = asyncio.get_running_loop()
-        job = self._pool.submit(self._timed, respond)
+        used_s = 0.0
+
+        def timed() -> HttpResponseBase:
+            nonlocal used_s
+            before = time.thread_time()
+            try:
+                return self._timed(respond)
+            finally:
+                used_s = time.thread_time() - before
 
         def give_back(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(partial(self._shares.give_back, share))
+                loop.call_soon_threadsafe(partial(self._shares.give_back, share, used_s))
 
+        job = self._pool.submit(timed)
         job.add_done_callback(give_back)
         return job
 

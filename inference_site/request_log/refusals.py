@@ -60,8 +60,8 @@ class Refusals:
         self._window_ends = 0.0
         self._in_window = 0
 
-    def add(self, refused: Refused) -> None:
-        """Keep a refused request, or count it with one of its kind."""
+    def add(self, refused: Refused) -> bool:
+        """Keep a refused request, or count it with one of its kind; return whether it is kept."""
         with self._lock:
             self._begin_window()
             kind = refused.kind
@@ -69,8 +69,9 @@ class Refusals:
                 self._in_window += 1
                 self._of_kind[kind] = self._of_kind.get(kind, 0) + 1
                 self._kept.append(refused)
-            else:
-                self._count(kind, refused)
+                return True
+            self._count(kind, refused)
+            return False
 
     def take(self) -> list[Refused]:
         """Return what was added since the last call, and forget it."""

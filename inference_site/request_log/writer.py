@@ -40,7 +40,9 @@ class Writer:
 
     def write(self) -> bool:
         """Store what has come; return False if it has to be tried again."""
-        self._held = [*self._held, *self._source.take()][:_MOST_HELD]
+        taken = self._source.take()
+        log_counted(taken)
+        self._held = [*self._held, *taken][:_MOST_HELD]
         if not self._held:
             return True
         try:
@@ -63,6 +65,14 @@ class Writer:
         except Exception:
             logger.exception("%d refused requests could not be stored", len(self._held))
             self._held = []
+
+
+def log_counted(taken: Sequence[Refused]) -> None:
+    """Log how many requests were only counted: those answered with a 503 have no line."""
+    for one in taken:
+        if one.count > 1:
+            facts = {"status": one.status, "error_code": one.error_code, "project": one.project_id}
+            logger.info("refused %d requests alike", one.count, extra=facts)
 
 
 def store(refused: Sequence[Refused]) -> None:

@@ -106,6 +106,26 @@ def test_so_many_of_a_project_wait_and_others_are_not_kept_from_it() -> None:
     asyncio.run(main())
 
 
+def test_who_gives_room_back_looks_at_few_of_those_who_wait() -> None:
+    class Counting(BodyRoom):
+        looks = 0
+
+        def _fits(self, project_id: int | None, size: int) -> bool:
+            self.looks += 1
+            return super()._fits(project_id, size)
+
+    async def main() -> None:
+        room = Counting()
+        holders = [Holder(room, project, 20) for _ in range(300) for project in (1, 2)]
+        await _settled()
+        for holder in holders:
+            holder.done.set()
+        await asyncio.gather(*(holder.task for holder in holders))
+        assert room.looks < 10 * len(holders)
+
+    asyncio.run(main())
+
+
 def test_a_waiter_that_leaves_holds_no_room() -> None:
     async def main() -> None:
         room = BodyRoom()

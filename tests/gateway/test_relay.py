@@ -10,7 +10,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.cors import with_cors
-from inference_site.gateway import http_answers
+from inference_site.gateway import http_answers, thread_shares
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from tests.gateway.asgi import FakeClient, error_of
@@ -284,6 +284,17 @@ def test_a_body_past_the_limit_is_refused_before_any_view(run: Run, settings: Se
     assert exchange.client.headers["x-request-id"] == "mine"
     at_the_limit = run(just_wait, stream=None, client=FakeClient(b"123", b"45"))
     assert at_the_limit.client.status == 201
+
+
+def test_no_body_is_taken_of_who_would_be_refused_a_thread(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_shares, "_AT_FIRST", 0)
+    client = FakeClient(b"{}")
+    client.receive = None  # type: ignore[method-assign,assignment]  # Who asks for it fails.
+    exchange = run(just_wait, client=client)
+    assert (exchange.client.status, exchange.handler.bodies) == (503, [])
+    assert error_of(exchange.client.writes[0])["code"] == "server_is_overloaded"
 
 
 @pytest.mark.parametrize("stream", [True, None], ids=["followed", "in the background"])

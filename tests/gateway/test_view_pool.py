@@ -173,6 +173,61 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
     asyncio.run(main())
 
 
+def test_a_project_rests_after_a_large_body_while_others_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_shares, "_REST", 1e6)
+    own = Share(1, is_large=True)
+
+    async def main() -> None:
+        pool, next_one = ViewPool(1), Stuck()
+        next_one.let_go.set()
+        assert (await pool.run(answer(), ignore, own)).status_code == 200
+        waiting = asyncio.create_task(pool.run(next_one, ignore, own))
+        for project in (2, 1):  # With its small ones it goes on.
+            assert (await pool.run(answer(201), ignore, Share(project))).status_code == 201
+        assert next_one.ran == 0
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_REST", 1e6)
+    monkeypatch.setattr(thread_shares, "_ALONE_S", -1.0)
+    own = Share(1, is_large=True)
+
+    async def main() -> None:
+        pool = ViewPool(1)
+        for _ in range(3):
+            assert (await pool.run(answer(), ignore, own)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_the_pace_of_large_bodies_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+
+    async def main() -> None:
+        shares, large = ThreadShares(2, 1), Share(1, is_large=True)
+        assert shares.take(large) is None
+        waiting = [shares.take(large) for _ in range(5)]
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            shares.give_back(large)
+        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.0)
+        monkeypatch.setattr(thread_shares, "_LONGEST_LARGE_S", 0.0)
+        with pytest.raises(UnavailableError):
+            shares.require_room(large)
+        assert shares.take(Share(2)) is None
+        assert shares.take(Share(2)) is not None
+        shares.require_room(Share(2))
+        assert len(waiting) == 5
+
+    asyncio.run(main())
+
+
 def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
     order: list[int] = []
 
@@ -244,6 +299,24 @@ def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPa
             shares.take(own)
         assert shares.take(other) is not None
         assert sum(turn is not None and turn.done() for turn in waiting) == 2
+
+    asyncio.run(main())
+
+
+def test_until_the_pace_is_known_few_of_a_project_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_shares, "_AT_FIRST", 5)
+
+    async def main() -> None:
+        pool, stuck, own = ViewPool(1), Stuck(), Share(1)
+        flood = [asyncio.create_task(pool.run(stuck, ignore, own)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        assert sum(task.done() for task in flood) == 14
+        with pytest.raises(UnavailableError):
+            pool.require_room(own)
+        pool.require_room(Share(2))
+        stuck.let_go.set()
+        await asyncio.gather(*flood, return_exceptions=True)
+        pool.require_room(own)
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import sys
 import time
 from typing import Any
@@ -13,10 +14,11 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import digest_of, revoke_key
 from inference_site.accounts.models import ApiKey
+from inference_site.gateway import access
 from inference_site.gateway.access import Access
 from inference_site.request_log.models import Refusal
 from inference_site.request_log.refusals import Refusals, Refused, refusals
-from inference_site.request_log.writer import Writer
+from inference_site.request_log.writer import Writer, log_counted
 from inference_site.usage.pruning import prune
 
 Key = tuple[ApiKey, str]
@@ -63,6 +65,24 @@ def test_any_number_of_kinds_is_bounded_and_none_is_lost() -> None:
     assert len(taken) < 1_000
 
 
+@pytest.mark.parametrize(("status", "lines"), [(503, 60), (400, 100)])
+def test_of_a_flood_of_503_the_log_has_some_and_a_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, lines: int
+) -> None:
+    scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": []}
+    source = Refusals()
+    monkeypatch.setattr(access, "refusals", source)
+    with caplog.at_level(logging.INFO):
+        for _ in range(100):
+            one = Access(scope, lambda _: None)  # type: ignore[arg-type,return-value]  # Unused.
+            one._status, one._is_complete = status, True
+            one.facts.update(error_code="queue_full", api_key=1)
+            one.end()
+        log_counted(source.take())
+    assert sum(record.message == "answered" for record in caplog.records) == lines
+    assert "refused 40 requests alike" in caplog.text
+
+
 def test_a_request_waits_less_than_a_fifth_of_a_millisecond() -> None:
     scope = {
         "type": "http",
@@ -74,11 +94,11 @@ def test_a_request_waits_less_than_a_fifth_of_a_millisecond() -> None:
     def ended(**facts: Any) -> float:
         times = []
         for _ in range(500):
-            access = Access(scope, lambda _: None)  # type: ignore[arg-type,return-value]  # Unused.
-            access._status, access._is_complete = 401, True
-            access.facts.update(route="v1/chat/completions", **facts)
+            one = Access(scope, lambda _: None)  # type: ignore[arg-type,return-value]  # Unused.
+            one._status, one._is_complete = 401, True
+            one.facts.update(route="v1/chat/completions", **facts)
             began = time.process_time()
-            access.end()
+            one.end()
             times.append(time.process_time() - began)
         return sorted(times)[len(times) // 2]
 
