@@ -204,7 +204,7 @@ def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
 
 def expire_waiting() -> None:
     """Fail what somebody has waited for longer than ``QUEUE_TIMEOUT_S``."""
-    late = [pk for (pk,) in _late(settings.QUEUE_TIMEOUT_S)]
+    late = [pk for (pk,) in _late(settings.QUEUE_TIMEOUT_S, _MOST_EXPIRED)]
     rows = Generation.objects.filter(pk__in=late).order_by("created_at") if late else ()
     _each((row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in rows)
 
@@ -215,9 +215,9 @@ def _waiting_for(more_than_s: float) -> QuerySet[Generation]:
 
 
 @repeated
-def _late(after_s: float) -> QuerySet[Any, Any]:
+def _late(after_s: float, most: int) -> QuerySet[Any, Any]:
     late = _waiting_for(after_s).filter(service_class=ServiceClass.FOREGROUND)
-    return late.order_by("created_at").values_list("pk")[:_MOST_EXPIRED]
+    return late.order_by("created_at").values_list("pk")[:most]
 
 
 def _expire(generation: Generation, code: str, error: Exception) -> None:
