@@ -192,8 +192,8 @@ def bare_costs(upstream: Endpoint, platform: Endpoint) -> dict[str, float]:
         ask = stack.enter_context(asking(upstream))
         servers = parts_of(platform, "redis")
         backend = {"server": [connection.info.backend_pid]}
-        to_write = costs(rows(connection), here | backend)
-        to_send = costs(commands(client), here | servers)
+        to_write = costs(rows(connection), {**here, **backend})
+        to_send = costs(commands(client), {**here, **servers})
         empty = costs(lambda: sender.send_task(TASK, queue=_QUEUE), parts_of(worker))
         return {
             "daphne": sum(costs(request(daphne), parts_of(daphne)).values()),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, F, FloatField, Min
+from django.db.models import Count, F, FloatField, Min, Q, QuerySet
 from django.db.models.functions import Cast
 from django.utils import timezone
 
@@ -23,6 +23,7 @@ from inference_site.alarms.models import Kind, Rule
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import all_clients, memory_of
+from inference_site.storage.repeated import repeated
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import LatencyRollup, Period
 from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by
@@ -75,11 +76,16 @@ def _told(model: str, count: int, waited_s: float) -> str:
 
 def _waiting(longer_than_s: float) -> Iterator[tuple[str, int, float]]:
     """Yield models with how many wait for them, and for how long the oldest has."""
-    rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
-    for model, count, oldest in rows.annotate(Count("pk"), Min("created_at")):
+    for model, count, oldest in _queued():
         waited_s = (timezone.now() - oldest).total_seconds()
         if waited_s > longer_than_s:
             yield model, count, waited_s
+
+
+@repeated
+def _queued() -> QuerySet[Any, Any]:
+    rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
+    return rows.annotate(Count("pk"), Min("created_at"))
 
 
 def _errors(rule: Rule) -> Iterator[Finding]:
@@ -138,17 +144,23 @@ def _p95(span: Span) -> float | None:
 
 def _budget(rule: Rule) -> Iterator[Finding]:
     now = timezone.now()
-    starts = {every: period_start(every, now) for every in Budget.Every.values}
-    for every, start in starts.items():
-        spends = BudgetSpend.objects.filter(start=start, budget__every=every, budget__amount__gt=0)
-        share = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
-        spent = spends.annotate(share=share).filter(share__gte=rule.bound)
-        rows = spent.select_related("budget__project", "budget__api_key").order_by("-share")
-        for spend in rows[:MOST_FOUND]:
-            budget = spend.budget
+    starts = tuple((every, period_start(every, now)) for every in Budget.Every.values)
+    if shares := dict(_spent(rule.bound, starts)):
+        rows = BudgetSpend.objects.filter(pk__in=shares)
+        for spend in rows.select_related("budget__project", "budget__api_key"):
+            budget, share = spend.budget, shares[spend.pk]
             owner = f"{budget.project}" + (f", key {budget.api_key.name}" if budget.api_key else "")
-            text = f"{owner}: {spend.share:.0f} % of {budget} is spent."
-            yield Finding(f"budget {budget.pk} from {start}", text)
+            text = f"{owner}: {share:.0f} % of {budget} is spent."
+            yield Finding(f"budget {budget.pk} from {spend.start}", text)
+
+
+@repeated
+def _spent(bound: float, starts: tuple[tuple[str, dt.date], ...]) -> QuerySet[Any, Any]:
+    current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
+    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)
+    share = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
+    spent = spends.annotate(share=share).filter(share__gte=bound)
+    return spent.order_by("-share").values_list("pk", "share")[:MOST_FOUND]
 
 
 def _disk(rule: Rule) -> Iterator[Finding]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db import DatabaseError, connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.alarms.conditions import Finding, found
 from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 from inference_site.generations.queue import new_id
+from inference_site.storage.repeated import repeated
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ def evaluate() -> None:
     """Evaluate all rules once. A rule that cannot be evaluated keeps its alarms as they are."""
     rules = list(Rule.objects.all())
     looked = {rule: findings for rule in rules if (findings := _look(rule)) is not None}
+    if not (any(looked.values()) or _is_any_firing()):
+        return
     now = timezone.now()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_LOCK)
@@ -33,6 +38,11 @@ def evaluate() -> None:
             return  # Another beat does it.
         for rule, findings in looked.items():
             _apply(rule, findings, now)
+
+
+@repeated
+def _is_any_firing() -> QuerySet[Any, Any]:
+    return Alarm.objects.filter(resolved_at=None).values_list("pk").order_by()[:1]
 
 
 def _look(rule: Rule) -> list[Finding] | None:

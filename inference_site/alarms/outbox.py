@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.alarms.mail import send_mail
 from inference_site.alarms.models import Notice, Recipient
 from inference_site.alarms.webhooks import post
+from inference_site.storage.repeated import repeated
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ def _claimed() -> Notice | None:
 
     A process that dies now leaves it to be sent again: the receiver knows it by its id.
     """
+    if not _is_any_due():
+        return None
     with transaction.atomic():
         due = Notice.objects.filter(next_at__lte=timezone.now()).order_by("next_at")
         notice = due.select_for_update(skip_locked=True).first()
@@ -44,6 +50,11 @@ def _claimed() -> Notice | None:
         notice.next_at = timezone.now() + dt.timedelta(seconds=back_off_s)
         notice.save(update_fields=["attempts", "next_at"])
     return notice
+
+
+@repeated
+def _is_any_due() -> QuerySet[Any, Any]:
+    return Notice.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
 
 
 def _send(notice: Notice) -> None:

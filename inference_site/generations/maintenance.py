@@ -26,7 +26,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 from redis.exceptions import RedisError
@@ -58,6 +58,7 @@ from inference_site.storage.connections import impatient_transaction, lent_conne
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
+from inference_site.storage.repeated import repeated
 from inference_site.streams.event_log import is_cancel_requested
 from inference_site.streams.held import long_open, release_expired, seen_alive
 from inference_site.streams.request_documents import drop_document
@@ -143,12 +144,18 @@ def _each(acts: Iterable[tuple[str, Callable[[], object]]]) -> None:
 
 def give_up_abandoned() -> None:
     """Fail what runs on workers that have been without a lease for ``_CONFIRM_S``."""
-    running = Generation.objects.filter(status=Status.RUNNING)
-    dead = _dead_among(set(running.values_list("worker", flat=True).distinct()))
+    dead = _dead_among({worker for (worker,) in _running_on()})
     for worker in dead:
         logger.warning("worker %s is dead", worker)
     if dead:
-        _give_up(running.filter(worker__in=dead), MAX_ATTEMPTS_DYING, alone=True)
+        running = Generation.objects.filter(status=Status.RUNNING, worker__in=dead)
+        _give_up(running, MAX_ATTEMPTS_DYING, alone=True)
+
+
+@repeated
+def _running_on() -> QuerySet[Any, Any]:
+    running = Generation.objects.filter(status=Status.RUNNING)
+    return running.values_list("worker").distinct()
 
 
 def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int]]]) -> None:
@@ -197,12 +204,20 @@ def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
 
 def expire_waiting() -> None:
     """Fail what somebody has waited for longer than ``QUEUE_TIMEOUT_S``."""
-    limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
-    waiting = Generation.objects.filter(
-        status=Status.QUEUED, service_class=ServiceClass.FOREGROUND, created_at__lt=limit
-    )
-    late = waiting.order_by("created_at")[:_MOST_EXPIRED]
-    _each((row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in late)
+    late = [pk for (pk,) in _late(settings.QUEUE_TIMEOUT_S, _MOST_EXPIRED)]
+    rows = Generation.objects.filter(pk__in=late).order_by("created_at") if late else ()
+    _each((row.public_id, partial(_expire, row, "queue_timeout", QueueTimeout())) for row in rows)
+
+
+def _waiting_for(more_than_s: float) -> QuerySet[Generation]:
+    limit = Now() - timedelta(seconds=more_than_s)
+    return Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
+
+
+@repeated
+def _late(after_s: float, most: int) -> QuerySet[Any, Any]:
+    late = _waiting_for(after_s).filter(service_class=ServiceClass.FOREGROUND)
+    return late.order_by("created_at").values_list("pk")[:most]
 
 
 def _expire(generation: Generation, code: str, error: Exception) -> None:
@@ -248,19 +263,26 @@ def expire_homeless() -> None:
 
     Only after ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
     """
-    limit = timezone.now() - timedelta(seconds=settings.QUEUE_TIMEOUT_S)
-    waiting = Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
-    waiting = waiting.exclude(service_class=ServiceClass.FOREGROUND)  # See expire_waiting.
     known = catalogue().models
     unknown = [
         model
-        for model in waiting.values_list("model", flat=True).distinct()
+        for (model,) in _long_wanted(settings.QUEUE_TIMEOUT_S)
         if model not in known and not live_view.having(model)
     ]
-    _each(
-        (row.public_id, partial(_expire, row, "model_not_found", ModelGone()))
-        for row in (waiting.filter(model__in=unknown) if unknown else ())
-    )
+    if not unknown:
+        return
+    waiting = _long_in_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
+    _each((row.public_id, partial(_expire, row, "model_not_found", ModelGone())) for row in waiting)
+
+
+def _long_in_background(after_s: float) -> QuerySet[Generation]:
+    # See expire_waiting for the others.
+    return _waiting_for(after_s).exclude(service_class=ServiceClass.FOREGROUND)
+
+
+@repeated
+def _long_wanted(after_s: float) -> QuerySet[Any, Any]:
+    return _long_in_background(after_s).values_list("model").distinct()
 
 
 def mend_torn() -> None:
@@ -270,12 +292,17 @@ def mend_torn() -> None:
 
 def wake_again() -> None:
     """Send a wake-up for each generation that waits without one."""
-    waiting = Generation.objects.filter(status=Status.QUEUED).values("model")
-    received_by = timezone.now() - timedelta(seconds=_RECEIVED_S)
-    for row in waiting.annotate(count=Count("id"), oldest=Min("created_at")):
-        if row["oldest"] < received_by:
-            for _ in range(min(row["count"], ENOUGH_WAKE_UPS) - count_wake_ups(row["model"])):
-                send_wake_up(row["model"])
+    for model, count in _unwoken():
+        for _ in range(min(count, ENOUGH_WAKE_UPS) - count_wake_ups(model)):
+            send_wake_up(model)
+
+
+@repeated
+def _unwoken() -> QuerySet[Any, Any]:
+    waiting = Generation.objects.filter(status=Status.QUEUED).values("model").order_by()
+    oldest = waiting.annotate(count=Count("id"), oldest=Min("created_at"))
+    late = oldest.filter(oldest__lt=Now() - timedelta(seconds=_RECEIVED_S))
+    return late.values_list("model", "count")
 
 
 def drop_gone() -> None:

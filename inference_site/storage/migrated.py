@@ -14,7 +14,8 @@ from django.db.migrations.recorder import MigrationRecorder
 
 logger = logging.getLogger(__name__)
 
-_PERIOD_S = 0.1
+_PERIOD_S = 0.25
+"""Three processes wait on a first start, and to look costs the one that migrates its processor."""
 
 
 def add_wait(parser: CommandParser) -> None:
@@ -37,7 +38,9 @@ def wait_for_migrations() -> None:
 
     Return at once if the database is not reachable: a process can start and answer without it.
     """
-    wanted = set(MigrationLoader(None).disk_migrations or ())
+    loader = MigrationLoader(None, load=False)
+    loader.load_disk()  # Their graph is for who applies them.
+    wanted = set(loader.disk_migrations or ())
     is_logged = False
     try:
         while wanted - MigrationRecorder(connection).applied_migrations().keys():

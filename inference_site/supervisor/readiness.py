@@ -14,6 +14,8 @@ from inference_site.supervisor.stack import Stack
 
 _MODEL = re.compile(r"([^,(]+?)(?: \(([^)]*)\))?(?:, |$)")
 _SAY_AGAIN_S = 5.0
+_PERIOD_S = 0.25
+"""Each look is a request with a connection to PostgreSQL of its own."""
 
 
 def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list[str]:
@@ -32,7 +34,7 @@ def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list
         if waiting and waiting != said and time.monotonic() > say_at:
             said, say_at = waiting, time.monotonic() + _SAY_AGAIN_S
             say(f"waiting for {waiting}")
-        time.sleep(0.1)
+        time.sleep(_PERIOD_S)
 
 
 def _fault(url: str) -> dict[str, str] | None:

@@ -11,8 +11,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from django.conf import settings
@@ -118,7 +119,7 @@ class Stack:
                 for number, name in enumerate(_names("worker", self._workers))
             ),
             # The workers have the ports.
-            self._child("beat", [*manage, "beat", wait], METRICS_PORT=""),
+            self._child("beat", [*manage, "beat", wait], env={"METRICS_PORT": ""}),
         ]
         for child in self._children[: self._webs]:
             child.stand_by()
@@ -143,8 +144,8 @@ class Stack:
     def _worker(self, name: str, command: list[str], number: int) -> Child:
         """Return a worker. Each has a port of its own for its metrics, if there are any."""
         port = settings.METRICS_PORT and settings.METRICS_PORT + number
-        own = {"METRICS_PORT": str(port)} if port else {}
-        return self._child(name, command, has_spare=self._workers == 1, **own)
+        env = {"METRICS_PORT": str(port)} if port else {}
+        return self._child(name, command, env=env, has_spare=self._workers == 1)
 
     def processes(self) -> list[tuple[str, int | None]]:
         """Return the name and process id of each child."""
@@ -219,8 +220,8 @@ class Stack:
         command: list[str],
         descriptors: tuple[int, ...] = (),
         *,
+        env: Mapping[str, str] = MappingProxyType({}),
         has_spare: bool = False,
-        **env: str,
     ) -> Child:
         has_spare = has_spare and environment.boolean("SPARE_PROCESSES", default=True)
         program = Program(name, command, self._logs / f"{name}.log", descriptors, has_spare)

@@ -7,11 +7,13 @@ release, an end that the database refused), a client would wait for it for ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import impatient_transaction
+from inference_site.storage.repeated import repeated
 from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
@@ -29,10 +31,20 @@ def contradictions() -> Mapping[str, int]:
 
 def mend() -> None:
     """End such responses like their generations, and such locks."""
-    for public_id in _torn().values_list("public_id", flat=True)[:_MOST_AT_ONCE]:
+    for (public_id,) in _some_torn():
         _end(public_id)
-    for pk in _stale_locks().values_list("pk", flat=True)[:_MOST_AT_ONCE]:
+    for (pk,) in _some_stale_locks():
         _unlock(pk)
+
+
+@repeated
+def _some_torn() -> QuerySet[Any, Any]:
+    return _torn().values_list("public_id")[:_MOST_AT_ONCE]
+
+
+@repeated
+def _some_stale_locks() -> QuerySet[Any, Any]:
+    return _stale_locks().values_list("pk")[:_MOST_AT_ONCE]
 
 
 def _running(public_id: OuterRef) -> QuerySet[Generation]:

@@ -16,6 +16,7 @@ from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter
 from tests.upstream_server import UpstreamServer, llama_server
 
+SHARE_OF_REDIS = 24 * 1024 * 1024
 OTHER_MODELS = """
   hooked:
     engine: scripted
@@ -130,6 +131,7 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         **short,
         "SPARE_PROCESSES": "false",
         "IDEMPOTENCY_KEYS": "40",
+        "PROJECT_REDIS_BYTES": str(SHARE_OF_REDIS),
         "ODD_KEY": "sk-of-the-operator",
     }
     env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"

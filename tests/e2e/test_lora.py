@@ -35,7 +35,7 @@ def long_story(client: openai.OpenAI, lora: Any) -> tuple[str, str]:
     completion = client.chat.completions.create(
         model="tuned",
         messages=STORY,
-        max_tokens=400,
+        max_tokens=200,
         extra_body={"lora": lora, "temperature": 0, "ignore_eos": True},
     )
     return completion.id, completion.choices[0].message.content or ""

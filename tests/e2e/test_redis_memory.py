@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.conftest import SHARE_OF_REDIS
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import ENDLESS, frames, respond, script
 from tests.served_stack import ServedStack, wait_until
@@ -114,7 +115,7 @@ def test_only_a_log_that_is_all_there_is_of_an_answer_is_kept_for_minutes(
 
 def test_a_project_has_its_share_of_redis_and_gets_it_back(stack: ServedStack) -> None:
     greedy, other = make_key(stack), make_key(stack)
-    large = [{"role": "user", "content": "x" * 5_000_000}] * 3
+    large = [{"role": "user", "content": "x" * (SHARE_OF_REDIS // 13)}] * 3
     asked = {"model": "scripted", "messages": large}
 
     def waiting() -> bool:

@@ -41,5 +41,6 @@ def other_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStac
         DRAIN_TIMEOUT_S="1",
         DISCONNECT_GRACE_S=str(GRACE_S),
         WEB_STALL_S="60",
+        SPARE_PROCESSES="false",
     ) as running:
         yield running

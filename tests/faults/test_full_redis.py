@@ -14,11 +14,11 @@ import pytest
 from tests.served_stack import ServedStack, wait_until
 
 CHAT = "/v1/chat/completions"
-WORDS = 300
+WORDS = 150
 
 
 def slow(words: int) -> dict[str, Any]:
-    """A request that the scripted model answers with so many words, for some 15 s."""
+    """A request that the scripted model answers with so many words, at 50 ms each."""
     steps = [{"repeat": words, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
     messages = [{"role": "user", "content": json.dumps(steps)}]
     return {"model": "scripted", "messages": messages, "stream": True}

@@ -28,6 +28,7 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "MODEL": "org/repo:Q4_K_M",
         "HF_ENDPOINT": hub.url,
         "WEB_STALL_S": "60",
+        "SPARE_PROCESSES": "false",
     }
     with served_stack(**env, SECRET_KEY="") as running:
         yield running

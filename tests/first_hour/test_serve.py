@@ -65,20 +65,11 @@ def test_a_file_that_is_put_into_the_folder_is_served_without_a_restart(
     assert answers(stack, "dropped")
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (None, "the model own cannot be served: {folder}/own.gguf does not exist"),
-        (b"GGUF", "the model own cannot be served: {folder}/own.gguf: it is cut short"),
-        (b"<html>", "the model own cannot be served: {folder}/own.gguf: it is not a GGUF file"),
-    ],
-)
-def test_a_model_file_that_is_missing_or_broken_is_told_at_once(
-    tmp_path: Path, content: bytes | None, told: str
-) -> None:
-    (tmp_path / "models.yaml").write_text("models: {own: {file: own.gguf}}")
-    if content is not None:
-        (tmp_path / "own.gguf").write_bytes(content)
+def test_model_files_that_are_missing_or_broken_are_told_at_once(tmp_path: Path) -> None:
+    entries = ", ".join(f"{name}: {{file: {name}.gguf}}" for name in ("gone", "short", "other"))
+    (tmp_path / "models.yaml").write_text(f"models: {{{entries}}}")
+    (tmp_path / "short.gguf").write_bytes(b"GGUF")
+    (tmp_path / "other.gguf").write_bytes(b"<html>")
     env = {"DATA_DIR": str(tmp_path / "data"), "MODELS_FILE": str(tmp_path / "models.yaml")}
     done = subprocess.run(
         [sys.executable, "manage.py", "serve", "--port", "1"],
@@ -90,6 +81,14 @@ def test_a_model_file_that_is_missing_or_broken_is_told_at_once(
         timeout=120,
     )
     assert done.returncode == 1
-    assert told.format(folder=tmp_path) in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    cannot = "the model {0} cannot be served: {1}/{0}.gguf"
+    faults = {
+        "gone": " does not exist",
+        "short": ": it is cut short",
+        "other": ": it is not a GGUF",
+    }
+    told = done.stderr.splitlines()
+    assert len(told) == len(faults)
+    for line, (name, fault) in zip(told, faults.items(), strict=True):
+        assert cannot.format(name, tmp_path) + fault in line
     assert not (tmp_path / "data").exists()

@@ -58,7 +58,13 @@ def test_a_claim_reads_few_rows_however_many_wait(api_key: Key, other_key: ApiKe
 
 def claim_plan() -> dict[str, Any]:
     """Claim; return how PostgreSQL did it."""
-    given = {"model": "m", "worker": "w", "served": "{}", "is_idle": True, "may_empty": True}
+    given: dict[str, str | bool] = {
+        "model": "m",
+        "worker": "w",
+        "served": "{}",
+        "is_idle": True,
+        "may_empty": True,
+    }
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)
         (found,) = cursor.fetchone()[0]
