@@ -30,7 +30,13 @@ IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 PICTURED = ("desktop", "phone")
 """Widths of the pictures of the documentation."""
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The first is the browser without its windows, which cost as much as the pages.
+_NAMES = (
+    *("chromium-headless-shell", "chromium", "chromium-browser"),
+    *("google-chrome", "google-chrome-stable"),
+)
+# Else a machine without a GPU computes one: pages are drawn by the processor itself.
+_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-gpu-rasterization")
 expect.set_options(timeout=30_000)
 
 
@@ -67,7 +73,7 @@ def client(stack: ServedStack) -> openai.OpenAI:
 def browser(chromium: str) -> Iterator[Browser]:
     """A headless Chromium."""
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
         yield launched
         launched.close()
 
@@ -194,23 +200,48 @@ def press(page: Page, control: Locator) -> None:
 
 
 _AXE = Axe()
-_LOOK = """async (contrast) => (await axe.run({
-    resultTypes: ["violations"], iframes: false, rules: {"color-contrast": {enabled: contrast}},
+_LOOK = """async (rules) => (await axe.run({
+    resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
+ALL_RULES: dict[str, Any] = {}
+ONLY_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+"""To look at colours takes most of the time, and no colour depends on the width."""
+ALL_BUT_COLOURS = {"rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}}
+_ONLY_SIZES = {"runOnly": ["scrollable-region-focusable"]}
+_IS_SHOWN_AS_BEFORE = """() => {
+    const shown = [...document.querySelectorAll("*")].filter(
+        (one) => one.checkVisibility({ visibilityProperty: true }));
+    const earlier = window.shownEarlier ??= [];
+    const isKnown = earlier.some(
+        (before) => before.length === shown.length && before.every((one, i) => one === shown[i]));
+    earlier.push(shown);
+    return isKnown;
+}"""
 
 
-def faults(page: Page, *, contrast: bool = True) -> list[str]:
-    """The accessibility faults that axe-core finds, and where they are.
-
-    To look at contrasts, too, takes most of the time; no colour depends on the width.
-    """
+def faults(page: Page, rules: dict[str, Any] = ALL_RULES) -> list[str]:
+    """The accessibility faults that axe-core finds, and where they are."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(_AXE.axe_script)
     return [
         f"{fault['id']}: {node['html'][:200]}"
-        for fault in page.evaluate(_LOOK, contrast)
+        for fault in page.evaluate(_LOOK, rules)
         for node in fault["nodes"]
     ]
+
+
+def assert_usable(page: Page) -> None:
+    """The page, just loaded, fits and has no fault of accessibility at any width.
+
+    At a width that shows the same elements as another, only what depends on sizes is looked at.
+    """
+    for width in WIDTHS:
+        resize(page, width)
+        assert_fits(page)
+        is_known = page.evaluate(_IS_SHOWN_AS_BEFORE)
+        narrow = _ONLY_SIZES if is_known else ALL_BUT_COLOURS
+        rules = ALL_RULES if width == "desktop" else narrow
+        assert faults(page, rules) == [], (page.url, width)
 
 
 def settled(page: Page) -> None:
