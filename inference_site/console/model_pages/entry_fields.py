@@ -17,6 +17,7 @@ _PRICE = {"price_input": "input", "price_cached": "cached", "price_output": "out
 PLAIN = ("engine", "file", "slots", "context_length", "gpu_layers", "keep_alive")
 LISTS = ("aliases", "projects")
 _MOST_YAML = 20_000
+_DEEPEST_YAML = 20
 
 
 def form_values(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +81,7 @@ def _mapping(text: str) -> dict[str, Any]:
     if len(text) > _MOST_YAML:
         raise BadKey(("more",), f"it has more than {_MOST_YAML:,} characters")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise BadKey(("more",), "aliases of YAML (*name) are not taken")
+        _bounded(text)
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         if isinstance(exc, BadKey):
@@ -91,6 +91,18 @@ def _mapping(text: str) -> dict[str, Any]:
     if found is not None and not isinstance(found, dict):
         raise BadKey(("more",), "it must map names of settings to values")
     return {str(name): value for name, value in (found or {}).items()}
+
+
+def _bounded(text: str) -> None:
+    """Refuse what YAML reads into more than was written, and what it takes minutes to read."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise BadKey(("more",), "aliases of YAML (*name) are not taken")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_YAML:
+            raise BadKey(("more",), f"it is nested more than {_DEEPEST_YAML} deep")
 
 
 def _with_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
