@@ -30,13 +30,7 @@ IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 PICTURED = ("desktop", "phone")
 """Widths of the pictures of the documentation."""
-# The first is the browser without its windows, which cost as much as the pages.
-_NAMES = (
-    *("chromium-headless-shell", "chromium", "chromium-browser"),
-    *("google-chrome", "google-chrome-stable"),
-)
-# Else a machine without a GPU computes one: pages are drawn by the processor itself.
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-gpu-rasterization")
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 expect.set_options(timeout=30_000)
 
 
@@ -73,7 +67,7 @@ def client(stack: ServedStack) -> openai.OpenAI:
 def browser(chromium: str) -> Iterator[Browser]:
     """A headless Chromium."""
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield launched
         launched.close()
 
@@ -204,10 +198,12 @@ _LOOK = """async (rules) => (await axe.run({
     resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
 ALL_RULES: dict[str, Any] = {}
-ONLY_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+ONLY_COLOURS: dict[str, Any] = {"runOnly": ["color-contrast", "link-in-text-block"]}
 """To look at colours takes most of the time, and no colour depends on the width."""
-ALL_BUT_COLOURS = {"rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}}
-_ONLY_SIZES = {"runOnly": ["scrollable-region-focusable"]}
+ALL_BUT_COLOURS: dict[str, Any] = {
+    "rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
+}
+_ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable"]}
 _IS_SHOWN_AS_BEFORE = """() => {
     const shown = [...document.querySelectorAll("*")].filter(
         (one) => one.checkVisibility({ visibilityProperty: true }));
