@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
@@ -13,6 +14,12 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
+
+
+def pytest_configure() -> None:
+    """Hash passwords quickly in the processes of the tests: the usual way takes half a second."""
+    usual = settings.PASSWORD_HASHERS
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher", *usual]
 
 
 @pytest.fixture(scope="session")

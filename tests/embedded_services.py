@@ -25,9 +25,11 @@ import pytest
 from psycopg import sql
 
 from inference_site import environment
+from inference_site.gc_freeze import collect_rarely, freeze_imported_objects
 from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import plan_redis, wait_for_redis
 
+collect_rarely()
 hypothesis.settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser", "first_hour"}
@@ -59,6 +61,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         raise pytest.UsageError("Processes cannot share the Redis of REDIS_URL: set JOBS=0.")
     elif not hands_out:
         start()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what was imported from garbage collection: it stays until the end."""
+    freeze_imported_objects()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -194,23 +194,50 @@ def press(page: Page, control: Locator) -> None:
 
 
 _AXE = Axe()
-_LOOK = """async (contrast) => (await axe.run({
-    resultTypes: ["violations"], iframes: false, rules: {"color-contrast": {enabled: contrast}},
+_LOOK = """async (rules) => (await axe.run({
+    resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
+ALL_RULES: dict[str, Any] = {}
+ONLY_COLOURS: dict[str, Any] = {"runOnly": ["color-contrast", "link-in-text-block"]}
+"""To look at colours takes most of the time, and no colour depends on the width."""
+ALL_BUT_COLOURS: dict[str, Any] = {
+    "rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
+}
+_ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable"]}
+_IS_SHOWN_AS_BEFORE = """() => {
+    const shown = [...document.querySelectorAll("*")].filter(
+        (one) => one.checkVisibility({ visibilityProperty: true }));
+    const earlier = window.shownEarlier ??= [];
+    const isKnown = earlier.some(
+        (before) => before.length === shown.length && before.every((one, i) => one === shown[i]));
+    earlier.push(shown);
+    return isKnown;
+}"""
 
 
-def faults(page: Page, *, contrast: bool = True) -> list[str]:
-    """The accessibility faults that axe-core finds, and where they are.
-
-    To look at contrasts, too, takes most of the time; no colour depends on the width.
-    """
+def faults(page: Page, rules: dict[str, Any] = ALL_RULES) -> list[str]:
+    """The accessibility faults that axe-core finds, and where they are."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(_AXE.axe_script)
     return [
         f"{fault['id']}: {node['html'][:200]}"
-        for fault in page.evaluate(_LOOK, contrast)
+        for fault in page.evaluate(_LOOK, rules)
         for node in fault["nodes"]
     ]
+
+
+def assert_usable(page: Page) -> None:
+    """The page, just loaded, fits and has no fault of accessibility at any width.
+
+    At a width that shows the same elements as another, only what depends on sizes is looked at.
+    """
+    for width in WIDTHS:
+        resize(page, width)
+        assert_fits(page)
+        is_known = page.evaluate(_IS_SHOWN_AS_BEFORE)
+        narrow = _ONLY_SIZES if is_known else ALL_BUT_COLOURS
+        rules = ALL_RULES if width == "desktop" else narrow
+        assert faults(page, rules) == [], (page.url, width)
 
 
 def settled(page: Page) -> None:
