@@ -330,8 +330,9 @@ class Generation(models.Model):
             ),
             models.Index(
                 fields=["project", "api_key"],
-                condition=models.Q(status__in=[Status.QUEUED, Status.RUNNING]),
-                name="generation_in_flight",
+                # As ``status IN ('queued', 'running')``, but PostgreSQL never takes it for a claim.
+                condition=models.Q(finished_at=None),
+                name="generation_unfinished",
             ),
             models.Index(
                 fields=["id"],

@@ -118,7 +118,7 @@ crowds = Crowds()
 
 
 def _counted(model: str) -> Crowd:
-    found = Generation.objects.filter(model=model, status__in=[Status.QUEUED, Status.RUNNING])
+    found = Generation.objects.filter(model=model, finished_at=None)
     counts = found.values_list("project_id", "service_class", "status").annotate(Count("pk"))
     crowd = Crowd(counted_at=time.monotonic())
     for project_id, service_class, status, count in counts.order_by():

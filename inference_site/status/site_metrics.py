@@ -31,7 +31,7 @@ _pool = ThreadPoolExecutor(4, thread_name_prefix="metrics")
 
 _IN_FLIGHT = """
 SELECT model, status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float
-FROM generations_generation WHERE status IN ('queued', 'running') GROUP BY model, status
+FROM generations_generation WHERE finished_at IS NULL GROUP BY model, status
 """
 
 

@@ -38,7 +38,7 @@ SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
 """Locks under which the runs of a key and of its project are counted."""
 _COUNT_RUNS = """
 SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
-WHERE project_id = %(project_id)s AND status IN ('queued', 'running')
+WHERE project_id = %(project_id)s AND finished_at IS NULL
 """
 
 

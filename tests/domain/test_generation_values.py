@@ -12,8 +12,8 @@ from inference_site.domain import deltas, messages, request, sampling
 VALUES = [
     kind
     for module in (deltas, messages, request, sampling)
-    for _, kind in inspect.getmembers(module, dataclasses.is_dataclass)
-    if kind.__module__ == module.__name__
+    for _, kind in inspect.getmembers(module, inspect.isclass)
+    if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
 ]
 
 

@@ -16,7 +16,8 @@ from inference_site.supervisor.stack import Stack
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Child]:
     """The processes that a stack would have started, by name."""
     found: dict[str, Child] = {}
-    monkeypatch.setattr(Child, "start", lambda self: found.update({self.program.name: self}))
+    for how in ("start", "stand_by"):
+        monkeypatch.setattr(Child, how, lambda self: found.update({self.program.name: self}))
     return found
 
 

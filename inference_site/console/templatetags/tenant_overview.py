@@ -17,7 +17,7 @@ from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation
 from inference_site.usage.models import Period
 from inference_site.usage.queries import LENGTH, Span, floor
 
@@ -113,6 +113,6 @@ def _running(tenant: ApiKey | Project, generations: QuerySet[Generation]) -> lis
         return []
     # The project leads the index of what has not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
-    now = generations.filter(project=project, status__in=(Status.QUEUED, Status.RUNNING)).count()
+    now = generations.filter(project=project, finished_at=None).count()
     percent = min(100, 100 * now // tenant.concurrent_runs)
     return [Bar("Waiting and running now", str(now), str(tenant.concurrent_runs), percent)]
