@@ -30,7 +30,11 @@ IMAGES = ROOT / "docs" / "images"
 WIDTHS = {"desktop": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 PICTURED = ("desktop", "phone")
 """Widths of the pictures of the documentation."""
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_NAMES = (
+    *("chromium-headless-shell", "chromium", "chromium-browser"),
+    *("google-chrome", "google-chrome-stable"),
+)
+"""The shell has no windows of its own to draw: half the processor time."""
 expect.set_options(timeout=30_000)
 
 
