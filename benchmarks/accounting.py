@@ -13,24 +13,20 @@ import httpx
 import psycopg
 
 from benchmarks.figures import add_write_option, keep
+from benchmarks.generation_rows import insert_ended
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 
 SCRIPTED = {"engine": "scripted", "slots": 4, "context_length": 10_000}
 _ROUNDS, _REQUESTS = 10, 50
 
-_FILL = """
-INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
-    created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
-    preferred_worker, finish_reason, error_code)
+_FILL = insert_ended("""
 SELECT 'bench-' || n, 'chat', n %% 3, n %% 10, 'm' || n %% 3, '', 0, true, false, '', '{}',
     'completed', 'w', 1, t, t + interval '1 ms', t + interval '9 ms' * (1 + n %% 50),
     t + interval '1 s', 100, 10, 50,
     5, 8, 990, 0.001, 0, 0, false, '', 'stop', ''
 FROM generate_series(1, %s) n, LATERAL (SELECT now() - interval '30 days' * random() AS t) times
-"""
+""")
 _LIMITS = """
 UPDATE accounts_project SET requests_per_minute = 1000000, tokens_per_minute = 100000000,
     concurrent_runs = 1000;

@@ -20,6 +20,7 @@ from django.conf import settings
 from django.contrib.auth.hashers import make_password
 
 from benchmarks.figures import add_write_option, keep
+from benchmarks.generation_rows import insert_ended
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
 
@@ -33,12 +34,7 @@ SELECT project.id, 'key ' || n, 'sk-bench', '{{inference}}', '{{}}', now()
 FROM accounts_project project, generate_series(1, {keys}) n;
 """
 # The first generations are those of the responses, with their ids. Few fail; none runs.
-_GENERATIONS = """
-INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
-    created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
-    preferred_worker, finish_reason, error_code)
+_GENERATIONS = insert_ended("""
 SELECT CASE WHEN n <= {responses} THEN 'resp_' ELSE 'chatcmpl-' END || md5(n::text),
     CASE WHEN n <= {responses} THEN 'response' ELSE 'chat.completion' END,
     key.project_id, key.id, (ARRAY['scripted', 'large', 'rare'])
@@ -50,7 +46,7 @@ SELECT CASE WHEN n <= {responses} THEN 'resp_' ELSE 'chatcmpl-' END || md5(n::te
 FROM generate_series({first}, {last}) n
 JOIN keys key ON key.number = n % (SELECT count(*) FROM keys),
 LATERAL (SELECT now() - interval '30 days' * (1 - n::float / {total}) AS t) times
-"""
+""")
 # One in three of nobody's key.
 _REFUSALS = """
 INSERT INTO request_log_refusal (created_at, project_id, api_key_id, method, path, model, status,

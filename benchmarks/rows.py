@@ -26,6 +26,7 @@ import psycopg
 
 from benchmarks import admin_pages, claims
 from benchmarks.figures import add_write_option, keep
+from benchmarks.generation_rows import insert_ended
 from benchmarks.load import percentile
 from benchmarks.own_postgres import PatientPostgres, configure, own_postgres, processor_s, use
 from benchmarks.processes import end_on_sigterm
@@ -47,22 +48,20 @@ INSERT INTO accounts_apikey (project_id, name, prefix, scopes, allowed_models, c
 SELECT project.id, 'key ' || n, 'sk-bench', '{inference}', '{}', now()
 FROM accounts_project project, generate_series(1, 10) n
 """
-_ROWS = """
-INSERT INTO generations_generation (id, public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
-    created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
-    preferred_worker, finish_reason, error_code)
-SELECT n, 'chatcmpl-' || md5(n::text), 'chat.completion', 1 + n %% 100 / 10, 1 + n %% 100,
+_ROWS = insert_ended(
+    """
+SELECT 'chatcmpl-' || md5(n::text), 'chat.completion', 1 + n %% 100 / 10, 1 + n %% 100,
     (ARRAY['scripted', 'large', 'rare'])
         [CASE WHEN n %% 5000 = 0 THEN 3 WHEN n %% 3 = 0 THEN 2 ELSE 1 END],
     'req_' || md5('r' || n), 0, true, false, '', '{}',
     CASE WHEN n %% 997 = 0 THEN 'failed' WHEN n %% 101 = 0 THEN 'cancelled' ELSE 'completed' END,
     'host:1:abcdef', 1, t, t + interval '8 ms', t + interval '90 ms', t + interval '2 s',
-    120, 40, 80, 5, 60, 1900, 0.0001, 0, 0, true, '', 'stop', ''
+    120, 40, 80, 5, 60, 1900, 0.0001, 0, 0, true, '', 'stop', '', n
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) n,
 LATERAL (SELECT now() - interval '365 days' * (1 - n::float / %(total)s)) times (t)
-"""
+""",
+    "id",
+)
 _BATCH = 500_000
 _CONSTRAINTS = """
 SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint

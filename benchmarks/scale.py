@@ -24,10 +24,11 @@ import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import paced, part_of
+from benchmarks.gateway import paced, part_of, processes_of
+from benchmarks.generation_rows import insert_ended
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.open_streams import allow_files
-from benchmarks.processes import descendants, end_on_sigterm, marked
+from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 
 MODEL = "paced"
@@ -36,18 +37,13 @@ OPENING_AT_ONCE = 32
 _AGAIN_S = 0.2
 _ENOUGH = 0.98
 """The share of the streams that must be open: of those that ask again some always wait."""
-_ROWS = """
-INSERT INTO generations_generation (public_id, kind, project_id, api_key_id, model, request_id,
-    service_class, streamed, background, end_user, ignored_params, status, worker, attempt,
-    created_at, claimed_at, first_token_at, finished_at, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, prefill_ms, decode_ms, cost, reserved_tokens, reserved_cost, is_accounted,
-    preferred_worker, finish_reason, error_code)
+_ROWS = insert_ended("""
 SELECT 'chatcmpl-' || md5(n::text), 'chat.completion', 1, 1, %(model)s, 'req_' || md5('r' || n), 0,
     true, false, '', '{}', 'completed', 'host:1:abcdef', 1, t, t, t, t, 120, 40, 80, 5, 60, 1900,
     0.0001, 0, 0, true, '', 'stop', ''
 FROM generate_series(1, %(rows)s) n,
 LATERAL (SELECT now() - interval '30 days' * (1 - n::float / %(rows)s)) times (t)
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,30 +184,21 @@ class Meter:
     def _spent(self) -> Iterator[tuple[str, float]]:
         numbers: dict[str, Iterator[int]] = {}
         spent: dict[str, float] = {}
-        for process in self._processes():
+        # In the order in which they were started.
+        for process in sorted(processes_of(self._endpoint), key=lambda one: one.pid):
             with suppress(psutil.Error):
                 times, part = process.cpu_times(), part_of(process)
                 used = times.user + times.system
                 if part in ("web", "worker"):
-                    number = next(numbers.setdefault(part, count(1)))
-                    spent[f"{part} {number}"] = used
+                    part = f"{part} {next(numbers.setdefault(part, count(1)))}"
                 elif part == "postgres":  # Each connection has a process: together.
                     used += times.children_user + times.children_system
-                    spent[part] = spent.get(part, 0.0) + used
-                else:
-                    spent[part] = spent.get(part, 0.0) + used
+                spent[part] = spent.get(part, 0.0) + used
         yield from spent.items()
         yield "clients", time.process_time()
         if self._upstream:
             times = psutil.Process(self._upstream.process.pid).cpu_times()
             yield "paced server", times.user + times.system
-
-    def _processes(self) -> list[psutil.Process]:
-        """Return the platform's processes, in the order in which they were started."""
-        family = {process.pid: process for process in descendants(self._endpoint.process.pid)}
-        for process in marked(str(self._endpoint.data_dir)):
-            family |= {found.pid: found for found in (process, *descendants(process.pid))}
-        return [family[pid] for pid in sorted(family)]
 
     def close(self) -> None:
         self._redis.close()

@@ -38,8 +38,10 @@ class Sampling:
 
     def over(self, defaults: Sampling) -> Sampling:
         """Return these settings, and the defaults for what is left out."""
-        if _NOTHING in (self, defaults):
-            return defaults if self == _NOTHING else self
+        if self == _NOTHING:
+            return defaults
+        if defaults == _NOTHING:
+            return self
         left_out = {
             name: value
             for name in self.__slots__

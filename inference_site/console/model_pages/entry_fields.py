@@ -83,9 +83,9 @@ def _mapping(text: str) -> dict[str, Any]:
     try:
         _bounded(text)
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        if isinstance(exc, BadKey):
-            raise
+    except BadKey:
+        raise
+    except (yaml.YAMLError, ValueError) as exc:
         problem = getattr(exc, "problem", None) or type(exc).__name__
         raise BadKey(("more",), f"it is not YAML: {problem}") from exc
     if found is not None and not isinstance(found, dict):
