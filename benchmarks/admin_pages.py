@@ -74,13 +74,16 @@ LATERAL generate_series(date_trunc(period, now() - back, 'UTC'), now(), step) st
 accounts_apikey key, (VALUES ('scripted'), ('large')) models (model)
 WHERE period <> 'minute' OR key.id % 5 = 0
 ON CONFLICT DO NOTHING;
-INSERT INTO usage_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
+INSERT INTO usage_latencyhistogram (period, start, project_id, api_key_id, model, measure, bucket,
     count)
-SELECT period, start, project_id, api_key_id, model, measure, bucket, 10
+SELECT period, start, coalesce(project_id, 0), coalesce(api_key_id, 0), model, measure, bucket,
+    sum(10)
 FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
 (VALUES (8), (11), (14), (16)) buckets (bucket)
+GROUP BY period, start, model, measure, bucket,
+    GROUPING SETS ((project_id, api_key_id), (project_id), ())
 ON CONFLICT DO NOTHING;
-ANALYZE usage_usagerollup; ANALYZE usage_latencyrollup;
+ANALYZE usage_usagerollup; ANALYZE usage_latencyhistogram;
 """
 
 

@@ -3,7 +3,8 @@
 A page begins below an id (``before``) or above an id (``after``). The list searches windows of
 ids, one after the other, until the page is full or ``_TIME_LIMIT_S`` is over; the link to the next
 page continues there. So a filter that matches almost nothing answers as fast as any other.
-Windows begin small and grow, because a filter may cost microseconds per row or read long texts.
+Windows begin small and grow, because a filter may cost microseconds per row or read long texts; one
+that would take longer than the time that is left is made smaller.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from unfold.views import ChangeList
 from inference_site.admin_pages.site_admin import SiteAdmin
 
 BEFORE, AFTER = "before", "after"
-_FIRST_WINDOW, _LARGEST_WINDOW = 1_000, 100_000
-_TIME_LIMIT_S = 0.1
+_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 1_000, 100_000
+_TIME_LIMIT_S = 0.08
 _DISORDER = dt.timedelta(minutes=1)
 """Ids and times may differ in order by as much as one transaction lasts."""
 
@@ -46,13 +47,13 @@ def look_down(rows: QuerySet[Any], before: int | None, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     top = highest + 1 if before is None else min(before, highest + 1)
     found: list[Any] = []
-    give_up_at, size = time.monotonic() + _TIME_LIMIT_S, _FIRST_WINDOW
+    windows = _Windows()
     while top > lowest and len(found) <= wanted:
-        bottom, size = max(lowest, top - size), _larger(size)
+        bottom = max(lowest, top - windows.size)
         window = rows.filter(pk__lt=top, pk__gte=bottom).order_by("-pk")
         found += window[: wanted + 1 - len(found)]
         top = bottom
-        if time.monotonic() > give_up_at and len(found) <= wanted and top > lowest:
+        if not windows.has_next() and len(found) <= wanted and top > lowest:
             return Found(found, top)
     return _page(found, wanted)
 
@@ -62,13 +63,13 @@ def look_up(rows: QuerySet[Any], after: int, wanted: int) -> Found:
     lowest, highest = _bounds(rows.model)
     bottom = max(after, lowest - 1)
     found: list[Any] = []
-    give_up_at, size = time.monotonic() + _TIME_LIMIT_S, _FIRST_WINDOW
+    windows = _Windows()
     while bottom < highest and len(found) <= wanted:
-        top, size = bottom + size, _larger(size)
+        top = bottom + windows.size
         window = rows.filter(pk__gt=bottom, pk__lte=top).order_by("pk")
         found += window[: wanted + 1 - len(found)]
         bottom = top
-        if time.monotonic() > give_up_at and len(found) <= wanted and bottom < highest:
+        if not windows.has_next() and len(found) <= wanted and bottom < highest:
             return Found(found, bottom)
     return _page(found, wanted)
 
@@ -77,8 +78,22 @@ def _page(found: list[Any], wanted: int) -> Found:
     return Found(found[:wanted], found[wanted - 1].pk if len(found) > wanted else None)
 
 
-def _larger(size: int) -> int:
-    return min(4 * size, _LARGEST_WINDOW)
+class _Windows:
+    """How many ids each window has, from how long the one before it took."""
+
+    def __init__(self) -> None:
+        self.size = _FIRST_WINDOW
+        self._began = time.monotonic()
+        self._give_up_at = self._began + _TIME_LIMIT_S
+
+    def has_next(self) -> bool:
+        """Return whether there is time for another window, after the present one was searched."""
+        now = time.monotonic()
+        left_s, took_s = self._give_up_at - now, now - self._began
+        fitting = int(self.size * left_s / took_s) if took_s else _LARGEST_WINDOW
+        self.size = min(4 * self.size, max(fitting, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+        self._began = now
+        return left_s > 0
 
 
 def _bounds(model: type[Model]) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import all_clients, memory_of
 from inference_site.storage.repeated import repeated
 from inference_site.usage.histograms import percentile
-from inference_site.usage.models import LatencyRollup, Period
+from inference_site.usage.models import Measure, Period
 from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by
 
 MOST_FOUND = 50
@@ -137,7 +137,7 @@ def _usual_ttft(model: str, today: dt.datetime) -> float | None:
 
 def _p95(span: Span) -> float | None:
     with reading():
-        counts = histograms(span)[LatencyRollup.Measure.TTFT]
+        counts = histograms(span)[Measure.TTFT]
     together: Counter[int] = sum(counts.values(), Counter())
     return percentile(together, 0.95)
 

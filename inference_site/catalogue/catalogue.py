@@ -101,8 +101,6 @@ class Catalogue:
         self.models, self._by_name = self._joined()
         new = [spec for id_, spec in self.models.items() if id_ not in old]
         self.optional |= {spec.id for spec in new}
-        for spec in new:
-            logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
         entries = (*self._entries.values(), *self._stored)
         late = [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
         return Changes(

@@ -75,6 +75,8 @@ def watch_models(on_change: Callable[[Changes], None] = lambda _: None) -> None:
     def attempt() -> None:
         try:
             if changes := look():
+                for spec in changes.new:
+                    logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
                 on_change(changes)
         except Exception:  # A disk of the network that does not answer, say.
             logger.exception("models: cannot look for changes")

@@ -14,7 +14,7 @@ from django.db import OperationalError, connection, transaction
 from psycopg.errors import LockNotAvailable
 
 from inference_site.accounts.rate_limits import Accounted
-from inference_site.usage.histograms import bucket_sql
+from inference_site.usage.histograms import MOVE_LATE, add_sql, counts_sql
 
 _MAX_ROWS = 5_000
 _LOCK = 0x1F5A_ACC0
@@ -62,28 +62,7 @@ SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
 """  # noqa: S608  # All statements here are built from constants.
 
 
-def _milliseconds(start: str, end: str) -> str:
-    return f"extract(epoch FROM {end} - {start})::float * 1000"
-
-
-# For each generation: queue wait, time to first token, and tokens per second after that token.
-MEASURES = f"""LATERAL (VALUES
-    ('queue', {_milliseconds("created_at", "claimed_at")}),
-    ('ttft', {_milliseconds("created_at", "first_token_at")}),
-    ('speed', CASE WHEN output_tokens > 1 AND finished_at > first_token_at THEN
-        (output_tokens - 1) * 1000 / ({_milliseconds("first_token_at", "finished_at")}) END)
-) AS measured (measure, value)"""
-BUCKET = bucket_sql("value")
-
-_ROLL_UP_LATENCY = f"""
-INSERT INTO usage_latencyrollup AS kept ({ROLLUP_KEY}, measure, bucket, count)
-SELECT period, {START}, project_id, api_key_id, model, measure, {BUCKET}, count(*)
-FROM generations_generation, {MEASURES}, {PERIODS}
-WHERE id = ANY(%(ids)s) AND value IS NOT NULL
-GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
-ON CONFLICT ({ROLLUP_KEY}, measure, bucket) DO UPDATE SET count = kept.count + excluded.count
-"""  # noqa: S608
-
+_ROLL_UP_LATENCY = add_sql(counts_sql(START, PERIODS, "id = ANY(%(ids)s)"))
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
 RESERVED = "CASE unit WHEN 'cost' THEN reserved_cost ELSE reserved_tokens END"
@@ -161,6 +140,7 @@ def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
     with transaction.atomic(), connection.cursor() as cursor:
         if not _has_lock(cursor, wait_ms):
             return []
+        cursor.execute(MOVE_LATE)
         cursor.execute(_TAKE, [most])
         ids = {"ids": [id_ for (id_,) in cursor.fetchall()]}
         if not ids["ids"]:

@@ -1,7 +1,8 @@
 """Histograms of latencies and speeds, which can be added up, as percentiles cannot.
 
 Bucket ``b`` holds the values from ``√2^b`` up to ``√2^(b+1)``, so a percentile read from it is
-less than 20 % too high or too low.
+less than 20 % too high or too low. Each count is kept three times: for its key, for all keys of its
+project, and for all projects.
 """
 
 from __future__ import annotations
@@ -16,6 +17,54 @@ LEAST = 0.01
 def bucket_sql(value: str) -> str:
     """Return the SQL expression of the bucket for the SQL expression of a value."""
     return f"floor(2 * ln(greatest({value}, {LEAST})::float) / ln(2::float))::smallint"
+
+
+_KEYS = "coalesce(project_id, 0) AS project_id, coalesce(api_key_id, 0) AS api_key_id"
+_EACH_SUM = "GROUPING SETS ((project_id, api_key_id), (project_id), ())"
+
+KEY = "period, start, project_id, api_key_id, model, measure, bucket"
+
+
+def _milliseconds(start: str, end: str) -> str:
+    return f"extract(epoch FROM {end} - {start})::float * 1000"
+
+
+# For each generation: queue wait, time to first token, and tokens per second after that token.
+_MEASURES = f"""LATERAL (VALUES
+    ('queue', {_milliseconds("created_at", "claimed_at")}),
+    ('ttft', {_milliseconds("created_at", "first_token_at")}),
+    ('speed', CASE WHEN output_tokens > 1 AND finished_at > first_token_at THEN
+        (output_tokens - 1) * 1000 / ({_milliseconds("first_token_at", "finished_at")}) END)
+) AS measured (measure, value)"""
+
+
+def counts_sql(start: str, periods: str, where: str) -> str:
+    """Return the SQL that counts generations: the columns of ``KEY`` and ``count``.
+
+    ``start`` is the start of a generation's bucket by ``period``, which ``periods`` selects from.
+    """
+    bucket = bucket_sql("value")
+    return f"""
+    SELECT period, {start} AS start, {_KEYS}, model, measure, {bucket} AS bucket, count(*) AS count
+    FROM generations_generation, {_MEASURES}, {periods}
+    WHERE {where} AND value IS NOT NULL
+    GROUP BY period, {start}, model, measure, {bucket}, {_EACH_SUM}
+    """  # noqa: S608  # All statements here are built from constants.
+
+
+def add_sql(counts: str) -> str:
+    """Return the SQL that adds counts to those that are kept."""
+    return f"""
+    INSERT INTO usage_latencyhistogram AS kept ({KEY}, count) {counts}
+    ON CONFLICT ({KEY}) DO UPDATE SET count = kept.count + excluded.count
+    """
+
+
+MOVE_LATE = "WITH late AS (DELETE FROM usage_latencyrollup RETURNING *) " + add_sql(f"""
+SELECT period, start, {_KEYS}, model, measure, bucket, sum(count) FROM late
+GROUP BY period, start, model, measure, bucket, {_EACH_SUM}
+""")  # noqa: S608
+"""Moves what processes of the release before have written since the migration."""
 
 
 def bucket_of(value: float) -> int:

@@ -65,16 +65,52 @@ class UsageRollup(Rollup):
         return f"{self.period} of {self.start}"
 
 
-class LatencyRollup(Rollup):
-    """One bucket of a histogram: how many generations had a measure in this range."""
+class Measure(models.TextChoices):
+    """What histograms are kept of."""
 
-    class Measure(models.TextChoices):
-        QUEUE = "queue", "queue wait (ms)"
-        TTFT = "ttft", "time to first token (ms)"
-        SPEED = "speed", "tokens per second"
+    QUEUE = "queue", "queue wait (ms)"
+    TTFT = "ttft", "time to first token (ms)"
+    SPEED = "speed", "tokens per second"
+
+
+class LatencyHistogram(Rollup):
+    """One bucket of a histogram: how many generations had a measure in this range.
+
+    The sums over the keys of a project have rows of their own, with ``EVERY`` for the key, and so
+    have the sums over all projects. A report of a week would add up a million rows without them.
+    """
+
+    EVERY = 0
+    """Stands for all keys, and for all projects; no key and no project has this primary key."""
 
     measure = models.CharField(max_length=8, choices=Measure.choices)
     # inference_site.usage.histograms defines the bounds of buckets.
+    bucket = models.SmallIntegerField()
+    count = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            # The key and the project come first: a report reads one range of this index.
+            models.UniqueConstraint(
+                fields=["period", "api_key", "project", "start", "model", "measure", "bucket"],
+                name="latency_histogram_once",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["period", "start"], name="latency_histogram_by_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.bucket} of {self.start}"
+
+
+class LatencyRollup(Rollup):
+    """What processes of the release before still write; accounting moves it into histograms.
+
+    To be dropped in the next release.
+    """
+
+    measure = models.CharField(max_length=8, choices=Measure.choices)
     bucket = models.SmallIntegerField()
     count = models.PositiveBigIntegerField(default=0)
 

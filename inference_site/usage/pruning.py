@@ -20,12 +20,12 @@ from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
 from inference_site.site_settings.current import usage_log_days
 from inference_site.storage.old_rows import delete_older
-from inference_site.usage.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 
 BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
-    LatencyRollup: {Period.MINUTE: 2, Period.HOUR: 35},
+    LatencyHistogram: {Period.MINUTE: 2, Period.HOUR: 35},
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 _LOGIN_FAILURE_DAYS = 90

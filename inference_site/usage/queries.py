@@ -6,14 +6,14 @@ import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
-from inference_site.usage.models import LatencyRollup, Period, Rollup, UsageRollup
+from inference_site.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
 
 LENGTH = {
     Period.MINUTE: dt.timedelta(minutes=1),
@@ -123,11 +123,20 @@ def histograms(span: Span) -> Histograms:
 
     Counts of several time buckets can be added up; percentiles cannot.
     """
-    rows = _rows(LatencyRollup, span).values_list("measure", "start", "bucket").order_by()
+    kept = _rows(LatencyHistogram, _with_sums(span))
+    rows = kept.values_list("measure", "start", "bucket").order_by()
     found: Histograms = defaultdict(lambda: defaultdict(Counter))
     for measure, start, bucket, count in rows.annotate(Sum("count")):
         found[measure][start][bucket] = count
     return found
+
+
+def _with_sums(span: Span) -> Span:
+    """Return the span that names the rows with the sums where it names no keys."""
+    if span.api_keys is not None:
+        return span
+    every = [LatencyHistogram.EVERY]
+    return replace(span, projects=every if span.projects is None else span.projects, api_keys=every)
 
 
 def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:

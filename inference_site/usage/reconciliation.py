@@ -21,9 +21,7 @@ from inference_site.generations.models import Generation
 from inference_site.site_settings.current import usage_log_days
 from inference_site.usage.accounting import (
     AFFECTS,
-    BUCKET,
     HAS_RESERVATION,
-    MEASURES,
     RESERVED,
     ROLLUP_KEY,
     SPEND_START,
@@ -32,13 +30,14 @@ from inference_site.usage.accounting import (
     USED,
     hold_lock,
 )
-from inference_site.usage.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.histograms import KEY as LATENCY_KEY
+from inference_site.usage.histograms import MOVE_LATE, counts_sql
+from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 from inference_site.usage.pruning import KEPT_DAYS
 
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PERIOD = "(SELECT %(period)s::text AS period) AS periods"
 _ACCOUNTED = "is_accounted AND finished_at >= %(since)s"
-_LATENCY_KEY = f"{ROLLUP_KEY}, measure, bucket"
 
 _USAGE = f"""
 SELECT period, {START} AS start, project_id, api_key_id, model,
@@ -46,12 +45,7 @@ SELECT period, {START} AS start, project_id, api_key_id, model,
 FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
 GROUP BY period, {START}, project_id, api_key_id, model
 """  # noqa: S608  # All statements here are built from constants.
-_LATENCY = f"""
-SELECT period, {START} AS start, project_id, api_key_id, model, measure, {BUCKET} AS bucket,
-    count(*) AS count
-FROM generations_generation, {MEASURES}, {_PERIOD} WHERE {_ACCOUNTED} AND value IS NOT NULL
-GROUP BY period, {START}, project_id, api_key_id, model, measure, {BUCKET}
-"""  # noqa: S608
+_LATENCY = counts_sql(START, _PERIOD, _ACCOUNTED)
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
@@ -83,16 +77,17 @@ def differences() -> list[Difference]:
         found: list[Difference] = []
         for period in Period.values:
             found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
-            found += _compare(cursor, LatencyRollup, period, _LATENCY, _LATENCY_KEY, ("count",))
+            found += _compare(cursor, LatencyHistogram, period, _LATENCY, LATENCY_KEY, ("count",))
         return found + _compare_spends(cursor)
 
 
 def rebuild() -> None:
     """Rebuild roll-ups and budget counters from the usage log, as far back as it reaches."""
     with _locked() as cursor:
+        cursor.execute(MOVE_LATE)
         for period in Period.values:
             _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
-            _rewrite(cursor, LatencyRollup, period, _LATENCY, f"{_LATENCY_KEY}, count")
+            _rewrite(cursor, LatencyHistogram, period, _LATENCY, f"{LATENCY_KEY}, count")
         _recount(cursor, list(Budget.objects.values_list("pk", flat=True)))
 
 
@@ -109,7 +104,7 @@ def _locked() -> Iterator[Any]:
         yield cursor
 
 
-def _since(kind: type[UsageRollup | LatencyRollup], period: str) -> dt.datetime:
+def _since(kind: type[UsageRollup | LatencyHistogram], period: str) -> dt.datetime:
     """Return the time from which both sides are complete; earlier rows may have been pruned."""
     now, since = timezone.now(), _log_since()
     if (days := KEPT_DAYS[kind].get(period)) is not None:

@@ -17,7 +17,7 @@ from inference_site.alarms import conditions, evaluation
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
 from inference_site.usage.histograms import bucket_of
-from inference_site.usage.models import LatencyRollup, Period, UsageRollup
+from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 from inference_site.usage.queries import floor
 from tests.generations.rows import create_generation
 
@@ -114,7 +114,10 @@ def used(key: ApiKey, at: dt.datetime, period: Period, ttft_ms: float, **sums: i
     UsageRollup.objects.create(**shared, **sums)
     count = sums["requests"]
     bucket = bucket_of(ttft_ms)
-    LatencyRollup.objects.create(**shared, measure="ttft", bucket=bucket, count=count)
+    every = {"project_id": LatencyHistogram.EVERY, "api_key_id": LatencyHistogram.EVERY}
+    LatencyHistogram.objects.create(
+        **{**shared, **every}, measure="ttft", bucket=bucket, count=count
+    )
 
 
 @pytest.mark.parametrize(

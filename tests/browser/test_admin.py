@@ -341,12 +341,15 @@ LATERAL (SELECT date_trunc('minute', now() - ago * interval '1 minute', 'UTC') A
 ON CONFLICT DO NOTHING
 """
 BUSY_LATENCIES = """
-INSERT INTO usage_latencyrollup (period, start, project_id, api_key_id, model, measure, bucket,
+INSERT INTO usage_latencyhistogram (period, start, project_id, api_key_id, model, measure, bucket,
     count)
-SELECT period, start, project_id, api_key_id, model, measure, low + spread, 5 - spread
+SELECT period, start, coalesce(project_id, 0), coalesce(api_key_id, 0), model, measure,
+    low + spread, sum(5 - spread)
 FROM usage_usagerollup, generate_series(0, 3) spread,
     (VALUES ('ttft', 12), ('speed', 10), ('queue', 5)) measures (measure, low)
 WHERE period = 'minute' AND model = 'demo'
+GROUP BY period, start, model, measure, low + spread,
+    GROUPING SETS ((project_id, api_key_id), (project_id), ())
 ON CONFLICT DO NOTHING
 """
 

@@ -149,8 +149,12 @@ def stored_model(db: None) -> Iterator[str]:
     catalogue.cache_clear()
 
 
-def test_a_worker_starts_with_a_model_of_the_database(stored_model: str) -> None:
+def test_a_worker_starts_with_a_model_of_the_database(
+    stored_model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     assert [spec.id for spec in wanted_specs(["demo", "k"])] == ["demo", stored_model]
+    assert caplog.text == "", "`serve` prints it among its own lines"
 
 
 @pytest.mark.django_db

@@ -53,6 +53,7 @@ LEFT_TO_ADMINISTRATORS = {
     "accounts.keysecret": "add change delete view",
     "request_log.refusal": "add change delete view",
     "responses_api.item": "add change delete view",
+    "usage.latencyhistogram": "add change delete view",
     "usage.latencyrollup": "add change delete view",
 }
 """What neither viewers nor operators have, on purpose: by model, the actions."""

@@ -18,7 +18,7 @@ from inference_site.accounts.budgets import Estimate, reserve
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.generations.models import Status
 from inference_site.usage.accounting import account
-from inference_site.usage.models import LatencyRollup, UsageRollup
+from inference_site.usage.models import LatencyHistogram, UsageRollup
 from inference_site.usage.pruning import prune
 from tests.generations.rows import create_generation
 
@@ -74,7 +74,7 @@ def test_a_counter_that_differs_is_named_and_rebuilt(api_key: Key, harm: str) ->
         case "usage":
             UsageRollup.objects.filter(pk=row.pk).update(output_tokens=row.output_tokens + 1)
         case "latency":
-            LatencyRollup.objects.filter(period="hour").update(count=99)
+            LatencyHistogram.objects.filter(period="hour").update(count=99)
         case "missing":
             row.delete()
         case "spent":

@@ -47,24 +47,17 @@ class Bar:
 def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[str, Any]:
     """Return what is shown of a key or a project to this user."""
     user = context["request"].user
-    generations = Generation.objects.filter(**_its(tenant))
+    is_key = isinstance(tenant, ApiKey)
+    column, chosen = ("api_key", "key") if is_key else ("project", "project")
+    generations = Generation.objects.filter(**{column: tenant.pk})
     return {
         "tiles": _tiles(tenant) if user.has_perm("usage.view_usagerollup") else [],
         "bars": [*_budgets(tenant), *_a_minute(tenant), *_running(tenant, generations)],
         "may_see_errors": user.has_perm("generations.view_generation"),
         "errors": latest_errors(generations),
         "latest": f"{LATEST:,}",
-        "refused": f"{reverse('admin:requests')}?status=refused&{_chosen(tenant)}",
+        "refused": f"{reverse('admin:requests')}?status=refused&{chosen}={tenant.pk}",
     }
-
-
-def _chosen(tenant: ApiKey | Project) -> str:
-    return f"{'key' if isinstance(tenant, ApiKey) else 'project'}={tenant.pk}"
-
-
-def _its(tenant: ApiKey | Project) -> dict[str, int]:
-    name = "api_key_id" if isinstance(tenant, ApiKey) else "project_id"
-    return {name: int(tenant.pk)}
 
 
 def _tiles(tenant: ApiKey | Project) -> list[Tile]:

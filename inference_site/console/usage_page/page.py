@@ -32,7 +32,7 @@ from inference_site.console.usage_page.tiles import (
 )
 from inference_site.usage.csv_export import usage_rows
 from inference_site.usage.histograms import percentile
-from inference_site.usage.models import LatencyRollup
+from inference_site.usage.models import Measure
 from inference_site.usage.queries import (
     Histograms,
     Span,
@@ -122,8 +122,8 @@ def _charts(choice: Choice, buckets: Sequence[Usage], latencies: Histograms) -> 
         counted("cached input", "cached_tokens"),
         counted("output", "output_tokens"),
     ]
-    ttft = _percentiles(latencies[LatencyRollup.Measure.TTFT], starts)
-    speed = _percentiles(latencies[LatencyRollup.Measure.SPEED], starts, LEAST)
+    ttft = _percentiles(latencies[Measure.TTFT], starts)
+    speed = _percentiles(latencies[Measure.SPEED], starts, LEAST)
     ms, of_one = milliseconds_or_seconds, "Tokens per second of one answer"
     return [
         chart("requests", "Requests", times, requests, "bars", short, ticks),

@@ -16,7 +16,7 @@ from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.usage.histograms import percentile
-from inference_site.usage.models import LatencyRollup
+from inference_site.usage.models import Measure
 from inference_site.usage.queries import Histograms, Span, Usage, histograms, reading, total_by
 
 LATEST = 5_000
@@ -84,9 +84,9 @@ def tiles_of(total: Usage, latencies: Histograms, models: Iterable[str] = ()) ->
             short(total.output_tokens),
             f"{short(total.reasoning_tokens)} reasoning",
         ),
-        _pair("First token", latencies[LatencyRollup.Measure.TTFT], milliseconds_or_seconds),
-        _pair("Tokens/s", latencies[LatencyRollup.Measure.SPEED], short, LEAST),
-        _pair("Queue wait", latencies[LatencyRollup.Measure.QUEUE], milliseconds_or_seconds),
+        _pair("First token", latencies[Measure.TTFT], milliseconds_or_seconds),
+        _pair("Tokens/s", latencies[Measure.SPEED], short, LEAST),
+        _pair("Queue wait", latencies[Measure.QUEUE], milliseconds_or_seconds),
         _cost(total, models),
     ]
 
