@@ -25,7 +25,7 @@ from unfold.views import ChangeList
 from inference_site.admin_pages.site_admin import SiteAdmin
 
 BEFORE, AFTER = "before", "after"
-_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 1_000, 100_000
+_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
 _TIME_LIMIT_S = 0.08
 _DISORDER = dt.timedelta(minutes=1)
 """Ids and times may differ in order by as much as one transaction lasts."""

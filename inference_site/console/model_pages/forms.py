@@ -74,7 +74,9 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         "Context length", "Tokens for each slot. Empty: as the file says, at most 8,192."
     )
     gpu_layers = _whole("GPU layers", "Empty or -1: all that fit.", -1)
-    keep_alive = _number("Keep alive (s)", "Unloads a model that was loaded on demand when idle.")
+    keep_alive = _number(
+        "Keep alive (s)", "How long it stays without requests when it was loaded on demand."
+    )
     aliases = _text("Aliases", "Other names, separated by commas.")
     projects = _text("Projects", "Names of the projects that may use it. Empty: all.")
     is_listed = forms.BooleanField(
@@ -154,7 +156,7 @@ class PullForm(forms.ModelForm[Pull]):
         help_texts = {
             "reference": "owner/name:Q4_K_M, owner/name/file.gguf, or owner/name for its only one.",
             "revision": "Branch, tag or commit.",
-            "model_id": "Under which ID it is served. Empty: the name of the file.",
+            "model_id": "The ID that clients use. Empty: the name of the file.",
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

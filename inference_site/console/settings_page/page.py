@@ -86,7 +86,7 @@ def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> N
     ]
     if told:
         log_action(request, saved, "; ".join(told))
-    messages.success(request, "Saved. It holds in all processes within seconds.")
+    messages.success(request, "Saved. All processes use it within seconds.")
 
 
 def _shown(value: Any) -> str:
