@@ -37,8 +37,18 @@ def preview(text: str | None) -> str:
 
 @register.filter
 def milliseconds(value: float | None) -> str:
-    """Return milliseconds; a dash for None."""
-    return "—" if value is None else f"{value:,.0f} ms"
+    """Return milliseconds, as seconds from one second on; a dash for None."""
+    if value is None:
+        return "—"
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
+
+
+@register.filter
+def size(count: int) -> str:
+    """Return bytes in MiB, from one GiB on in GiB; a dash for none."""
+    if not count:
+        return "—"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 @register.filter

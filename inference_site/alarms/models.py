@@ -46,7 +46,7 @@ class Rule(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.bound:g}"
+        return f"{self.get_kind_display()}: {self.bound:g}"
 
 
 class Alarm(models.Model):

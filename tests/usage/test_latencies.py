@@ -83,7 +83,9 @@ def run(sql: str) -> None:
         cursor.execute(sql)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(rows, rows, chosen, chosen, st.none() | st.sampled_from([["a"], ["a", "b"]]))
 def test_histograms_equal_the_sums_of_what_the_release_before_has_written(
     earlier: Sequence[Row],

@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.admin_pages.labels import money
+from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
@@ -87,12 +87,12 @@ def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
         ("Source", _source(spec)),
         ("Engine", f"{spec.engine} ({library})" if library else spec.engine),
         ("File", "—" if spec.file is None else str(spec.file)),
-        ("Size", _size(facts.get("size_bytes", 0))),
+        ("Size", size(facts.get("size_bytes", 0))),
         ("Architecture", facts.get("architecture") or "—"),
         ("Quantisation", facts.get("quantisation") or "—"),
         ("Context", _context(spec, facts)),
         ("Slots", f"{spec.slots} in each worker"),
-        ("Memory needed", _size(facts.get("memory_bytes", 0), "about ")),
+        ("Memory needed (about)", size(facts.get("memory_bytes", 0))),
         ("Price", _price(spec)),
         ("Aliases", ", ".join(spec.aliases) or "—"),
         ("Projects", ", ".join(spec.projects) or "all"),
@@ -119,16 +119,9 @@ def _source(spec: ModelSpec) -> str:
     return "a file in MODELS_DIR, without an entry"
 
 
-def _size(count: int, before: str = "") -> str:
-    if not count:
-        return "—"
-    shown = f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-    return f"{before}{shown}"
-
-
 def _context(spec: ModelSpec, facts: FileFacts) -> str:
     trained = facts.get("trained_context", 0)
-    told = f" of {trained:,} as trained" if trained else ""
+    told = f"; trained with {trained:,}" if trained else ""
     return f"{spec.context_length:,} tokens in each slot{told}"
 
 

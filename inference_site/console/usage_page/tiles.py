@@ -61,7 +61,8 @@ def tiles_over(span: Span) -> list[Tile]:
     """Return tiles of the usage in a span."""
     with reading():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
-        return tiles_of(summed(by_model.values()), histograms(span), by_model)
+        models = span.models or by_model
+        return tiles_of(summed(by_model.values()), histograms(span), models)
 
 
 def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:

@@ -6,8 +6,8 @@ there; until a process of this release accounts, it waits in the old table. Mean
 the release before show no latencies of earlier hours, and its ``manage.py usage`` may neither check
 nor rebuild.
 
-The move holds the lock of accounting: half a minute for four million rows, during which roll-ups
-and budgets are not brought up to date, and no request waits.
+The move holds the lock of accounting: minutes for millions of rows, during which roll-ups and the
+spent amounts of budgets are not brought up to date. Requests do not wait for it.
 """
 
 import django.db.models.deletion
