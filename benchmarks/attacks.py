@@ -1,14 +1,15 @@
 """What one project's attack costs another: ``make attacks``.
 
 A bystander asks for short streamed answers, one after the other, and reads one stream that runs:
-first alone, then during the attack. The attack comes from this host, so it also takes processor
-time that a real one would not; the ratio of the two runs is an upper bound.
+first alone, then during the attack. The attackers have the lowest priority on this host, which a real
+one would not share; what they take of its processors all the same makes the ratio an upper bound.
 """
 
 import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import re
 import socket
 import struct
@@ -248,6 +249,7 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dic
 
 def attack(url: str, key: str, name: str) -> None:
     """Attack until this process is killed."""
+    os.nice(19)
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
         attacker = Attacker(url, key, http)
