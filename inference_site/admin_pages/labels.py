@@ -40,7 +40,9 @@ def milliseconds(value: float | None) -> str:
     """Return milliseconds, as seconds from one second on; a dash for None."""
     if value is None:
         return "—"
-    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
+    if value < 1000:
+        return f"{value:.0f} ms"
+    return f"{value / 1000:,.{2 if value < 10_000 else 1}f} s"
 
 
 @register.filter

@@ -87,7 +87,7 @@ def test_the_list_shows_project_model_and_times(admin: Client, api_key: Key) -> 
     )
     shown = page(admin.get(GENERATIONS))
     assert is_listed(row, shown)
-    for text in ("owner", "tiny", "Completed", "1,250 ms", "2,500 ms", ">42<", "1,107", "13", "85"):
+    for text in ("owner", "tiny", "Completed", "1.25 s", "2.50 s", ">42<", "1,107", "13", "85"):
         assert text in shown
 
 

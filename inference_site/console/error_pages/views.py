@@ -34,7 +34,7 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
         request,
         HTTPStatus.FORBIDDEN,
         "No permission",
-        "Your user may not do this. If others may, an administrator can give it the permission.",
+        "Your user may not do this. An administrator can give it the permission, if there is one.",
     )
 
 
