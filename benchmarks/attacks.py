@@ -1,14 +1,15 @@
 """What one project's attack costs another: ``make attacks``.
 
 A bystander asks for short streamed answers, one after the other, and reads one stream that runs:
-first alone, then during the attack. The attack comes from this host, so it also takes processor
-time that a real one would not; the ratio of the two runs is an upper bound.
+first alone, then during the attack. The attackers have the lowest priority on this host, which a
+real one would not share; what they take of its processors makes the ratio an upper bound.
 """
 
 import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import re
 import socket
 import struct
@@ -36,6 +37,8 @@ _MODELS = {
 }
 _ATTACKERS = 3
 _LIMIT = 20 * MIB
+_COMPARED = ("ttft_p50_ms", "ttft_p99_ms", "longest_gap_ms")
+Figures = dict[str, float | str]
 _RUNNING = [{"repeat": 100_000, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
 _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
 
@@ -230,7 +233,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
 }
 
 
-def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, object]:
+def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> Figures:
     """Return what the bystander meets alone, and during the attack."""
     alone = Bystander(endpoint, other).look(duration_s)
     # In processes of their own: they share the processors with the stack, but no lock of Python's.
@@ -243,11 +246,13 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dic
     for process in attackers:
         process.kill()
         process.join()
-    return {"alone": alone, "attacked": attacked}
+    before = {f"alone_{key}": alone[key] for key in _COMPARED}
+    return {"attack": name, **attacked, **before}
 
 
 def attack(url: str, key: str, name: str) -> None:
     """Attack until this process is killed."""
+    os.nice(19)
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
         attacker = Attacker(url, key, http)
@@ -256,16 +261,11 @@ def attack(url: str, key: str, name: str) -> None:
                 ATTACKS[name](attacker)
 
 
-def row(name: str, figures: dict[str, object]) -> str:
+def line(figures: Figures) -> str:
     """Return a line of the table: the attack's figures, and how many times those without it."""
-    alone, attacked = figures["alone"], figures["attacked"]
-    assert isinstance(alone, dict)
-    assert isinstance(attacked, dict)
-    cells = [
-        f"{attacked[key]:.0f} ms ({attacked[key] / alone[key]:.1f} ×)"
-        for key in ("ttft_p50_ms", "ttft_p99_ms", "longest_gap_ms")
-    ]
-    return f"| {name} | {' | '.join(cells)} | {attacked['failures']} |"
+    compared = [(float(figures[key]), float(figures[f"alone_{key}"])) for key in _COMPARED]
+    cells = [f"{attacked:.0f} ms ({attacked / alone:.1f} ×)" for attacked, alone in compared]
+    return f"| {figures['attack']} | {' | '.join(cells)} | {figures['failures']} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -276,17 +276,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_write_option(parser)
     options = parser.parse_args(arguments)
     end_on_sigterm()
-    machine, figures = describe_machine(), {}
+    machine, rows = describe_machine(), []
     with platform_with(_MODELS) as endpoint:
         other = key_of_another_project(endpoint)
         Bystander(endpoint, other).look(3)  # To warm up.
         print("| attack | first token p50 | p99 | longest gap | failures |\n|---|---|---|---|---|")
         for name in options.only:
-            figures[name] = measure(endpoint, other, name, options.seconds)
-            print(row(name, figures[name]), flush=True)
+            rows.append(measure(endpoint, other, name, options.seconds))
+            print(line(rows[-1]), flush=True)
     print(f"\n{machine['Processor']}, load average before: {machine['Load average before']}")
     if options.write:
-        keep("attacks", figures, machine)
+        keep("attacks", {"rows": rows}, machine)
 
 
 if __name__ == "__main__":

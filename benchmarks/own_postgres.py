@@ -63,9 +63,15 @@ def environment(url: str) -> dict[str, str]:
 
 
 def use(url: str) -> None:
-    """Have the product's models in this process use this database; once a process."""
+    """Have the product's models in this process use this database; once a process.
+
+    A site that is started afterwards has its own settings.
+    """
+    before = dict(os.environ)
     os.environ.update(environment(url))
     django.setup()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def configure(server: PatientPostgres, url: str, settings: Mapping[str, str]) -> None:

@@ -36,7 +36,8 @@ def usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
 
 
-TOKEN = event(choice({"content": " token"}))
+# LiteLLM ends a stream in which one piece comes a hundred times in a row.
+TOKENS = [event(choice({"content": f" token{number}"})) for number in range(10)]
 FIRST = event(choice({"role": "assistant", "content": " token"}))
 
 
@@ -98,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_at(at, self._send, tokens, sent, at)
 
     def _send(self, tokens: int, sent: int, at: float) -> None:
-        self._transport.write(TOKEN)
+        self._transport.write(TOKENS[sent % len(TOKENS)])
         self._next(tokens, sent + 1, at)
 
 

@@ -1,7 +1,8 @@
 """Cancelling generations: for a client that left, the API, operators and maintenance alike.
 
 First the cancel flag in Redis, then the row. A worker that claims the row between the two reads the
-flag when it begins; with the row first, it could begin and see no flag for a while.
+flag when it begins; with the row first, it could begin and see no flag for a while. The row of one
+in the background keeps that it is to stop: it may be begun anew after Redis has lost the flag.
 """
 
 from __future__ import annotations
@@ -48,17 +49,22 @@ def cancel_waiting(
     generation_ids: Collection[str], error: Exception | None = None
 ) -> frozenset[str]:
     """Cancel those that nobody has claimed, their flags being set; return their ids."""
-    found = Generation.objects.filter(public_id__in=generation_ids)
-    found = found.filter(status__in=[Status.QUEUED, *TERMINAL])
     waiting: dict[str, Generation] = {}
-    for generation in found:
+    may_go_on: set[str] = set()
+    for generation in Generation.objects.filter(public_id__in=generation_ids):
+        if generation.status in TERMINAL:  # Its worker will not see the flag, and so not remove it.
+            drop_cancel_flag(generation.public_id)
+            continue
         if generation.status == Status.QUEUED:
             waiting[generation.public_id] = generation
-        else:  # Its worker will not see the flag, and so not remove it.
-            drop_cancel_flag(generation.public_id)
+        if generation.background:
+            may_go_on.add(generation.public_id)
     has_readers = {g.public_id for g in waiting.values() if error or kind_of(g.kind).recover}
     ended = {id_ for id_ in has_readers if _end_one(waiting[id_], error)}
-    return frozenset(ended | _end_many(waiting, waiting.keys() - has_readers))
+    ended |= _end_many(waiting, waiting.keys() - has_readers)
+    if may_go_on - ended:
+        Generation.objects.note_cancel(may_go_on - ended)
+    return frozenset(ended)
 
 
 def _end_one(generation: Generation, error: Exception | None) -> bool:

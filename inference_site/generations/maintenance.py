@@ -5,6 +5,7 @@ expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
 homeless    waiting in the background for a model that the site does not have any more: failed
 unattended  left by all its readers, for longer than its grace: cancelled
+unstopped   goes on although it was to stop a while ago: asked again to stop
 unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
 left        requests in Redis whose generation has ended, or never was: dropped
@@ -76,6 +77,8 @@ _LEFT_S = 60
 """How long after ``EVENT_LOG_PATIENCE_S`` a request may be in Redis until its row is looked at."""
 _MOST_EXPIRED = 200
 """How many expire in one pass: when thousands do at once, dead workers must not wait for that."""
+_STOPPED_S = 2.0
+"""How long it may take until a worker stops what it is to stop."""
 _RECEIVED_S = 2.0
 """How long a wake-up may take before a generation that waits gets a new one."""
 
@@ -87,6 +90,7 @@ def maintain() -> None:
         expire_waiting,
         expire_unloaded,
         stop_unattended,
+        stop_again,
         expire_homeless,
         wake_again,
         drop_gone,
@@ -186,7 +190,7 @@ def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = Fals
 
 def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
-    if generation.background and is_cancel_requested(generation.public_id):
+    if generation.background and _is_to_stop(generation):
         cancel_held = partial(Generation.objects.cancel_abandoned, *held)
         end_in_place(generation, Status.CANCELLED, cancel_held, None)
         return
@@ -200,6 +204,10 @@ def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
         return
     fail = partial(Generation.objects.fail_abandoned, *held, "worker_lost")
     end_in_place(generation, Status.FAILED, fail, WorkerLost())
+
+
+def _is_to_stop(generation: Generation) -> bool:
+    return bool(generation.cancel_requested_at) or is_cancel_requested(generation.public_id)
 
 
 def expire_waiting() -> None:
@@ -239,6 +247,20 @@ def _stop_unattended(public_id: str, is_going_on: bool) -> None:
     if is_going_on:
         cancel([public_id])
     forget([public_id])
+
+
+def stop_again() -> None:
+    """Ask again for what was to stop a while ago: Redis may have lost the flag for its worker."""
+    late = [public_id for (public_id,) in _unstopped()]
+    if late:
+        cancel(late)
+
+
+@repeated
+def _unstopped() -> QuerySet[Any, Any]:
+    limit = Now() - timedelta(seconds=_STOPPED_S)
+    late = Generation.objects.filter(finished_at=None, cancel_requested_at__lt=limit)
+    return late.values_list("public_id")
 
 
 def expire_unloaded() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import connection, models, transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
@@ -115,7 +116,8 @@ def _finish(columns: tuple[str, ...]) -> str:
 
 
 _SET_LATER = (
-    *("status", "worker", "preferred_until", "alone_since", "attempt", "claimed_at"),
+    *("status", "worker", "preferred_until", "alone_since", "cancel_requested_at"),
+    *("attempt", "claimed_at"),
     *("first_token_at", "finished_at", "finish_reason", "error_code", "is_accounted"),
     *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
     *("prefill_ms", "decode_ms", "cost"),
@@ -235,6 +237,11 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
             )
         return ids
 
+    def note_cancel(self, public_ids: Collection[str]) -> None:
+        """Keep that those of these that are in the background and have not ended are to stop."""
+        going_on = self.filter(public_id__in=public_ids, background=True, finished_at=None)
+        going_on.filter(cancel_requested_at=None).update(cancel_requested_at=Now())
+
     def fail_abandoned(self, public_id: str, worker: str, attempt: int, error_code: str) -> bool:
         """Fail an attempt whose worker is gone; False if it does not run any more."""
         held = self._held(public_id, worker, attempt)
@@ -292,6 +299,8 @@ class Generation(models.Model):
     preferred_until = models.DateTimeField(null=True, blank=True)
     # Its worker died then; from there on nothing runs beside it.
     alone_since = models.DateTimeField(null=True, blank=True)
+    # Somebody wants one in the background stopped, which ran then: Redis may lose its cancel flag.
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
     attempt = models.PositiveSmallIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)
@@ -333,6 +342,11 @@ class Generation(models.Model):
                 # As ``status IN ('queued', 'running')``, but PostgreSQL never takes it for a claim.
                 condition=models.Q(finished_at=None),
                 name="generation_unfinished",
+            ),
+            models.Index(
+                fields=["cancel_requested_at"],
+                condition=models.Q(finished_at=None, cancel_requested_at__isnull=False),
+                name="generation_to_stop",
             ),
             models.Index(
                 fields=["id"],

@@ -12,7 +12,9 @@ class Ending:
 
     With ``is_early``, ``status`` and ``body`` also answer a streaming client, because the stream
     contains only a failure. ``error_code`` is empty unless the generation failed, ``finish_reason``
-    unless it completed. ``retry_after_s`` is the ``Retry-After`` of a 429, 503 or 504.
+    unless it completed. ``retry_after_s`` is the ``Retry-After`` of a 429, 503 or 504. With
+    ``begins_log`` the log was empty when a stream was ended in place of its worker: what a reader
+    has was in a log that is lost.
     """
 
     frames: Sequence[bytes]
@@ -22,3 +24,4 @@ class Ending:
     error_code: str = ""
     is_early: bool = False
     retry_after_s: int | None = None
+    begins_log: bool = False

@@ -12,7 +12,7 @@ The log is the source of truth; messages over the channel layer are hints that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -212,6 +212,7 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
     while True:
         entries: Any = client.xrevrange(log_key(generation_id), count=1)
         known = entries[0][0] if entries else b""
+        batch = replace(batch, ending=replace(ending, begins_log=not entries))
         # The id of an entry is the number of the frame after it.
         if known not in (b"", LAST_ID) and known != b"%d-0" % batch.first:
             if first is not None:

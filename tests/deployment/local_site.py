@@ -122,12 +122,12 @@ class LocalSite:
 
     def _start_redis(self) -> None:
         program = Path(plan_redis(self.directory).command[0])
-        name, *said = self.local(service("redis").command, 0)
-        assert name == program.name
+        command = self.local(service("redis").command, 0)
+        found = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
         home = str(self.directory / "redis")
         listen = ["--port", str(self._redis_port), "--bind", "127.0.0.1"]
         self._redis = subprocess.Popen(
-            [program, *said, *listen, "--dir", home], stdout=subprocess.DEVNULL
+            [*command, *listen, "--dir", home], env=found, stdout=subprocess.DEVNULL
         )
         secret = self.secrets / "redis_url"
         self.redis_url = secret.read_text().replace("@redis:6379", f"@127.0.0.1:{self._redis_port}")

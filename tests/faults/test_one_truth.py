@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -174,6 +175,37 @@ def lose(stack: ServedStack, response_id: str, worker: int, damage: str) -> None
         entries: Any = [entry_id for entry_id, _ in client.xrange(log)]
         client.xdel(log, *(entries if damage == "all" else entries[3:6]))
     process.kill()
+
+
+def test_what_redis_forgets_before_a_worker_is_found_dead_is_still_ended_as_asked(
+    stack: ServedStack,
+) -> None:
+    """A reader of fewer frames than an ending has, and a cancel of one that may be begun anew."""
+    response_id = begin(stack, input=slow(1000))
+    wait_until(lambda: attempt_of(stack, response_id) == ("running", 1), 120, "its run")
+    script = json.dumps([{"text": "a"}, {"sleep_ms": 4000}, {"text": "b"}] * 20)
+    body = {"model": "scripted", "messages": [{"role": "user", "content": script}], "stream": True}
+    worker = stack.pid_of("worker")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        stack.http() as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        while '"content":"a"' not in next(lines):
+            pass
+        os.kill(worker, signal.SIGSTOP)
+        cancelled = pool.submit(stack.client().responses.cancel, response_id)
+        wait_until(lambda: stack.row(response_id)["cancel_requested_at"], 120, "its cancel")
+        with stack.redis() as redis:
+            redis.flushall()
+        os.kill(worker, signal.SIGKILL)
+        said = [line for line in lines if line.startswith("data: ")]
+        cancelled.result(120)
+    assert said[-1] == "data: [DONE]"
+    assert json.loads(said[-2].removeprefix("data: "))["error"]["code"] == "stream_lost"
+    wait_until(lambda: attempt_of(stack, response_id) == ("cancelled", 1), 120, "its end")
+    assert shown(stack, response_id)["status"] == "cancelled"
 
 
 def test_run_that_is_claimed_while_redis_is_away_is_run_when_it_is_back(

@@ -15,16 +15,18 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import TextDelta
+from inference_site.domain.errors import WorkerLost
 from inference_site.gateway.hub import hub as hub_module
 from inference_site.gateway.hub import lost_streams
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
+from inference_site.generations.whole_answer import failure
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Sent
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, close_log
 from inference_site.streams.log_scripts import Write
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.models import StoredResponse
@@ -191,6 +193,25 @@ def test_a_message_that_makes_no_sense_does_not_deafen_the_hub(
         await site.hint((generation_id, Batch(0, [b"0"]).pack()))
         assert frames(await site.next(follower)) == [b"0"]
         assert "a message was dropped" in caplog.text
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("after", "code"), [(-1, "worker_lost"), (0, "stream_lost")])
+def test_an_ending_that_begins_a_log_is_for_who_has_nothing_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, after: int, code: str
+) -> None:
+    row = create_generation(api_key[0], status=Status.FAILED, finished_at=timezone.now())
+    close_log(row.public_id, failure(WorkerLost()))
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id, after=after)
+        await site.hint((row.public_id, b""))
+        (last,) = await site.next(follower)
+        assert last.ending is not None
+        assert last.ending.error_code == code
+        assert last.frames[-1] == b"data: [DONE]\n\n"
 
     on_site(monkeypatch, scenario)
 

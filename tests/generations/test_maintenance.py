@@ -22,6 +22,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
 from inference_site.generations import maintenance
+from inference_site.generations.cancel import cancel
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,
@@ -32,6 +33,7 @@ from inference_site.generations.maintenance import (
     give_up_orphans,
     last_maintained,
     maintain,
+    stop_again,
     wake_again,
 )
 from inference_site.generations.models import (
@@ -56,7 +58,12 @@ from inference_site.storage.redis_clients import (
     site_client,
 )
 from inference_site.streams.batches import Batch
-from inference_site.streams.event_log import AsyncEventLog, request_cancel
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    drop_cancel_flag,
+    is_cancel_requested,
+    request_cancel,
+)
 from inference_site.streams.log_scripts import Appended, LogState, Write, log_key
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
@@ -154,6 +161,36 @@ def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
     give_up_abandoned()
     assert state(row)[0] == Status.CANCELLED
     assert count_wake_ups(model) == 0
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.QUEUED])
+def test_what_goes_on_though_it_is_to_stop_is_asked_again(
+    api_key: Key, worker: str, status: Status
+) -> None:
+    """Redis has lost the flag; one that waits was given back by a worker that had not seen it."""
+    row = running(api_key, worker)
+    Generation.objects.filter(id=row.id).update(background=True)
+    cancel([row.public_id])
+    drop_cancel_flag(row.public_id)
+    stop_again()
+    assert not is_cancel_requested(row.public_id)  # It is not late.
+    long_ago = timezone.now() - timedelta(minutes=1)
+    Generation.objects.filter(id=row.id).update(cancel_requested_at=long_ago, status=status)
+    stop_again()
+    assert is_cancel_requested(row.public_id) == (status == Status.RUNNING)
+    assert state(row)[0] == (status if status == Status.RUNNING else Status.CANCELLED)
+
+
+def test_what_was_to_be_stopped_is_cancelled_with_its_worker_though_redis_forgot_it(
+    api_key: Key, worker: str, model: str
+) -> None:
+    row = running(api_key, worker)
+    Generation.objects.filter(id=row.id).update(background=True, attempt=1, model=model)
+    cancel([row.public_id])
+    drop_cancel_flag(row.public_id)
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row)[0] == Status.CANCELLED
 
 
 def test_a_stop_that_the_database_refuses_is_tried_again(

@@ -259,11 +259,12 @@ class Hub:
 
 
 def _goes_on(reader: Follower, batches: Sequence[Batch]) -> bool:
-    """Offer what was read; False when frames before it are missing, or it ends before them: the log
-    was lost, and who ended the stream began to number anew."""
-    ending = batches[-1] if batches and batches[-1].ending else None
-    if ending is not None and ending.next < reader.next_number < ENDING_ONLY:
-        return False
+    """Offer what was read; False when frames before it are missing, or it ends a stream of which
+    the log was lost: who ended it began to number anew."""
+    last, has_read = batches[-1] if batches else None, 0 < reader.next_number < ENDING_ONLY
+    if last is not None and last.ending is not None and has_read:
+        is_anew = last.ending.begins_log or last.next < reader.next_number
+        return not is_anew and all(map(reader.offer, batches))
     return all(map(reader.offer, batches))
 
 
