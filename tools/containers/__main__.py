@@ -63,8 +63,8 @@ def main() -> int:
         if options.keep:
             print(f"left in {folder}, project {stack.name}")
         else:
-            stack.remove()
             _remove_images(stack)
+            stack.remove()
     print(", ".join(f"{statuses.count(s)} {s}" for s in ("ok", "skipped", "FAILED")))
     return 1 if "FAILED" in statuses else 0
 

@@ -44,7 +44,7 @@ def is_upgraded(stack: Stack) -> str:
         with traffic(stack) as seen:
             stack.shell(steps)
             took.append(f"{time.monotonic() - started:.0f}")
-            time.sleep(6)  # The proxy resolves names every 5 s.
+            time.sleep(6)  # The proxy resolves names every 2 s, and addresses fail for 2 s.
         new = _replaced(stack)
         need(len(new) == len(old) and not {*new} & {*old}, f"{old} became {new}")
         told.append(max(seen.durations_s))
