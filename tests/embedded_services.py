@@ -20,18 +20,19 @@ import tempfile
 from pathlib import Path
 
 import hypothesis
-import psycopg
 import pytest
-from psycopg import sql
+from django.conf import settings
 
 from inference_site import environment
 from inference_site.gc_freeze import collect_rarely, freeze_imported_objects
 from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import plan_redis, wait_for_redis
+from tests import migrated_postgres
 
 collect_rarely()
 hypothesis.settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+_IS_MIGRATED = pytest.StashKey[bool]()
 _WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser", "first_hour"}
 _NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
 
@@ -59,8 +60,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         os.environ.update(_NOWHERE)
     elif hands_out and environment.text("REDIS_URL"):
         raise pytest.UsageError("Processes cannot share the Redis of REDIS_URL: set JOBS=0.")
-    elif not hands_out:
-        start()
+    elif hands_out:
+        migrated_postgres.share()
+    else:
+        early_config.stash[_IS_MIGRATED] = start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the database of the tests made from the migrated one, where there is one."""
+    if config.stash.get(_IS_MIGRATED, False):
+        default = settings.DATABASES["default"]
+        default.setdefault("TEST", {})["TEMPLATE"] = migrated_postgres.DATABASE
 
 
 def pytest_collection_finish() -> None:
@@ -121,12 +131,20 @@ def trust_no_authority(data_dir: Path) -> None:
     os.environ["SSL_CERT_DIR"] = str(authorities)
 
 
-def start() -> None:
-    """Start what the environment does not name, and stop it when this process ends."""
-    data_dir = prepare_settings()
+def start() -> bool:
+    """Start what the environment does not name, and stop it when this process ends.
+
+    Return whether PostgreSQL has a database that is migrated.
+    """
+    data_dir, is_migrated = prepare_settings(), False
     if not environment.text("DATABASE_URL"):
+        is_migrated = migrated_postgres.copy_to(data_dir)
         postgres = EmbeddedPostgres(data_dir)
-        os.environ["DATABASE_URL"] = forget_at_a_power_cut(postgres.start())
+        os.environ["DATABASE_URL"] = url = postgres.start()
+        # It waits for no disk: what the tests store need not outlive them.
+        migrated_postgres.set_all(
+            url, fsync="off", full_page_writes="off", synchronous_commit="off"
+        )
         atexit.register(postgres.stop)
     if not environment.text("REDIS_URL"):
         plan = plan_redis(data_dir)
@@ -135,12 +153,4 @@ def start() -> None:
         atexit.register(redis.terminate)
         wait_for_redis(plan.url)
         os.environ["REDIS_URL"] = plan.url
-
-
-def forget_at_a_power_cut(url: str) -> str:
-    """Have PostgreSQL wait for no disk: what the tests store need not outlive them."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        for name in ("fsync", "full_page_writes", "synchronous_commit"):
-            connection.execute(sql.SQL("ALTER SYSTEM SET {} = off").format(sql.Identifier(name)))
-        connection.execute("SELECT pg_reload_conf()")
-    return url
+    return is_migrated

@@ -22,6 +22,7 @@ import psutil
 import psycopg
 import redis
 
+from tests import migrated_postgres
 from tests.ports import free_port
 from tests.responses_api.validation import ClientCheck
 from tests.waiting import pauses
@@ -69,6 +70,7 @@ class ServedStack:
         self.url = f"http://127.0.0.1:{port}"
         self.output = data_dir / "serve.out"
         kept = {k: v for k, v in os.environ.items() if k not in ("DATABASE_URL", "REDIS_URL")}
+        kept["DJANGO_SETTINGS_MODULE"] = "tests.site_settings"
         self.env = {**kept, "DATA_DIR": str(data_dir), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._clients: list[openai.OpenAI] = []
@@ -251,20 +253,34 @@ def _plain(_data_dir: Path) -> Iterator[Mapping[str, str]]:
     yield {}
 
 
-@contextmanager
 def served_stack(
     models: str = "", around: Surroundings = _plain, /, **env: str
-) -> Iterator[ServedStack]:
+) -> AbstractContextManager[ServedStack]:
     """Run a stack in a directory of its own; stop it and what may be left of it at the end.
 
     ``models`` are entries of the models file beside ``demo`` and ``scripted``. ``around`` prepares
-    the directory, cleans up after the stack, and returns more of its environment.
+    the directory, cleans up after the stack, and returns more of its environment. It may find a
+    database that is migrated (tests/migrated_postgres.py).
     """
+    return _stack(models, around, env, is_new=False)
+
+
+def new_stack(**env: str) -> AbstractContextManager[ServedStack]:
+    """Run a stack that makes its database itself, as at a user's first start."""
+    return _stack("", _plain, env, is_new=True)
+
+
+@contextmanager
+def _stack(
+    models: str, around: Surroundings, env: Mapping[str, str], *, is_new: bool
+) -> Iterator[ServedStack]:
     with tempfile.TemporaryDirectory(prefix="served-", ignore_cleanup_errors=True) as name:
         data_dir = Path(name)
         data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
         (data_dir / "models.yaml").write_text(MODELS.format(root=ROOT) + models)
         with around(data_dir) as more:
+            if not is_new:
+                migrated_postgres.copy_to(data_dir)
             # What a site has beside its models file costs each stack a process.
             beside = {"MODELS_FILE": str(data_dir / "models.yaml"), "DEMO_MODEL": "false"}
             env = {**beside, **more, **env}

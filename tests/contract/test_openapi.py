@@ -6,13 +6,14 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 import requests
 from django.urls import URLPattern, URLResolver, get_resolver
-from drf_spectacular.validation import validate_schema
 
 from inference_site.accounts.models import Scope
 from inference_site.api.openapi import document as document_of_this_site
@@ -41,7 +42,9 @@ def document(stack: ServedStack) -> dict[str, Any]:
 def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
     assert document == json.loads(document_of_this_site())
-    validate_schema(document)  # type: ignore[no-untyped-call]  # Untyped there.
+    # The schema of OpenAPI 3.1; what drf-spectacular holds documents against takes six seconds.
+    schema = files("drf_spectacular.validation").joinpath("openapi_3_1_schema.json").read_text()
+    jsonschema_rs.validate(json.loads(schema), document)
 
 
 def test_every_route_of_the_api_is_described(document: dict[str, Any]) -> None:

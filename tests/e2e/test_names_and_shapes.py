@@ -122,7 +122,7 @@ def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
 
 def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI) -> None:
     context: Any = client.models.retrieve("demo").to_dict()["context_length"]
-    almost_full: Any = [{"role": "user", "content": "story " * (context - 200)}]
+    almost_full: Any = [{"role": "user", "content": "story " * (context - 60)}]
     completion = client.chat.completions.create(
         model="demo",
         messages=almost_full,

@@ -8,7 +8,7 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.hub_server import Hub
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ServedStack, new_stack
 
 
 @pytest.fixture(scope="session")
@@ -30,5 +30,5 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "WEB_STALL_S": "60",
         "SPARE_PROCESSES": "false",
     }
-    with served_stack(**env, SECRET_KEY="") as running:
+    with new_stack(**env, SECRET_KEY="") as running:
         yield running
