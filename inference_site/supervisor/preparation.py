@@ -18,6 +18,9 @@ from inference_site.supervisor.stack import write_private
 _FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG]
 """It goes into apps, so it must not take models from the others: no ``models:write``."""
 
+_CONNECT_S = 30
+"""A request is refused sooner; a site does not give up its start because its host is busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class FirstSecrets:
@@ -37,6 +40,7 @@ def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
     found = environment.database(database_url)
     default.update(found, OPTIONS={**default["OPTIONS"], **found.get("OPTIONS", {})})
     default["OPTIONS"].pop("pool")  # A single connection is enough here.
+    default["OPTIONS"]["connect_timeout"] = _CONNECT_S
     try:
         call_command("migrate", verbosity=0, interactive=False)
         return FirstSecrets(_first_admin(), _first_key(data_dir))
