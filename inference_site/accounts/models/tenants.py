@@ -100,7 +100,10 @@ class ApiKey(Limited):
     # The first characters of the newest secret, for display.
     prefix = models.CharField(max_length=16, editable=False)
     scopes = ArrayField(
-        models.CharField(max_length=32, choices=Scope.choices), default=default_scopes, blank=True
+        models.CharField(max_length=32, choices=Scope.choices),
+        verbose_name="permissions",
+        default=default_scopes,
+        blank=True,
     )
     allowed_models = ArrayField(
         models.CharField(max_length=200),
