@@ -23,6 +23,7 @@ from benchmarks.figures import add_write_option, keep
 from benchmarks.generation_rows import insert_ended
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
+from inference_site.usage.histograms import add_sql, sums_sql
 
 BOUND_MS = 300
 _BATCH = 250_000
@@ -73,17 +74,12 @@ FROM (VALUES ('minute', interval '1 minute', interval '2 days'),
 LATERAL generate_series(date_trunc(period, now() - back, 'UTC'), now(), step) start,
 accounts_apikey key, (VALUES ('scripted'), ('large')) models (model)
 WHERE period <> 'minute' OR key.id % 5 = 0
-ON CONFLICT DO NOTHING;
-INSERT INTO usage_latencyhistogram (period, start, project_id, api_key_id, model, measure, bucket,
-    count)
-SELECT period, start, coalesce(project_id, 0), coalesce(api_key_id, 0), model, measure, bucket,
-    sum(10)
+ON CONFLICT DO NOTHING
+"""
+_LATENCIES = """
+(SELECT period, start, project_id, api_key_id, model, measure, bucket, 10 AS count
 FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
-(VALUES (8), (11), (14), (16)) buckets (bucket)
-GROUP BY period, start, model, measure, bucket,
-    GROUPING SETS ((project_id, api_key_id), (project_id), ())
-ON CONFLICT DO NOTHING;
-ANALYZE usage_usagerollup; ANALYZE usage_latencyhistogram;
+(VALUES (8), (11), (14), (16)) buckets (bucket)) AS made
 """
 
 
@@ -107,6 +103,8 @@ def fill(
         print(f"{last:,} generations ({time.perf_counter() - started:.0f} s)", flush=True)
     database.execute(_REFUSALS.format(total=refusals).encode())
     database.execute(_ROLLUPS.encode())
+    database.execute(add_sql(sums_sql(_LATENCIES)).encode())
+    database.execute(b"ANALYZE usage_usagerollup; ANALYZE usage_latencyhistogram")
     for table in (b"generations_generation", b"request_log_refusal"):
         database.execute(b"VACUUM ANALYZE " + table)
 

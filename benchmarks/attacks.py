@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 from websockets.sync.client import connect
 
-from benchmarks.figures import add_write_option, keep
+from benchmarks.figures import Figures, add_write_option, keep
 from benchmarks.load import percentile
 from benchmarks.machine import describe_machine
 from benchmarks.processes import end_on_sigterm
@@ -38,7 +38,6 @@ _MODELS = {
 _ATTACKERS = 3
 _LIMIT = 20 * MIB
 _COMPARED = ("ttft_p50_ms", "ttft_p99_ms", "longest_gap_ms")
-Figures = dict[str, float | str]
 _RUNNING = [{"repeat": 100_000, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
 _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
 
@@ -263,7 +262,7 @@ def attack(url: str, key: str, name: str) -> None:
 
 def line(figures: Figures) -> str:
     """Return a line of the table: the attack's figures, and how many times those without it."""
-    compared = [(float(figures[key]), float(figures[f"alone_{key}"])) for key in _COMPARED]
+    compared = [(figures[key], figures[f"alone_{key}"]) for key in _COMPARED]
     cells = [f"{attacked:.0f} ms ({attacked / alone:.1f} ×)" for attacked, alone in compared]
     return f"| {figures['attack']} | {' | '.join(cells)} | {figures['failures']} |"
 

@@ -14,12 +14,12 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
+from tests.site_settings import PASSWORD_HASHERS
 
 
 def pytest_configure() -> None:
     """Hash passwords quickly in the processes of the tests: the usual way takes half a second."""
-    usual = settings.PASSWORD_HASHERS
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher", *usual]
+    settings.PASSWORD_HASHERS = PASSWORD_HASHERS
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.admin_pages.audit import log_action
+from inference_site.admin_pages.labels import free_memory
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
@@ -151,10 +152,7 @@ def _model(
 
 
 def _worker(worker: LiveWorker) -> WorkerRow:
-    memory = [
-        f"{device.name}: {device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
-        for device in worker.devices
-    ]
+    memory = [f"{device.name}: {free_memory(device)}" for device in worker.devices]
     own = f"{worker.memory_bytes / 2**30:.2f} GiB" if worker.memory_bytes else "—"
     started_at = dt.datetime.fromtimestamp(worker.started_at, dt.UTC)
     return WorkerRow(worker, started_at, memory, own)

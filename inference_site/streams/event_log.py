@@ -206,18 +206,18 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
     other frames were appended meanwhile, do nothing and return None.
     """
     client = client_for(generation_id)
-    batch = Batch(0 if first is None else first, ending.frames, ending)
+    number = first or 0
     keys = [key(generation_id) for key in (log_key, cancel_key, followers_key, document_key)]
     opening: Any = client.xrange(log_key(generation_id), count=1)
     while True:
         entries: Any = client.xrevrange(log_key(generation_id), count=1)
         known = entries[0][0] if entries else b""
-        batch = replace(batch, ending=replace(ending, begins_log=not entries))
         # The id of an entry is the number of the frame after it.
-        if known not in (b"", LAST_ID) and known != b"%d-0" % batch.first:
+        if known not in (b"", LAST_ID) and known != b"%d-0" % number:
             if first is not None:
                 return None
-            batch = Batch(int(known.removesuffix(b"-0")), ending.frames, ending)
+            number = int(known.removesuffix(b"-0"))
+        batch = Batch(number, ending.frames, replace(ending, begins_log=not entries))
         reply: Any = client.eval(CLOSE, 4, *keys, *kept_ms(), known, batch.pack(texts_of(opening)))
         if reply is not None:
             return Appended(LogState.OPEN, [channel.decode() for channel in reply])

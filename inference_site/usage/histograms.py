@@ -52,6 +52,15 @@ def counts_sql(start: str, periods: str, where: str) -> str:
     """  # noqa: S608  # All statements here are built from constants.
 
 
+def sums_sql(source: str) -> str:
+    """Return the SQL that adds up counts of keys, which ``source`` has in columns of these names:
+    the columns of ``KEY`` and ``count``, for each key, each project and all."""
+    return f"""
+    SELECT period, start, {_KEYS}, model, measure, bucket, sum(count) AS count FROM {source}
+    GROUP BY period, start, model, measure, bucket, {_EACH_SUM}
+    """  # noqa: S608
+
+
 def add_sql(counts: str) -> str:
     """Return the SQL that adds counts to those that are kept."""
     return f"""
@@ -60,10 +69,9 @@ def add_sql(counts: str) -> str:
     """
 
 
-MOVE_LATE = "WITH late AS (DELETE FROM usage_latencyrollup RETURNING *) " + add_sql(f"""
-SELECT period, start, {_KEYS}, model, measure, bucket, sum(count) FROM late
-GROUP BY period, start, model, measure, bucket, {_EACH_SUM}
-""")  # noqa: S608
+MOVE_LATE = "WITH late AS (DELETE FROM usage_latencyrollup RETURNING *) " + add_sql(  # noqa: S608
+    sums_sql("late")
+)
 """Moves what processes of the release before have written since the migration."""
 
 

@@ -151,12 +151,17 @@ def test_what_may_have_killed_its_worker_is_tried_once_more(
     assert (row.alone_since is not None) == (status == Status.QUEUED)
 
 
+@pytest.mark.parametrize("kept_in", ["Redis", "the row"])
 def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
-    api_key: Key, worker: str, model: str
+    api_key: Key, worker: str, model: str, kept_in: str
 ) -> None:
     row = running(api_key, worker)
     Generation.objects.filter(id=row.id).update(background=True, attempt=1, model=model)
-    request_cancel(row.public_id)
+    if kept_in == "Redis":
+        request_cancel(row.public_id)
+    else:
+        cancel([row.public_id])
+        drop_cancel_flag(row.public_id)
     suspect(worker, ago_s=30)
     give_up_abandoned()
     assert state(row)[0] == Status.CANCELLED
@@ -179,18 +184,6 @@ def test_what_goes_on_though_it_is_to_stop_is_asked_again(
     stop_again()
     assert is_cancel_requested(row.public_id) == (status == Status.RUNNING)
     assert state(row)[0] == (status if status == Status.RUNNING else Status.CANCELLED)
-
-
-def test_what_was_to_be_stopped_is_cancelled_with_its_worker_though_redis_forgot_it(
-    api_key: Key, worker: str, model: str
-) -> None:
-    row = running(api_key, worker)
-    Generation.objects.filter(id=row.id).update(background=True, attempt=1, model=model)
-    cancel([row.public_id])
-    drop_cancel_flag(row.public_id)
-    suspect(worker, ago_s=30)
-    give_up_abandoned()
-    assert state(row)[0] == Status.CANCELLED
 
 
 def test_a_stop_that_the_database_refuses_is_tried_again(

@@ -261,10 +261,11 @@ class Hub:
 def _goes_on(reader: Follower, batches: Sequence[Batch]) -> bool:
     """Offer what was read; False when frames before it are missing, or it ends a stream of which
     the log was lost: who ended it began to number anew."""
-    last, has_read = batches[-1] if batches else None, 0 < reader.next_number < ENDING_ONLY
-    if last is not None and last.ending is not None and has_read:
+    last = batches[-1] if batches else None
+    if last is not None and last.ending is not None and 0 < reader.next_number < ENDING_ONLY:
         is_anew = last.ending.begins_log or last.next < reader.next_number
-        return not is_anew and all(map(reader.offer, batches))
+        if is_anew:
+            return False
     return all(map(reader.offer, batches))
 
 
