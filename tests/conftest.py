@@ -12,22 +12,48 @@ from django.test import Client
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
+from tests import emptied_tables
 from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
 from tests.site_settings import PASSWORD_HASHERS
+from tests.upstream_server import UpstreamServer
 
 
 def pytest_configure() -> None:
-    """Hash passwords quickly in the processes of the tests: the usual way takes half a second."""
+    """Have Django do quickly, in the processes of the tests, what many of them ask it for.
+
+    Usually a password takes half a second to be hashed, and each test client, whose middleware
+    looks for all static files, a tenth of that to be made.
+    """
     settings.PASSWORD_HASHERS = PASSWORD_HASHERS
+    settings.WHITENOISE_AUTOREFRESH = True
+    emptied_tables.use_it()
+
+
+SEEING = """
+  seeing:
+    engine: openai_upstream
+    base_url: {url}
+    model: m
+    capabilities: [chat, vision]
+    slots: 2
+"""
 
 
 @pytest.fixture(scope="session")
-def plain_stack() -> Iterator[ServedStack]:
+def seeing() -> Iterator[UpstreamServer]:
+    """The server of the plain stack's model ``seeing``, which takes images."""
+    with UpstreamServer().running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def plain_stack(seeing: UpstreamServer) -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
     env = {"KEEP_ALIVE_INTERVAL": "400", "WEB_STALL_S": "60", "SPARE_PROCESSES": "false"}
     env |= {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
-    with served_stack(WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
+    models = SEEING.format(url=seeing.url)
+    with served_stack(models, WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
         yield running
 
 

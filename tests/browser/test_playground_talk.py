@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from playwright.sync_api import FilePayload, Locator, Page, Request, Route, expect
+from playwright.sync_api import Locator, Page, Request, Route, expect
 
 from tests.browser.conftest import Watch, assert_fits, assert_usable, faults, resize
 from tests.browser.test_playground import message, say, settings, usage
 from tests.e2e.scripts import call, respond, slow
-from tests.images import encoded
+from tests.images import PNG, data_url, encoded
 from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import UpstreamServer, streamed
 
 PAGE = "/admin/playground/"
 
@@ -173,24 +175,72 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     assert faults(page) == []
 
 
-def add_images(page: Page, *files: tuple[str, str, bytes]) -> None:
+BUSY = """() => new Promise((busy) => {
+  const opening = indexedDB.open("playground", 1);
+  opening.onsuccess = () => {
+    const talks = opening.result.transaction(["talks", "titles"], "readwrite").objectStore("talks");
+    const goOn = () => { talks.get("none").onsuccess = goOn; };
+    goOn();
+    busy();
+  };
+})"""
+"""Holds the browser's database until the page is left."""
+
+
+def test_a_reload_while_it_is_being_saved_keeps_what_is_written(playground: Page) -> None:
+    page = playground
+    say(page, {"text": "Hi"})
+    expect(usage(page, 0)).to_contain_text("completed")
+    page.evaluate(BUSY)
+    message(page).fill("not sent yet")
+    page.wait_for_timeout(1000)  # Its save has begun, and waits.
+    page.reload()
+    expect(message(page)).to_have_value("not sent yet")
+    assert_usable(page)
+
+
+def add_images(page: Page, *files: Path) -> None:
+    """Choose them as files: megabytes that Playwright sends keep a processor busy for seconds."""
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Add images").click()
-    chooser.value.set_files(
-        [FilePayload(name=name, mimeType=type_, buffer=content) for name, type_, content in files]
-    )
+    chooser.value.set_files(files)
+
+
+def test_a_model_that_sees_is_sent_the_image_in_this_turn_and_the_next(
+    playground: Page, seeing: UpstreamServer, tmp_path: Path
+) -> None:
+    page = playground
+    (tmp_path / "red.png").write_bytes(PNG)
+    settings(page).get_by_label("Model", exact=True).select_option("seeing")
+    seeing.answers = [streamed("A red ", "picture.")]
+    add_images(page, tmp_path / "red.png")
+    expect(page.get_by_role("img", name="Image 1")).to_be_visible()
+    ask(page, "What is this?")
+    expect(answers(page)).to_have_text("A red picture.")
+    expect(usage(page, 0)).to_contain_text("completed")
+    text = {"type": "text", "text": "What is this?"}
+    image = {"type": "image_url", "image_url": {"url": data_url(PNG)}}
+    assert seeing.body["messages"] == [{"role": "user", "content": [text, image]}]
+    expect(page.locator(".sent img")).to_be_visible()
+    ask(page, "And its colour?")
+    expect(usage(page, 1)).to_contain_text("completed")
+    assert seeing.body["messages"][0]["content"] == [text, image]
+    assert_usable(page)
 
 
 def test_images_are_sent_within_limits_and_errors_are_told_as_the_api_tells_them(
-    playground: Page, window: tuple[Page, Watch]
+    playground: Page, window: tuple[Page, Watch], tmp_path: Path
 ) -> None:
     page = playground
-    add_images(page, ("a.txt", "text/plain", b"x"))
+    contents = {"a.txt": b"x", "b.png": b"x" * (16 * 2**20)}
+    contents |= dict.fromkeys(("c.png", "d.png"), encoded("PNG"))
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    add_images(page, tmp_path / "a.txt")
     expect(page.locator("#complaint")).to_contain_text("only PNG, JPEG, WebP and GIF")
-    add_images(page, ("b.png", "image/png", b"x" * (16 * 2**20)))
+    add_images(page, tmp_path / "b.png")
     expect(page.locator("#complaint")).to_contain_text("b.png: the images of a message may have")
-    picture = ("c.png", "image/png", encoded("PNG"))
-    add_images(page, picture, picture)
+    add_images(page, tmp_path / "c.png", tmp_path / "d.png")
     expect(page.get_by_role("img", name="Image")).to_have_count(2)
     page.get_by_role("button", name="Remove image 2").click()
     assert faults(page) == []

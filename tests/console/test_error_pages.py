@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.template.loader import render_to_string
 from django.test import Client
+
+from inference_site.accounts.models import Project
 
 
 def test_a_page_that_there_is_not_is_a_page_of_the_console(admin: Client) -> None:
@@ -31,6 +34,32 @@ def test_a_form_that_has_expired_says_so() -> None:
     answer = browser.post("/admin/fleet/action/", {"action": "load"})
     assert answer.status_code == 403
     assert "The form has expired" in answer.content.decode()
+
+
+def test_a_request_under_another_name_is_told_of_the_setting() -> None:
+    answer = Client().get("/admin/", headers={"host": "evil.example"})
+    assert answer.status_code == 400
+    assert "ALLOWED_HOSTS" in answer.content.decode()
+    assert "console/plain.css" in answer.content.decode()
+
+
+@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "500"])
+def test_error_pages_need_nothing_but_their_template(name: str) -> None:
+    text = render_to_string(f"{name}.html")
+    assert '<html lang="en">' in text
+    assert 'href="/admin/"' in text
+
+
+def test_what_nobody_has_changed_says_so(admin: Client, project: Project) -> None:
+    answer = admin.get(f"/admin/accounts/project/{project.pk}/history/")
+    assert "Nobody has changed this in the console." in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_failed_login_is_told_once() -> None:
+    form = {"username": "nobody", "password": "wrong"}
+    answer = Client().post("/admin/login/", form, headers={"user-agent": "x"})
+    assert answer.content.decode().count("errornote") == 1
 
 
 @pytest.mark.django_db

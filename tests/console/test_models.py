@@ -101,6 +101,12 @@ def test_a_form_that_is_wrong_says_what_is(
     assert not StoredModel.objects.exists()
 
 
+def test_the_form_of_a_pull_has_one_button(admin: Client) -> None:
+    text = admin.get("/admin/model_store/pull/add/").content.decode()
+    assert 'name="_save"' in text
+    assert "Save and" not in text
+
+
 def test_a_pull_is_asked_for_seen_and_stopped(admin: Client) -> None:
     refused = admin.post(PULL, {"reference": "no model", "revision": "main"})
     assert "is no model" in refused.content.decode()

@@ -12,7 +12,7 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
-from inference_site.admin_pages.labels import money
+from inference_site.admin_pages.labels import milliseconds, money
 from inference_site.generations.models import Status
 from tests.generations.rows import create_generation
 
@@ -45,6 +45,35 @@ def test_the_pages_of_a_key_and_its_project_show_what_is_used(admin: Client, bus
     assert "Requests in this minute: <strong>0</strong> of 50 (0 %)" in text
     assert f"/admin/requests/?status=refused&amp;key={busy.pk}" in text
     assert "Recent errors" not in admin.get("/admin/accounts/apikey/add/").content.decode()
+
+
+def test_a_budget_says_what_its_fields_are_and_where_it_is_added(
+    admin: Client, busy: ApiKey
+) -> None:
+    text = admin.get(f"/admin/accounts/project/{busy.project_id}/change/").content.decode()
+    for name in ("API key", "Unit", "Every", "Amount"):
+        assert f'aria-label="{name}"' in text
+    assert 'value="20"' in text, "without zeros at its end"
+    assert "all keys" in text
+    Budget.objects.all().delete()
+    listed = admin.get("/admin/accounts/budget/").content.decode()
+    assert "No budgets yet" in listed
+    assert "A budget is added on the page of its project." in listed
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        (None, "—"),
+        (999.4, "999 ms"),
+        (999.6, "1.00 s"),
+        (9_996, "10.0 s"),
+        (99_960, "100 s"),
+        (1_000_000, "1,000 s"),
+    ],
+)
+def test_a_time_has_three_digits(ms: float | None, shown: str) -> None:
+    assert milliseconds(ms) == shown
 
 
 def test_who_may_not_see_usage_or_generations_does_not_see_them_here(

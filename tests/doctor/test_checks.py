@@ -99,7 +99,7 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
         "  other: {engine: scripted}\n  served: {engine: scripted}\n"
     )
     lease = Lease("doctored", lambda: LiveWorker("doctored", (ModelReport("served", 1, 0),)))
-    lease.renew()
+    lease.renew(ttl_s=60)
     try:
         found = levels([*fleet.check_models(), *fleet.check_workers()])
     finally:

@@ -1,14 +1,12 @@
-"""The roles that a migration makes, which tests that empty all tables have taken away."""
+"""Users with roles, and a mail server, for the tests of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
-from django.apps import apps
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
@@ -17,10 +15,7 @@ from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
-def _roles(db: None) -> Iterator[None]:
-    migrations = "inference_site.people.migrations"
-    import_module(f"{migrations}.0002_roles").create(apps, None)
-    import_module(f"{migrations}.0003_rights_of_presets").give(apps, None)
+def _no_tries(db: None) -> Iterator[None]:
     _forget_tries()
     yield
     _forget_tries()
