@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
 from urllib.parse import urlsplit
 
 import httpx
@@ -163,10 +164,15 @@ def _slow(attacker: Attacker) -> None:
         time.sleep(5)
 
 
+def _generate(attacker: Attacker) -> str:
+    answer = attacker.post("responses", {"model": "scripted", "input": json.dumps(_LONG)})
+    response_id: str = answer.json().get("id", "")  # Some are refused: logs have a quota.
+    return response_id
+
+
 def _unread(attacker: Attacker) -> None:
-    if not attacker.long_id:  # 4 MB, which is generated once.
-        asked = {"model": "scripted", "input": json.dumps(_LONG)}
-        attacker.long_id = attacker.post("responses", asked).json()["id"]
+    while not attacker.long_id:
+        attacker.long_id = _generate(attacker)
     key = attacker.key
     head = f"GET /v1/responses/{attacker.long_id}?stream=true HTTP/1.1\nHost: x"
     with attacker.sockets(7, f"{head}\nAuthorization: Bearer {key}"):
@@ -226,6 +232,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     ),
     "15 bodies without a key": _keyless,
     "100 bodies that do not come": _slow,
+    "answers of 4 MB": _generate,
     "readers that read nothing": _unread,
     "parts of WebSocket messages": _websockets,
     "logins of many names": _logins,
@@ -236,11 +243,7 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> Fig
     """Return what the bystander meets alone, and during the attack."""
     alone = Bystander(endpoint, other).look(duration_s)
     # In processes of their own: they share the processors with the stack, but no lock of Python's.
-    arguments = (endpoint.url, endpoint.key, name)
-    attackers = [multiprocessing.Process(target=attack, args=arguments) for _ in range(_ATTACKERS)]
-    for process in attackers:
-        process.start()
-    time.sleep(1)
+    attackers = [_start(endpoint, name) for _ in range(_ATTACKERS)]
     attacked = Bystander(endpoint, other).look(duration_s)
     for process in attackers:
         process.kill()
@@ -249,7 +252,19 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> Fig
     return {"attack": name, **attacked, **before}
 
 
-def attack(url: str, key: str, name: str) -> None:
+def _start(endpoint: Endpoint, name: str) -> multiprocessing.Process:
+    """Start an attacker; return when it has attacked once, which may have been to prepare."""
+    has_begun = multiprocessing.Event()
+    arguments = (endpoint.url, endpoint.key, name, has_begun)
+    process = multiprocessing.Process(target=attack, args=arguments)
+    process.start()
+    while not has_begun.wait(1):
+        if not process.is_alive():
+            raise RuntimeError(f"The attacker of {name!r} has ended.")
+    return process
+
+
+def attack(url: str, key: str, name: str, has_begun: Event) -> None:
     """Attack until this process is killed."""
     os.nice(19)
     headers = {"Authorization": f"Bearer {key}"}
@@ -258,6 +273,7 @@ def attack(url: str, key: str, name: str) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError, OSError):
                 ATTACKS[name](attacker)
+            has_begun.set()
 
 
 def line(figures: Figures) -> str:

@@ -35,6 +35,8 @@ MODEL = "paced"
 OPENING_AT_ONCE = 32
 """Requests that wait for their first token at a time."""
 _AGAIN_S = 0.2
+_LOG_BYTES = 4 * 2**30
+"""What the logs of all these streams may take in Redis; they are of one project."""
 _ENOUGH = 0.98
 """The share of the streams that must be open: of those that ask again some always wait."""
 _ROWS = insert_ended("""
@@ -268,7 +270,12 @@ def site(layout: str, options: argparse.Namespace, upstream: Endpoint | None) ->
         steps: list[object] = [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]
         script = [{"repeat": 1_000_000, "steps": steps}]
         entry = {"engine": "scripted", "slots": slots, "script": script}
-    settings = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers, "SPARE_PROCESSES": "false"}
+    settings = {
+        "WEB_PROCESSES": webs,
+        "WORKER_PROCESSES": workers,
+        "SPARE_PROCESSES": "false",
+        "PROJECT_REDIS_BYTES": str(_LOG_BYTES),
+    }
     with platform_with({MODEL: entry}, settings) as endpoint:
         yield endpoint
 
@@ -322,7 +329,8 @@ def main() -> None:
         rows = run(options, None)
     print(table(rows))
     if options.write:
-        asked = {"tokens_per_s": options.tokens_per_s, "tokens": options.tokens}
+        wanted = ("tokens_per_s", "tokens", "timeout_s")
+        asked = {name: getattr(options, name) for name in wanted}
         cores = os.cpu_count() or 1
         keep("scale", {"cores": cores, **asked, "rows": [asdict(line) for line in rows]})
 
