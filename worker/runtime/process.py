@@ -27,6 +27,7 @@ from inference_site.model_store.watching import look_patiently, wanted_specs, wa
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_end import end_within
 from inference_site.streams.request_documents import reader_of
+from inference_site.thread_switches import switch_threads_often
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
@@ -113,6 +114,7 @@ def _serve(
 ) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
     _default_signals()
+    switch_threads_often()
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")

@@ -20,6 +20,7 @@ from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import all_clients, broker_client
+from inference_site.thread_switches import switch_threads_often
 
 _APPLICATION = "inference_site.asgi:application"
 BACKLOG = 4096
@@ -40,6 +41,7 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     prepare_to_send()
     _connect()
     freeze_imported_objects()
+    switch_threads_often()
     command = CommandLineInterface()
     command.server_class = DrainingServer
     interface = host.strip("[]").replace(":", r"\:")
