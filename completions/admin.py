@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 class StoredCompletionAdmin(PreviewAdmin):
     """Admin of chat completions that were requested with ``store: true``."""
 
-    list_display = ("short_id", "time", "project", "model", "metadata")
+    list_display = ("short_id", "time", "project", "model", "shown_metadata")
     list_filter = (ModelFilter, SinceFilter, "project")
     list_select_related = ("project",)
     fields = ("public_id", "project", "model", "metadata", "created_at")

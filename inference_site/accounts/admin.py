@@ -12,6 +12,7 @@ from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
+from django.utils.text import capfirst
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
@@ -39,17 +40,44 @@ class UndeletedAdmin(SiteAdmin):
         return False
 
 
+class AmountField(forms.DecimalField):
+    """An amount without zeros at its end."""
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return what the form shows."""
+        return f"{value.normalize():f}" if isinstance(value, Decimal) else value
+
+
+class BudgetForm(forms.ModelForm[Budget]):
+    """A budget, on its own page and on that of its project."""
+
+    class Meta:
+        model = Budget
+        fields = ("project", "api_key", "unit", "every", "amount")
+        field_classes = {"amount": AmountField}
+
+
 class BudgetInline(TabularInline):
     """The budgets of a project."""
 
     model = Budget
+    form = BudgetForm
     extra = 0
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Name each field, whose column does not; leave out the menu beside the key."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            field.widget = getattr(field.widget, "widget", field.widget)
+            field.widget.attrs["aria-label"] = capfirst(db_field.verbose_name)
+        return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Offer only the keys of this project."""
         if db_field.name == "api_key" and request.resolver_match is not None:
             project = request.resolver_match.kwargs.get("object_id")
             kwargs["queryset"] = ApiKey.objects.filter(project=project)
+            kwargs["empty_label"] = "all keys"
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
@@ -179,10 +207,13 @@ class ApiKeyAdmin(UndeletedAdmin):
 class BudgetAdmin(SiteAdmin):
     """Admin of budgets, with the amount spent in the current period."""
 
-    list_display = ("project", "api_key", "unit", "every", "shown_amount", "spent")
+    list_display = ("project", "shown_key", "unit", "every", "shown_amount", "spent")
     list_filter = ("project", "unit", "every")
     list_select_related = ("project", "api_key")
-    readonly_fields = ("project", "api_key")
+    readonly_fields = ("project", "shown_key")
+    fields = ("project", "shown_key", "unit", "every", "amount")
+    form = BudgetForm
+    how_to_add = "A budget is added on the page of its project."
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # Budgets are added on the page of their project, which offers its keys.
@@ -193,6 +224,10 @@ class BudgetAdmin(SiteAdmin):
         month = BudgetSpend.objects.filter(start__gte=first)
         found: QuerySet[Budget] = super().get_queryset(request)
         return found.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
+
+    @admin.display(description="API key")
+    def shown_key(self, budget: Budget) -> str:
+        return "all keys" if budget.api_key is None else str(budget.api_key)
 
     @admin.display(description="spent this period")
     def spent(self, budget: Any) -> str:

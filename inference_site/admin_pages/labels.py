@@ -24,9 +24,10 @@ def status_label(status: str) -> SafeString:
     return format_html('<span class="status status-{}">{}</span>', status, status.replace("_", " "))
 
 
-def time_label(moment: dt.datetime) -> SafeString:
-    """Return a moment in UTC, to the second."""
-    return format_html('<span class="nowrap">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
+def time_label(moment: dt.datetime | None) -> SafeString:
+    """Return a moment in UTC, to the second; a dash for None."""
+    shown = "—" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+    return format_html('<span class="nowrap">{}</span>', shown)
 
 
 def preview(text: str | None) -> str:
@@ -37,12 +38,13 @@ def preview(text: str | None) -> str:
 
 @register.filter
 def milliseconds(value: float | None) -> str:
-    """Return milliseconds, as seconds from one second on; a dash for None."""
+    """Return milliseconds, as seconds from one second on, in three digits; a dash for None."""
     if value is None:
         return "—"
-    if value < 1000:
+    if round(value) < 1000:
         return f"{value:.0f} ms"
-    return f"{value / 1000:,.{2 if value < 10_000 else 1}f} s"
+    digits = 2 if value < 9_995 else 1 if value < 99_950 else 0
+    return f"{value / 1000:,.{digits}f} s"
 
 
 @register.filter

@@ -29,3 +29,7 @@ class PreviewAdmin(KeysetAdmin):
     @admin.display(description="output")
     def output(self, stored: Any) -> str:
         return preview(stored.answered)
+
+    @admin.display(description="metadata")
+    def shown_metadata(self, stored: Any) -> str:
+        return preview(", ".join(f"{name}={value}" for name, value in stored.metadata.items()))

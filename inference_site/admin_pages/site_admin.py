@@ -15,7 +15,9 @@ _PARAMETERS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 
 
 class SiteAdmin(ModelAdmin):
-    """Base of the admin of every model."""
+    """Base of the admin of every model; ``how_to_add`` is what an empty list says."""
+
+    how_to_add = ""
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Return whether a parameter of the address belongs to a filter of the list.

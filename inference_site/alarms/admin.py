@@ -60,7 +60,7 @@ class AlarmStateFilter(admin.SimpleListFilter):
 class AlarmAdmin(KeysetAdmin):
     """What the rules have found, newest first."""
 
-    list_display = ("time", "state", "text", "rule", "resolved_at")
+    list_display = ("time", "state", "text", "rule", "ended")
     list_filter = (AlarmStateFilter,)
     list_select_related = ("rule",)
     search_fields = ("subject__exact",)
@@ -74,12 +74,16 @@ class AlarmAdmin(KeysetAdmin):
     def state(self, alarm: Alarm) -> str:
         return status_label("resolved" if alarm.resolved_at else "firing")
 
+    @admin.display(description="resolved (UTC)")
+    def ended(self, alarm: Alarm) -> str:
+        return time_label(alarm.resolved_at)
+
 
 @admin.register(Notice)
 class NoticeAdmin(KeysetAdmin):
     """The outbox: what was sent to whom, and what went wrong."""
 
-    list_display = ("time", "recipient", "state", "text", "attempts", "delivered_at", "error")
+    list_display = ("time", "recipient", "state", "text", "attempts", "delivered", "error")
     list_select_related = ("recipient",)
 
     @admin.display(description="says")
@@ -89,3 +93,7 @@ class NoticeAdmin(KeysetAdmin):
     @admin.display(description="time (UTC)")
     def time(self, notice: Notice) -> str:
         return time_label(notice.created_at)
+
+    @admin.display(description="delivered (UTC)")
+    def delivered(self, notice: Notice) -> str:
+        return time_label(notice.delivered_at)

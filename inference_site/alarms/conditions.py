@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget, BudgetSpend
+from inference_site.admin_pages.labels import duration, milliseconds
 from inference_site.alarms.models import Kind, Rule
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
@@ -70,8 +71,8 @@ def _queue_wait(rule: Rule) -> Iterator[Finding]:
 
 def _told(model: str, count: int, waited_s: float) -> str:
     if count == 1:
-        return f"1 request for {model} has waited {waited_s:.0f} s"
-    return f"{count} requests for {model} wait, the oldest {waited_s:.0f} s"
+        return f"1 request for {model} has waited for {duration(waited_s)}"
+    return f"{count} requests for {model} wait, the oldest for {duration(waited_s)}"
 
 
 def _waiting(longer_than_s: float) -> Iterator[tuple[str, int, float]]:
@@ -107,8 +108,8 @@ def _ttft(rule: Rule) -> Iterator[Finding]:
         ms = _p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
         usual = _usual_ttft(model, _today()) or 0.0
         if ms is not None and ms > rule.bound and ms > rule.factor * usual:
-            text = f"{model}: the first token takes {ms:,.0f} ms (p95); usual are {usual:,.0f} ms."
-            yield Finding(model, text)
+            told = f"takes {milliseconds(ms)} (p95); usual are {milliseconds(usual)}"
+            yield Finding(model, f"{model}: the first token {told}.")
 
 
 def _recent() -> dict[str, Usage]:

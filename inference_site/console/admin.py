@@ -13,6 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.keyset import KeysetAdmin
+from inference_site.admin_pages.labels import time_label
 from inference_site.console.model_pages import admin as model_pages
 from inference_site.people import login_log
 
@@ -25,13 +26,14 @@ class LoginFailureAdmin(KeysetAdmin):
     """Logins that failed, read-only; those of locked users too, up to the one that locked them."""
 
     list_display = ("time", "username", "ip_address", "locked_out", "user_agent")
+    list_display_links = None  # A page of one would show no more.
     list_filter = ("locked_out",)
     search_fields = ("username__exact", "ip_address")
     search_help_text = "Search by the user name or the address"
 
     @admin.display(description="time (UTC)")
     def time(self, failure: AccessFailureLog) -> str:
-        return f"{failure.attempt_time:%Y-%m-%d %H:%M:%S}"
+        return time_label(failure.attempt_time)
 
 
 class ActionFilter(admin.SimpleListFilter):
@@ -54,6 +56,7 @@ class AuditAdmin(KeysetAdmin):
     """The audit log, read-only: every action in the admin, with its user."""
 
     list_display = ("time", "user", "action", "kind", "target", "change")
+    list_display_links = None  # The list shows all of it, and links to what was changed.
     list_filter = (ActionFilter, "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
@@ -61,7 +64,7 @@ class AuditAdmin(KeysetAdmin):
 
     @admin.display(description="time (UTC)")
     def time(self, entry: LogEntry) -> str:
-        return f"{entry.action_time:%Y-%m-%d %H:%M:%S}"
+        return time_label(entry.action_time)
 
     @admin.display(description="action")
     def action(self, entry: LogEntry) -> str:

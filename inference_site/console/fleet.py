@@ -45,15 +45,11 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One live worker; ``memory`` has one line of text for each device, in GiB.
-
-    ``own_memory`` is what its process has in memory.
-    """
+    """One live worker; ``memory`` has one line of text for each device, in GiB."""
 
     worker: LiveWorker
     started_at: dt.datetime
     memory: list[str]
-    own_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +149,8 @@ def _model(
 
 def _worker(worker: LiveWorker) -> WorkerRow:
     memory = [f"{device.name}: {free_memory(device)}" for device in worker.devices]
-    own = f"{worker.memory_bytes / 2**30:.2f} GiB" if worker.memory_bytes else "—"
     started_at = dt.datetime.fromtimestamp(worker.started_at, dt.UTC)
-    return WorkerRow(worker, started_at, memory, own)
+    return WorkerRow(worker, started_at, memory)
 
 
 def request_action(request: HttpRequest) -> HttpResponse:

@@ -34,6 +34,7 @@ class ConsoleSite(UnfoldAdminSite):
     index_title = "Usage"
     index_template = "console/home.html"
     login_template = "people/login.html"
+    empty_value_display = "—"  # As on the pages that belong to no model.
 
     def extra_urls(self) -> list[URLPattern]:
         """Return the routes of pages that belong to no Django model."""

@@ -84,7 +84,7 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
 
     @admin.display(description="last login (UTC)", ordering="last_login")
     def came_in(self, user: User) -> str:
-        return "—" if user.last_login is None else time_label(user.last_login)
+        return time_label(user.last_login)
 
     @admin.display(description="single sign-on")
     def signs_in_with(self, user: User) -> str:

@@ -22,7 +22,7 @@ from responses_api.previews import with_last_message
 class ConversationAdmin(PreviewAdmin):
     """Conversations, also those that are deleted and that responses build on."""
 
-    list_display = ("short_id", "time", "project", "metadata", "items")
+    list_display = ("short_id", "time", "project", "shown_metadata", "items")
     previews = ("last_message",)
     list_filter = (SinceFilter, "project")
     list_select_related = ("project",)

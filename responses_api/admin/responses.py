@@ -67,11 +67,10 @@ class StoredResponseAdmin(PreviewAdmin):
         "model",
         "shown_status",
         "tokens",
-        "builds_on",
         "shown_metadata",
     )
     list_filter = (StatusFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
-    list_select_related = ("project", "previous", "conversation")
+    list_select_related = ("project",)
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
     search_help_text = "Search by exact ID, by key=value of the metadata, or by words"
     change_form_template = "responses_api/admin/response.html"
@@ -262,13 +261,3 @@ class StoredResponseAdmin(PreviewAdmin):
     def tokens(self, stored: StoredResponse) -> str:
         usage = stored.usage
         return f"{usage['input_tokens']:,} / {usage['output_tokens']:,}" if usage else "—"
-
-    @admin.display(description="builds on")
-    def builds_on(self, stored: StoredResponse) -> str:
-        if stored.previous is not None:
-            return f"{stored.previous.public_id[:13]}…"
-        return f"{stored.conversation.public_id[:13]}…" if stored.conversation else "—"
-
-    @admin.display(description="metadata")
-    def shown_metadata(self, stored: StoredResponse) -> str:
-        return ", ".join(f"{name}={value}" for name, value in stored.metadata.items())[:80] or "—"

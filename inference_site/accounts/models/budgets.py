@@ -75,4 +75,4 @@ class BudgetSpend(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.budget_id} from {self.start}"
+        return f"{self.budget.shown(self.spent)} since {self.start}"

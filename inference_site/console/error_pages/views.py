@@ -1,4 +1,5 @@
-"""The pages for 403 and 404 in the console; elsewhere they are Django's own."""
+"""The pages for 403 and 404 in the console; elsewhere they are the plain ones,
+which Django renders from the templates of these names."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.labels import money
+from inference_site.admin_pages.labels import milliseconds, money
 from inference_site.alarms.models import Alarm
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
@@ -24,7 +24,6 @@ from inference_site.console.usage_page.choice import GROUPS, RANGES, Choice, cho
 from inference_site.console.usage_page.tiles import (
     LEAST,
     SLOWEST,
-    milliseconds_or_seconds,
     short,
     summed,
     tiles_now,
@@ -124,7 +123,7 @@ def _charts(choice: Choice, buckets: Sequence[Usage], latencies: Histograms) -> 
     ]
     ttft = _percentiles(latencies[Measure.TTFT], starts)
     speed = _percentiles(latencies[Measure.SPEED], starts, LEAST)
-    ms, of_one = milliseconds_or_seconds, "Tokens per second of one answer"
+    ms, of_one = milliseconds, "Tokens per second of one answer"
     return [
         chart("requests", "Requests", times, requests, "bars", short, ticks),
         chart("tokens", "Tokens", times, tokens, "bars", short, ticks),

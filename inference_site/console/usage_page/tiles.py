@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import redis.exceptions
 from django.db.models import Count, Min, QuerySet
 
-from inference_site.admin_pages.labels import money, time_since
+from inference_site.admin_pages.labels import milliseconds, money, time_since
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.fleet.leases import live_workers
@@ -43,11 +43,6 @@ def short(value: float) -> str:
             divided = value / (1e3 if unit == "k" else size)
             return f"{divided:.3g} {unit}"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
-
-
-def milliseconds_or_seconds(value: float) -> str:
-    """Format milliseconds, as seconds from one second on."""
-    return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.0f} ms"
 
 
 def summed(usages: Iterable[Usage]) -> Usage:
@@ -85,9 +80,9 @@ def tiles_of(total: Usage, latencies: Histograms, models: Iterable[str] = ()) ->
             short(total.output_tokens),
             f"{short(total.reasoning_tokens)} reasoning",
         ),
-        _pair("First token", latencies[Measure.TTFT], milliseconds_or_seconds),
+        _pair("First token", latencies[Measure.TTFT], milliseconds),
         _pair("Tokens/s", latencies[Measure.SPEED], short, LEAST),
-        _pair("Queue wait", latencies[Measure.QUEUE], milliseconds_or_seconds),
+        _pair("Queue wait", latencies[Measure.QUEUE], milliseconds),
         _cost(total, models),
     ]
 

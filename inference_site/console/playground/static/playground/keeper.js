@@ -13,12 +13,13 @@ export class Keeper {
   #current;
   #saving = Promise.resolve();
   #later = 0;
+  #unsaved = 0;
 
   /** ``current`` returns the conversation with what is being written. */
   constructor(user, current) {
     this.#user = user;
     this.#current = current;
-    addEventListener("pagehide", () => { if (this.#later) this.#leave(); });
+    addEventListener("pagehide", () => { if (this.#later || this.#unsaved) this.#leave(); });
   }
 
   /** Note what has changed where it takes no time: a page that is left waits for no database. */
@@ -38,11 +39,13 @@ export class Keeper {
   keep() {
     clearTimeout(this.#later);
     this.#later = 0;
+    this.#unsaved += 1; // A save that is under way ends with the page.
     const talk = this.#current();
     this.#saving = this.#saving
       .then(() => store.save(this.#user, talk))
       .then(() => { if (talk === this.#current()) sessionStorage.setItem(SHOWN, talk.id); })
-      .catch(() => say("This browser does not keep the conversation."));
+      .catch(() => say("This browser does not keep the conversation."))
+      .finally(() => { this.#unsaved -= 1; });
     return this.#saving;
   }
 
