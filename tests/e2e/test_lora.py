@@ -75,12 +75,16 @@ def test_requests_with_different_adapters_run_at_once(
         gate.wait(60)
         return long_story(client, lora)
 
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        told_at_once = list(pool.map(among_others, kinds))
-    assert [text for _id, text in told_at_once] == alone
-    rows = [stack.row(public_id) for public_id, _text in told_at_once]
-    assert max(row["claimed_at"] for row in rows) < min(row["finished_at"] for row in rows)
-    assert len({row["worker"] for row in rows}) == 1
+    def were_at_once() -> bool:
+        """On a busy machine one may have ended before another is claimed."""
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            told_at_once = list(pool.map(among_others, kinds))
+        assert [text for _id, text in told_at_once] == alone
+        rows = [stack.row(public_id) for public_id, _text in told_at_once]
+        assert len({row["worker"] for row in rows}) == 1
+        return max(row["claimed_at"] for row in rows) < min(row["finished_at"] for row in rows)
+
+    wait_until(were_at_once, 60, "four have run at once")
 
 
 def test_completions_have_adapters_too(client: openai.OpenAI) -> None:
