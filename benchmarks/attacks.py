@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,6 @@ _MODELS = {
 }
 _ATTACKERS = 3
 _LIMIT = 20 * MIB
-_COMPARED = ("ttft_p50_ms", "ttft_p99_ms", "longest_gap_ms")
 _RUNNING = [{"repeat": 100_000, "steps": [{"text": "x "}, {"sleep_ms": 50}]}]
 _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
 
@@ -63,12 +63,16 @@ class Bystander:
         self.is_over.set()
         for thread in threads:
             thread.join()
-        times = sorted(self.ttft_ms) or [float("nan")]
+        return self.figures()
+
+    def figures(self) -> dict[str, float]:
+        """Return what was met; times are milliseconds."""
+        in_order = sorted(self.ttft_ms) or [float("nan")]
         return {
-            "requests": len(self.ttft_ms),
+            "requests": len(in_order),
             "failures": self.failures,
-            "ttft_p50_ms": round(percentile(times, 50), 1),
-            "ttft_p99_ms": round(percentile(times, 99), 1),
+            "ttft_p50_ms": round(percentile(in_order, 50), 1),
+            "ttft_p99_ms": round(percentile(in_order, 99), 1),
             "longest_gap_ms": round(self.longest_gap_ms, 1),
         }
 
@@ -239,17 +243,15 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
 }
 
 
-def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> Figures:
-    """Return what the bystander meets alone, and during the attack."""
-    alone = Bystander(endpoint, other).look(duration_s)
+def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, float]:
+    """Return what the bystander meets during the attack."""
     # In processes of their own: they share the processors with the stack, but no lock of Python's.
     attackers = [_start(endpoint, name) for _ in range(_ATTACKERS)]
     attacked = Bystander(endpoint, other).look(duration_s)
     for process in attackers:
         process.kill()
         process.join()
-    before = {f"alone_{key}": alone[key] for key in _COMPARED}
-    return {"attack": name, **attacked, **before}
+    return attacked
 
 
 def _start(endpoint: Endpoint, name: str) -> multiprocessing.Process:
@@ -276,11 +278,36 @@ def attack(url: str, key: str, name: str, has_begun: Event) -> None:
             has_begun.set()
 
 
-def line(figures: Figures) -> str:
-    """Return a line of the table: the attack's figures, and how many times those without it."""
-    compared = [(figures[key], figures[f"alone_{key}"]) for key in _COMPARED]
-    cells = [f"{attacked:.0f} ms ({attacked / alone:.1f} ×)" for attacked, alone in compared]
-    return f"| {figures['attack']} | {' | '.join(cells)} | {figures['failures']} |"
+def compare(
+    endpoint: Endpoint, other: str, names: Sequence[str], duration_s: float
+) -> Iterator[Figures]:
+    """Yield what the bystander meets alone, before each attack, and then during each of them.
+
+    All times without an attack are of the same state, and are counted together: there are few
+    beyond the 99th percentile of one.
+    """
+    quiet, attacked = Bystander(endpoint, other), {}
+    for name in names:
+        one = Bystander(endpoint, other)
+        one.look(duration_s)
+        quiet.ttft_ms += one.ttft_ms
+        quiet.failures += one.failures
+        quiet.longest_gap_ms = max(quiet.longest_gap_ms, one.longest_gap_ms)
+        attacked[name] = measure(endpoint, other, name, duration_s)
+        print(name, attacked[name], file=sys.stderr, flush=True)
+    yield {"attack": "none", **quiet.figures()}
+    yield from ({"attack": name, **figures} for name, figures in attacked.items())
+
+
+def lines(rows: Sequence[Figures]) -> Iterator[str]:
+    """Yield the lines of the table: each attack's times, and how many times those without it."""
+    for row in rows:
+        cells = [
+            f"{row[key]:.0f} ms ({row[key] / rows[0][key]:.1f} ×)"
+            for key in ("ttft_p50_ms", "ttft_p99_ms")
+        ]
+        cells += [f"{row['longest_gap_ms']:.0f} ms", str(row["failures"])]
+        yield f"| {row['attack']} | {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -291,14 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_write_option(parser)
     options = parser.parse_args(arguments)
     end_on_sigterm()
-    machine, rows = describe_machine(), []
+    machine = describe_machine()
     with platform_with(_MODELS) as endpoint:
         other = key_of_another_project(endpoint)
         Bystander(endpoint, other).look(3)  # To warm up.
-        print("| attack | first token p50 | p99 | longest gap | failures |\n|---|---|---|---|---|")
-        for name in options.only:
-            rows.append(measure(endpoint, other, name, options.seconds))
-            print(line(rows[-1]), flush=True)
+        rows = list(compare(endpoint, other, options.only, options.seconds))
+    print("| attack | first token p50 | p99 | longest gap | failures |\n|---|---|---|---|---|")
+    print("\n".join(lines(rows)))
     print(f"\n{machine['Processor']}, load average before: {machine['Load average before']}")
     if options.write:
         keep("attacks", {"rows": rows}, machine)

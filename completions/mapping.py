@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,12 @@ from inference_site.request_fields.capabilities import (
     require_grammars,
     require_media,
 )
-from inference_site.request_fields.constraint import of_json_object, text_constraint, to_constraint
+from inference_site.request_fields.constraint import (
+    of_json_object,
+    of_json_schema,
+    text_constraint,
+    to_constraint,
+)
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
@@ -88,7 +92,7 @@ def _formatted(body: ChatCompletionRequest) -> Constraint | None:
         case JsonObjectFormat() as given:
             return of_json_object(given, "response_format")
         case JsonSchemaFormat(json_schema=wanted):
-            return Constraint("json_schema", json.dumps(wanted.json_schema), "response_format")
+            return of_json_schema(wanted.json_schema, "response_format")
         case _:
             return None
 

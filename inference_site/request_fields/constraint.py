@@ -13,7 +13,7 @@ from typing import Any
 from inference_site.api.parsers import is_too_deep
 from inference_site.domain.request import Constraint
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import checked
+from inference_site.request_fields.constraint_bounds import checked, encoded_schema
 from inference_site.request_fields.mapping import ToolPlan
 from inference_site.request_fields.wire.constraint import (
     ConstraintFields,
@@ -41,7 +41,12 @@ def of_json_object(given: JsonObjectFormat, param: str) -> Constraint:
     """Return the constraint of the format ``json_object``, with llama-server's ``schema``."""
     if given.json_schema is None:
         return Constraint("json_object", "", param)
-    return Constraint("json_schema", json.dumps(given.json_schema), f"{param}.schema")
+    return of_json_schema(given.json_schema, f"{param}.schema")
+
+
+def of_json_schema(schema: dict[str, Any], param: str) -> Constraint:
+    """Return the constraint of a schema. Raise InvalidRequestError for one that is too large."""
+    return Constraint("json_schema", encoded_schema(schema, param), param)
 
 
 def _given(body: ConstraintFields) -> Iterator[Constraint]:
@@ -68,7 +73,7 @@ def _guided(
 ) -> Iterator[Constraint]:
     if schema is not None:
         param = f"{prefix}json"
-        yield Constraint("json_schema", json.dumps(_json_object(schema, param)), param)
+        yield of_json_schema(_json_object(schema, param), param)
     if regex is not None:
         yield Constraint("regex", regex, f"{prefix}regex")
     if choice is not None:
@@ -107,7 +112,7 @@ def from_grammar(grammar: str | Grammar) -> Constraint:
     takes_object = grammar.type in ("json_schema", "llguidance")
     value: Any = grammar.value
     if takes_object:
-        value = json.dumps(_json_object(value, "grammar.value"))
+        value = encoded_schema(_json_object(value, "grammar.value"), "grammar")
     elif not isinstance(value, str):
         raise InvalidRequestError(
             f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",

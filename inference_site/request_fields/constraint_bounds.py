@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+import orjson
+
 from inference_site.api.parsers import is_too_deep
 from inference_site.domain.request import Constraint, Tool
 from inference_site.domain.schemas import objects_in
@@ -45,10 +47,23 @@ def checked(constraint: Constraint | None) -> Constraint | None:
     return constraint
 
 
+def encoded_schema(schema: dict[str, Any], param: str) -> str:
+    """Return the schema's text. Raise InvalidRequestError for one that is too large.
+
+    That is found out by orjson, in a seventh of the time: Python runs nothing else meanwhile.
+    """
+    try:
+        size = len(orjson.dumps(schema))  # Never longer than the text: that has spaces.
+    except orjson.JSONEncodeError:
+        size = 0  # It holds what only JSON within JSON may hold, like a number of 100 digits.
+    _check_count(size, _MOST_SCHEMA_BYTES, "bytes", param)
+    return json.dumps(schema)
+
+
 def check_tools(tools: tuple[Tool, ...], param: str) -> None:
     """Raise InvalidRequestError for tools with parameters past the bounds of schemas."""
     for tool in tools:
-        _check_size(json.dumps(tool.parameters), _MOST_SCHEMA_BYTES, param)
+        _check_size(encoded_schema(tool.parameters, param), _MOST_SCHEMA_BYTES, param)
         _check_schema(tool.parameters, param)
         checked(tool.grammar)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import LOGPROBS, require_fields, require_media
-from inference_site.request_fields.constraint import of_json_object, text_constraint, to_constraint
+from inference_site.request_fields.constraint import (
+    of_json_object,
+    of_json_schema,
+    text_constraint,
+    to_constraint,
+)
 from inference_site.request_fields.mapping import (
     to_sampled_request,
     to_stop,
@@ -76,7 +80,7 @@ def _formatted(body: ResponseRequest) -> Constraint | None:
         case JsonObjectFormat() as given:
             return of_json_object(given, "text.format")
         case JsonSchemaFormat(json_schema=schema):
-            return Constraint("json_schema", json.dumps(schema), "text.format.schema")
+            return of_json_schema(schema, "text.format.schema")
         case _:
             return None
 
