@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.api.parsers import decoded_json, is_too_deep
+from inference_site.api.parsers import decoded_json
 from inference_site.api.payload import parse
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
 from responses_api.output.events import payload
@@ -24,7 +24,7 @@ def decoded(message: str | bytes) -> dict[str, Any]:
         decoded = decoded_json(message.encode() if isinstance(message, str) else message)
     except InvalidRequestError as exc:
         raise InvalidRequestError(exc.message, code="invalid_json") from exc
-    if not isinstance(decoded, dict) or is_too_deep(decoded):
+    if not isinstance(decoded, dict):
         raise InvalidRequestError("The message must be a JSON object.", code="invalid_json")
     return decoded
 

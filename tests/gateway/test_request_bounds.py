@@ -49,6 +49,18 @@ def test_brackets_in_a_text_are_no_containers() -> None:
     assert JsonParser().parse(io.BytesIO(body)) == {"a": text, "b": [1]}
 
 
+def test_what_is_in_a_long_text_is_counted_too() -> None:
+    few = b'{"a":"' + b"x" * 100_000 + b'","b":%s}'
+    assert JsonParser().parse(io.BytesIO(few % b"[[0]]"))["b"] == [[0]]
+    for inner in (
+        b"[" * 201 + b"]" * 201,
+        b"[" + b"[]," * 30_000 + b"[]]",
+        b"[%s0]" % (b"0," * 1_000_001),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"nested more than|holds more than"):
+            JsonParser().parse(io.BytesIO(few % inner))
+
+
 @pytest.mark.parametrize("number", [b"1e999999", b"-1e999999", b"9" * 1_000_000])
 def test_a_number_that_none_can_hold_is_refused(number: bytes) -> None:
     with pytest.raises(InvalidRequestError):
