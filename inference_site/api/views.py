@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -12,6 +14,9 @@ from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
 from inference_site.api.counting import counted
 from inference_site.api.idempotency import HEADER, once
+
+_OF_ITSELF = ("head", "post", "response")
+"""Attributes by which a view refers to itself: Django's, those below, and DRF's."""
 
 
 class ApiView(APIView):
@@ -22,6 +27,19 @@ class ApiView(APIView):
 
     counts_writes: ClassVar[bool] = False
     """Whether its POST and DELETE count as requests here. What generates counts when submitted."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Answer, and leave no cycle of references.
+
+        So what a request holds, its body above all, is freed when it is answered, not at a later
+        garbage collection, which frees that of many requests at once.
+        """
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        finally:
+            getattr(self.request, "parser_context", {}).clear()  # DRF puts the request into it.
+            for name in _OF_ITSELF:
+                vars(self).pop(name, None)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Check who calls; have a POST with an idempotency key run once."""

@@ -21,8 +21,8 @@ from django.core import signals
 from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.template.response import SimpleTemplateResponse
 from django.urls import resolve, set_script_prefix, set_urlconf
+from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.errors.answers import log_error
@@ -102,8 +102,11 @@ def _view_response(request: HttpRequest) -> HttpResponseBase:
     """Call the view of a request. Raise Http404 when there is none, and what the view raises."""
     match = request.resolver_match = resolve(request.path_info)
     response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
-    # Those of DRF are templates, which whoever calls the view renders.
-    return response.render() if isinstance(response, SimpleTemplateResponse) else response
+    if isinstance(response, Response):  # Whoever calls a view of DRF renders what it returns.
+        response.render()
+        # It refers to the response: see ``ApiView.dispatch``.
+        response.renderer_context.clear()  # type: ignore[attr-defined]  # Stubs do not know it.
+    return response
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,11 @@ import orjson
 import pytest
 from django.core import signals
 from django.db import close_old_connections
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+from rest_framework.views import APIView
 
 from completions.views import models
 from inference_site.accounts.models import ApiKey
@@ -81,6 +86,39 @@ def live_demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     site_client().delete(f"worker:{name}")
     prune()
     broker_client().delete(queue_name("demo"))
+
+
+@pytest.mark.usefixtures("live_demo")
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/models", None, 200),
+        ("POST", "/v1/chat/completions", CHAT, 200),
+        ("POST", "/v1/chat/completions", {**CHAT, "n": 0}, 400),
+        ("POST", "/v1/responses", {"model": "demo", "input": "hi"}, 200),
+        ("POST", "/v1/conversations", {}, 200),
+    ],
+)
+def test_what_a_request_holds_is_freed_when_it_is_answered(
+    api: Api, method: str, path: str, body: Any, status: int
+) -> None:
+    """Nothing is left to the garbage collector: a body may have 20 MB."""
+
+    def ask() -> int:
+        return api(method, path, body, idempotency_key=new_id("key-")).status_code
+
+    assert ask() == status  # What is imported and cached at first is not looked at.
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert ask() == status
+        gc.collect()
+        left = {type(found) for found in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    of_requests = (APIView, HttpRequest, HttpResponseBase, Request, BaseParser)
+    assert [kind for kind in left if issubclass(kind, of_requests)] == []
 
 
 @pytest.mark.parametrize("path", ["/v1/foo", "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/x/y"])
