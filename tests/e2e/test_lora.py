@@ -82,7 +82,9 @@ def test_requests_with_different_adapters_run_at_once(
         assert [text for _id, text in told_at_once] == alone
         rows = [stack.row(public_id) for public_id, _text in told_at_once]
         assert len({row["worker"] for row in rows}) == 1
-        return max(row["claimed_at"] for row in rows) < min(row["finished_at"] for row in rows)
+        return bool(
+            max(row["claimed_at"] for row in rows) < min(row["finished_at"] for row in rows)
+        )
 
     wait_until(were_at_once, 60, "four have run at once")
 
