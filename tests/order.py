@@ -15,14 +15,25 @@ from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = {
     "e2e": "e2e",
+    "faults/on_demand": "faults on demand",
     "faults": "faults",
     "browser": "plain stack",
     "contract": "plain stack",
     "deployment": "deployment",
     "first_hour": "first_hour",
 }
-"""The folders whose tests share a running site, in the order of their length."""
-FIRST = (*TOGETHER, "worker")
+"""The folders whose tests share a running site; one within another comes before that."""
+FIRST = (
+    "e2e",
+    "faults",
+    "browser",
+    "contract",
+    "faults/on_demand",
+    "deployment",
+    "first_hour",
+    "worker",
+)
+"""The folders whose tests come first, those that take longest before the others."""
 LAST = "tests/faults/test_serve.py"  # It stops the sites of its folder.
 
 
@@ -34,7 +45,9 @@ class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships n
 
 
 def _folder(nodeid: str) -> str:
-    return nodeid.partition("tests/")[2].partition("/")[0]
+    """Return the folder of these that a test is in, or an empty text."""
+    path = nodeid.partition("tests/")[2]
+    return next((f for f in (*TOGETHER, *FIRST) if path.startswith(f"{f}/")), "")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
@@ -52,4 +65,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(item: pytest.Item) -> int:
     folder = _folder(item.nodeid)
-    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+    return FIRST.index(folder) if folder else len(FIRST)

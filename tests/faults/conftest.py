@@ -1,4 +1,4 @@
-"""Two stacks for the tests of this folder: one as it comes, and one whose settings are changed."""
+"""The stack of the tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.served_stack import ServedStack, served_stack
 
 
@@ -15,32 +14,4 @@ def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
     soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3", "WEB_STALL_S": "8"}
     with served_stack(**soon, ON_CHUNK="tests.hook_functions.freeze") as running:
-        yield running
-
-
-MODELS = """
-  apart: {{file: {demo}, slots: 2, threads: 1, context_length: 512}}
-  cut: {{file: {cut}}}
-  single: {{engine: scripted, slots: 1}}
-  slow: {{engine: scripted, slots: 2, load_ms: 8000, aliases: [sluggish]}}
-  brief: {{engine: scripted, slots: 2, keep_alive: 2}}
-  broken: {{engine: scripted, load_fails: its weights are torn}}
-"""
-GRACE_S = 5
-
-
-@pytest.fixture(scope="package")
-def other_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
-    """A stack that loads models on demand, stops workers soon, and has a grace for clients."""
-    cut = tmp_path_factory.mktemp("weights") / "cut.gguf"
-    cut.write_bytes(DEMO_FILE.read_bytes()[:100_000])
-    with served_stack(
-        MODELS.format(demo=DEMO_FILE, cut=cut),
-        START_MODELS="demo,scripted,single",
-        LOAD_ON_DEMAND="true",
-        DRAIN_TIMEOUT_S="1",
-        DISCONNECT_GRACE_S=str(GRACE_S),
-        WEB_STALL_S="60",
-        SPARE_PROCESSES="false",
-    ) as running:
         yield running

@@ -211,16 +211,3 @@ def test_request_of_a_response_in_the_background_is_made_anew_when_redis_forgets
             120,
             "the others",
         )
-
-
-def test_drained_worker_leaves_its_responses_in_the_background_to_the_next(
-    other_stack: ServedStack,
-) -> None:
-    wait_until_ready(other_stack)
-    response_id = begin(other_stack)
-    reader = Reader(other_stack, response_id)
-    os.kill(other_stack.pid_of("worker"), signal.SIGTERM)
-    events = reader.wait()
-    assert events[-1]["type"] == "response.completed"
-    assert numbers(events) == list(range(len(events)))
-    assert other_stack.row(response_id)["attempt"] == 2

@@ -107,9 +107,9 @@ def test_port_in_use_is_one_clear_line() -> None:
     assert f"Cannot listen on 127.0.0.1:{port}: Address already in use." in errors[0]
 
 
-def test_an_interrupt_stops_it_too(other_stack: ServedStack) -> None:
+def test_an_interrupt_stops_it_too(stack: ServedStack) -> None:
     """The last test of its stack, which is not started again."""
-    stops_and_leaves_nothing(other_stack, signal.SIGINT)
+    stops_and_leaves_nothing(stack, signal.SIGINT)
 
 
 def served_stack_directory() -> Any:

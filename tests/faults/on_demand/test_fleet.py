@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,14 +18,8 @@ import openai
 import psutil
 import pytest
 
+from tests.faults.test_responses_survive import Reader, begin, numbers, wait_until_ready
 from tests.served_stack import ROOT, ServedStack, wait_until
-
-
-@pytest.fixture(scope="module")
-def stack(other_stack: ServedStack) -> ServedStack:
-    """The stack that loads models on demand, whose key may load them."""
-    other_stack.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
-    return other_stack
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +312,16 @@ def test_only_a_key_with_the_scope_loads_models(stack: ServedStack, http: httpx.
         assert http.get("/v1/models").status_code == 200
     finally:
         stack.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
+
+
+def test_drained_worker_leaves_its_responses_in_the_background_to_the_next(
+    stack: ServedStack,
+) -> None:
+    wait_until_ready(stack)
+    response_id = begin(stack)
+    reader = Reader(stack, response_id)
+    os.kill(stack.pid_of("worker"), signal.SIGTERM)
+    events = reader.wait()
+    assert events[-1]["type"] == "response.completed"
+    assert numbers(events) == list(range(len(events)))
+    assert stack.row(response_id)["attempt"] == 2

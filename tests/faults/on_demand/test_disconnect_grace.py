@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import slow
-from tests.faults.conftest import GRACE_S
+from tests.faults.on_demand.conftest import GRACE_S
 from tests.served_stack import ServedStack, wait_until
 
 SLACK_S = 5
@@ -25,12 +25,6 @@ LATE_S = 90
 LONG = int((GRACE_S + SLACK_S + 2) / 0.05)
 """Words of a response that goes on only as long as it is read."""
 ENDLESS = slow(6000)
-
-
-@pytest.fixture(scope="module")
-def stack(other_stack: ServedStack) -> ServedStack:
-    """The stack whose responses have a grace."""
-    return other_stack
 
 
 @pytest.fixture(scope="module")

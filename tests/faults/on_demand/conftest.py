@@ -1,0 +1,41 @@
+"""The stack of the tests of this folder, whose settings are changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.served_stack import ServedStack, served_stack
+
+MODELS = """
+  apart: {{file: {demo}, slots: 2, threads: 1, context_length: 512}}
+  cut: {{file: {cut}}}
+  single: {{engine: scripted, slots: 1}}
+  slow: {{engine: scripted, slots: 2, load_ms: 8000, aliases: [sluggish]}}
+  brief: {{engine: scripted, slots: 2, keep_alive: 2}}
+  broken: {{engine: scripted, load_fails: its weights are torn}}
+"""
+GRACE_S = 5
+
+
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
+    """A stack that loads models on demand, stops workers soon, and has a grace for clients.
+
+    Its key may load models.
+    """
+    cut = tmp_path_factory.mktemp("weights") / "cut.gguf"
+    cut.write_bytes(DEMO_FILE.read_bytes()[:100_000])
+    with served_stack(
+        MODELS.format(demo=DEMO_FILE, cut=cut),
+        START_MODELS="demo,scripted,single",
+        LOAD_ON_DEMAND="true",
+        DRAIN_TIMEOUT_S="1",
+        DISCONNECT_GRACE_S=str(GRACE_S),
+        WEB_STALL_S="60",
+        SPARE_PROCESSES="false",
+    ) as running:
+        running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
+        yield running
