@@ -14,6 +14,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = {
+    "e2e/hostile": "hostile clients",
     "e2e": "e2e",
     "faults/on_demand": "faults on demand",
     "faults": "faults",
@@ -30,6 +31,7 @@ FIRST = (
     "contract",
     "faults/on_demand",
     "deployment",
+    "e2e/hostile",
     "first_hour",
     "worker",
 )
