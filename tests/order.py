@@ -14,7 +14,6 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = {
-    "e2e/hostile": "hostile clients",
     "e2e": "e2e",
     "faults/on_demand": "faults on demand",
     "faults": "faults",
@@ -31,7 +30,6 @@ FIRST = (
     "contract",
     "faults/on_demand",
     "deployment",
-    "e2e/hostile",
     "first_hour",
     "worker",
 )
