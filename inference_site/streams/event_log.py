@@ -84,11 +84,11 @@ class AsyncEventLog:
 
         Of a long log these are not all (see ``is_part``).
         """
-        pipeline = self._client.pipeline(transaction=False)
-        for generation_id, number in wanted:
-            arguments = (f"{number + 1}-0", MOST_READ, ENOUGH_BYTES)
-            await self._read([log_key(generation_id)], arguments, client=pipeline)
-        found = zip(wanted, await pipeline.execute(), strict=True)
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for generation_id, number in wanted:
+                arguments = (f"{number + 1}-0", MOST_READ, ENOUGH_BYTES)
+                await self._read([log_key(generation_id)], arguments, client=pipeline)
+            found = zip(wanted, await pipeline.execute(), strict=True)
         return [await self._batches(id_, _entries(reply)) for (id_, _), reply in found]
 
     async def _batches(self, generation_id: str, entries: Entries) -> list[Batch]:
@@ -108,10 +108,10 @@ class AsyncEventLog:
 
     async def request_cancel(self, generation_ids: Sequence[str]) -> None:
         """Set the cancel flags; workers see them at their next append or poll."""
-        pipeline = self._client.pipeline(transaction=False)
-        for generation_id in generation_ids:
-            pipeline.eval(*_set_flag(generation_id))
-        await pipeline.execute()
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for generation_id in generation_ids:
+                pipeline.eval(*_set_flag(generation_id))
+            await pipeline.execute()
 
 
 def is_part(batches: Sequence[Batch]) -> bool:
