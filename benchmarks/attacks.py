@@ -55,7 +55,8 @@ class Bystander:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def look(self, duration_s: float) -> dict[str, float]:
-        """Ask and read for so long; return what was met."""
+        """Ask and read for so long; return what was met, in earlier looks too."""
+        self.is_over.clear()
         threads = [threading.Thread(target=self._read), threading.Thread(target=self._ask)]
         for thread in threads:
             thread.start()
@@ -288,11 +289,7 @@ def compare(
     """
     quiet, attacked = Bystander(endpoint, other), {}
     for name in names:
-        one = Bystander(endpoint, other)
-        one.look(duration_s)
-        quiet.ttft_ms += one.ttft_ms
-        quiet.failures += one.failures
-        quiet.longest_gap_ms = max(quiet.longest_gap_ms, one.longest_gap_ms)
+        quiet.look(duration_s)
         attacked[name] = measure(endpoint, other, name, duration_s)
         print(name, attacked[name], file=sys.stderr, flush=True)
     yield {"attack": "none", **quiet.figures()}

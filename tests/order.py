@@ -15,25 +15,15 @@ from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = {
     "e2e": "e2e",
-    "faults/on_demand": "faults on demand",
     "faults": "faults",
     "browser": "plain stack",
     "contract": "plain stack",
+    "faults/on_demand": "faults on demand",
     "deployment": "deployment",
     "first_hour": "first_hour",
 }
-"""The folders whose tests share a running site; one within another comes before that."""
-FIRST = (
-    "e2e",
-    "faults",
-    "browser",
-    "contract",
-    "faults/on_demand",
-    "deployment",
-    "first_hour",
-    "worker",
-)
-"""The folders whose tests come first, those that take longest before the others."""
+"""The folders whose tests share a running site, in the order of their length."""
+FIRST = (*TOGETHER, "worker")
 LAST = "tests/faults/test_serve.py"  # It stops the sites of its folder.
 
 
@@ -45,9 +35,9 @@ class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships n
 
 
 def _folder(nodeid: str) -> str:
-    """Return the folder of these that a test is in, or an empty text."""
+    """Return which of these folders a test is in, the innermost, or an empty text."""
     path = nodeid.partition("tests/")[2]
-    return next((f for f in (*TOGETHER, *FIRST) if path.startswith(f"{f}/")), "")
+    return max((folder for folder in FIRST if path.startswith(f"{folder}/")), key=len, default="")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
