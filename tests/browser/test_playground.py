@@ -141,6 +141,40 @@ def test_a_new_conversation_builds_on_nothing_that_was_running(
     assert chain == [(True, True)]
 
 
+BUSY_DATABASE = """() => {
+  const opening = indexedDB.open("playground", 1);
+  return new Promise((held) => {
+    opening.onsuccess = () => {
+      const talks = opening.result.transaction(["talks", "titles"], "readwrite").objectStore("talks");
+      const goOn = () => {
+        held();
+        if (!window.released) talks.count().onsuccess = goOn;
+        else opening.result.close();
+      };
+      goOn();
+    };
+  });
+}"""
+
+
+def test_what_is_typed_in_a_new_conversation_waits_for_no_database(
+    open_page: Callable[..., Page],
+) -> None:
+    page = open_page()
+    page.goto("/playground")
+    page.get_by_label("Model", exact=True).select_option("scripted")
+    say(page, {"text": "first"})
+    expect(usage(page, 0)).to_contain_text("completed")
+    page.evaluate(BUSY_DATABASE)
+    page.get_by_role("button", name="New conversation").click()
+    say(page, {"text": "second"})
+    expect(page.locator(".answer .bubble-text")).to_have_text("second")
+    expect(usage(page, 0)).to_contain_text("completed")
+    page.evaluate("window.released = true")
+    conversations = page.get_by_label("Conversation", exact=True).locator("option")
+    expect(conversations).to_have_count(2)
+
+
 def test_an_answer_that_is_begun_anew_is_shown_once(open_page: Callable[..., Page]) -> None:
     item = {"id": "msg_1", "type": "message", "role": "assistant", "content": []}
     response = {"id": "resp_1", "status": "in_progress", "output": []}

@@ -35,12 +35,11 @@ export class Keeper {
     this.#later = setTimeout(() => this.keep(), DELAY_MS);
   }
 
-  /** Save it, one save after the other. */
-  keep() {
+  /** Save a conversation, one save after the other. */
+  keep(talk = this.#current()) {
     clearTimeout(this.#later);
     this.#later = 0;
     this.#unsaved += 1; // A save that is under way ends with the page.
-    const talk = this.#current();
     this.#saving = this.#saving
       .then(() => store.save(this.#user, talk))
       .then(() => { if (talk === this.#current()) sessionStorage.setItem(SHOWN, talk.id); })
@@ -62,7 +61,8 @@ export class Keeper {
     return { ...talk, settings, draft: { ...talk.draft, text } };
   }
 
-  load(id) {
+  async load(id) {
+    await this.#saving;
     return store.load(this.#user, id);
   }
 

@@ -147,9 +147,10 @@ function show(turn) {
 
 /** Leave the conversation for another one. One in which nothing was written is not kept. */
 async function goTo(next) {
-  const { id, leaf, draft } = current();
-  await (leaf || draft.text || draft.images.length ? keeper.keep() : keeper.forget(id));
-  open(next);
+  const left = current();
+  const { id, leaf, draft } = left;
+  open(next); // Before anything is saved: what is typed from now on is for this one.
+  await (leaf || draft.text || draft.images.length ? keeper.keep(left) : keeper.forget(id));
   await keeper.keep();
   await keeper.list();
 }
@@ -208,8 +209,8 @@ addEventListener("keydown", (event) => {
 form.addEventListener("submit", (event) => event.preventDefault());
 for (const part of [form, $("compose")]) part.addEventListener("input", changed);
 $("stop").addEventListener("click", stop);
-$("new").addEventListener("click", async () => {
-  await goTo(newTalk(valuesOf(form)));
+$("new").addEventListener("click", () => {
+  goTo(newTalk(valuesOf(form)));
   composer.focus();
 });
 $("talks").addEventListener("change", async ({ target }) => {
