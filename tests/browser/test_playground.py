@@ -145,7 +145,8 @@ BUSY_DATABASE = """() => {
   const opening = indexedDB.open("playground", 1);
   return new Promise((held) => {
     opening.onsuccess = () => {
-      const talks = opening.result.transaction(["talks", "titles"], "readwrite").objectStore("talks");
+      const stores = ["talks", "titles"];
+      const talks = opening.result.transaction(stores, "readwrite").objectStore("talks");
       const goOn = () => {
         held();
         if (!window.released) talks.count().onsuccess = goOn;
