@@ -25,8 +25,8 @@ POLL_S = 0.1
 _TICK_S, _MANY_TICK_S, _LONGEST_TICK_S = 0.005, 0.02, 0.1
 _MANY = 4
 """So many answers are worth a wait without a look at the sockets."""
-_SHARE = 4
-"""A tick is this many times as long as it took to parse what the last one brought."""
+_SHARE = 9
+"""A tick is this many times as long as it took to read and parse what the last one brought."""
 
 T = TypeVar("T")
 
@@ -217,24 +217,28 @@ class EventLoop:
     async def _tick(self) -> None:
         tick_s = _TICK_S
         while self._readings:
-            await self._rest(tick_s)
-            started = self._loop.time()
+            started = await self._rest(tick_s)
             for reading in tuple(self._readings):
                 reading.read()
             spent_s = self._loop.time() - started
             tick_s = min(max(_TICK_S, _SHARE * spent_s), _LONGEST_TICK_S)
         self._ticker = None
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait, without a look at any socket if all there is to do is to read many answers."""
+    async def _rest(self, seconds: float) -> float:
+        """Wait, without a look at any socket if all there is to do is to read many answers.
+
+        Return when the wait was over; then come the sockets.
+        """
         self._begins.clear()
         await asyncio.sleep(0)  # What was asked for until now begins.
         if not self._only_reads:
             await asyncio.sleep(seconds)
-            return
+            return self._loop.time()
         self._begins.wait(max(seconds, _MANY_TICK_S))
+        ended = self._loop.time()
         for _ in range(2):  # The loop looks at the sockets, then takes what has come.
             await asyncio.sleep(0)
+        return ended
 
     @property
     def _only_reads(self) -> bool:
