@@ -5,7 +5,8 @@
 through the LiteLLM proxy, in turn, on the same machine: by bursts, all streams beginning at once,
 and by requests that arrive at random times, on average half as many at a time. Processor time is
 that of each part's processes while the bursts run, requests included; that of a request is measured
-by whole answers of one token, each client asking again at once.
+by whole answers of one token, each client asking again at once, and that of a token without its
+request by answers of 1,000 tokens.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from benchmarks.processes import (
 from benchmarks.run import run_load
 from benchmarks.targets import Endpoint, litellm_before, platform_with
 
-TOKENS = 200
+TOKENS, LONG_TOKENS = 200, 1000
 STREAM_S = 2.0
 """How long a stream takes at the server's pace."""
 SETTLE_S, QUIET_S = 30.0, 0.2
@@ -42,13 +43,16 @@ SETTLE_S, QUIET_S = 30.0, 0.2
 SHORTS, MOST_LONG = 320, 256
 """How many requests of one token a load has, and at most how many long ones, in rounds of all
 streams: so that a slow target takes minutes, too."""
+LOG_BYTES = 4 * 2**30
+"""What the logs of all these streams may take in Redis; they are of one project."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One load of one target. ``cpu_us`` has the processor microseconds of each part for each
-    token, ``cpu_us_request`` those for each request of one token."""
+    token, ``cpu_us_request`` those for each request of one token; ``alone_us`` are those of all
+    parts for a token without its request, None where that was not measured."""
 
     target: str
     streams: int
@@ -61,6 +65,7 @@ class Row:
     cpu_us: Mapping[str, float]
     requests_per_s: float
     cpu_us_request: Mapping[str, float]
+    alone_us: float | None
 
 
 def processor_s(endpoint: Endpoint) -> dict[str, float]:
@@ -117,6 +122,12 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
     )
     shorts = max(2, SHORTS // streams)
     short, per_request = loaded(endpoint, streams, shorts, 1, number + 500_000, ["--whole"])
+    errors = long.errors + spread.errors + short.errors
+    alone_us = None
+    if target != "litellm":  # It would take minutes, and its tokens cost as much as requests.
+        longest, per_long = loaded(endpoint, streams, 1, LONG_TOKENS, number + 700_000)
+        errors += longest.errors
+        alone_us = round(sum(per_long.values()) - sum(per_request.values()) / LONG_TOKENS, 1)
     return Row(
         target,
         streams,
@@ -125,10 +136,11 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
         long.ttft_ms_p99,
         spread.ttft_ms_p50,
         spread.ttft_ms_p99,
-        long.errors + spread.errors + short.errors,
+        errors,
         per_token,
         round(short.requests / short.seconds, 1),
         per_request,
+        alone_us,
     )
 
 
@@ -179,7 +191,7 @@ def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[s
     """Start one target after the other."""
     yield "direct", upstream
     entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": max(options.streams)}
-    with platform_with({MODEL: entry}) as endpoint:
+    with platform_with({MODEL: entry}, {"PROJECT_REDIS_BYTES": str(LOG_BYTES)}) as endpoint:
         yield "platform", endpoint
     if options.litellm:
         with ExitStack() as stack:
@@ -195,8 +207,8 @@ def table(rows: list[Row]) -> str:
     direct = {row.streams: row.tokens_per_s for row in rows if row.target == "direct"}
     lines = [
         "| streams | target | tokens/s | share | TTFT p50 / p99 ms | at random times | "
-        "CPU µs a token | requests/s | CPU µs a request | errors |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "CPU µs a token | without its request | requests/s | CPU µs a request | errors |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: row.streams):
         cells = [
@@ -207,6 +219,7 @@ def table(rows: list[Row]) -> str:
             f"{row.ttft_ms_p50:,.0f} / {row.ttft_ms_p99:,.0f}",
             f"{row.spread_ttft_ms_p50:,.0f} / {row.spread_ttft_ms_p99:,.0f}",
             shown(row.cpu_us),
+            "" if row.alone_us is None else f"{row.alone_us:,.0f}",
             f"{row.requests_per_s:,.0f}",
             shown(row.cpu_us_request),
             str(row.errors),

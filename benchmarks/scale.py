@@ -24,7 +24,7 @@ import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import paced, part_of, processes_of
+from benchmarks.gateway import LOG_BYTES, paced, part_of, processes_of
 from benchmarks.generation_rows import insert_ended
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.open_streams import allow_files
@@ -35,8 +35,6 @@ MODEL = "paced"
 OPENING_AT_ONCE = 32
 """Requests that wait for their first token at a time."""
 _AGAIN_S = 0.2
-_LOG_BYTES = 4 * 2**30
-"""What the logs of all these streams may take in Redis; they are of one project."""
 _ENOUGH = 0.98
 """The share of the streams that must be open: of those that ask again some always wait."""
 _ROWS = insert_ended("""
@@ -274,7 +272,7 @@ def site(layout: str, options: argparse.Namespace, upstream: Endpoint | None) ->
         "WEB_PROCESSES": webs,
         "WORKER_PROCESSES": workers,
         "SPARE_PROCESSES": "false",
-        "PROJECT_REDIS_BYTES": str(_LOG_BYTES),
+        "PROJECT_REDIS_BYTES": str(LOG_BYTES),
     }
     with platform_with({MODEL: entry}, settings) as endpoint:
         yield endpoint

@@ -1,7 +1,8 @@
 """How long ``manage.py serve`` takes until a token can be served, and what each process costs then.
 
 ``python -m benchmarks.start_up``. Each start has a data folder of its own. The first of them
-reads the program from the disk, the others from memory. One more start counts the imported modules.
+reads the program from the disk, the others from memory. As soon as a site is ready it is asked ten
+times, one request after the other. One more start counts the imported modules.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
+import httpx
 import psutil
 
 from benchmarks.figures import add_write_option, keep
@@ -31,18 +34,36 @@ class Cost:
     rss_mib: float
 
 
-def start() -> tuple[float, dict[str, Cost]]:
-    """Start the platform once; return the seconds until it is ready, and each process's cost."""
+def start() -> tuple[float, list[float], dict[str, Cost]]:
+    """Start the platform once.
+
+    Return the seconds until it is ready, those until the first token of each of its first ten
+    requests, and each process's cost.
+    """
     started = time.perf_counter()
     with platform_with({"demo": {"file": str(DEMO_FILE)}}) as endpoint:
         ready_s = time.perf_counter() - started
+        first_tokens = [until_first_token(endpoint) for _ in range(10)]
         serve = psutil.Process(endpoint.process.pid)
         costs = {"serve": cost_of(serve)}
         for child in serve.children():
             names = [name for name in PROCESSES if name in child.cmdline()]
             costs |= {name: cost_of(child) for name in names}
         costs["doctor"] = doctor(endpoint)
-    return ready_s, costs
+    return ready_s, first_tokens, costs
+
+
+def until_first_token(endpoint: Endpoint) -> float:
+    """Ask for a streamed answer over a new connection; return the seconds until its first token."""
+    said = {"model": endpoint.model, "messages": [{"role": "user", "content": "Hi"}]}
+    asked = said | {"stream": True, "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    with httpx.Client(base_url=endpoint.url, headers=headers, timeout=60) as http:
+        started = time.perf_counter()
+        with http.stream("POST", "chat/completions", json=asked) as answer:
+            lines = answer.raise_for_status().iter_lines()
+            next(line for line in lines if '"content":"' in line and '"content":""' not in line)
+            return time.perf_counter() - started
 
 
 def cost_of(process: psutil.Process) -> Cost:
@@ -92,9 +113,12 @@ def main() -> None:
     add_write_option(parser)
     options = parser.parse_args()
     end_on_sigterm()
-    seconds, starts = zip(*(start() for _ in range(options.times)), strict=True)
+    seconds, tokens, starts = zip(*(start() for _ in range(options.times)), strict=True)
     first, again = seconds[0], min(seconds)
     print(f"ready after {first:.1f} s the first time, {again:.1f} s at best")
+    by_place = list(zip(*tokens, strict=True))
+    begun_ms, tenth_ms = (1000 * median(by_place[place]) for place in (0, 9))
+    print(f"first token of the first request {begun_ms:.0f} ms, of the tenth {tenth_ms:.0f} ms")
     imported, costs = modules(), least(list(starts))
     for name, cost in costs.items():
         counted = f", {imported[name]} modules" if name in imported else ""
@@ -103,7 +127,8 @@ def main() -> None:
         processes = {
             name: {**asdict(cost), "modules": imported.get(name)} for name, cost in costs.items()
         }
-        keep("start_up", {"first_s": first, "again_s": again, "processes": processes})
+        tokens_ms = {"first_token_ms": begun_ms, "tenth_token_ms": tenth_ms}
+        keep("start_up", {"first_s": first, "again_s": again, **tokens_ms, "processes": processes})
 
 
 if __name__ == "__main__":
