@@ -7,6 +7,7 @@ times, one request after the other. One more start counts the imported modules.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 from inference_site.catalogue.catalogue import DEMO_FILE
 
+_TOKEN = re.compile(r'content":"[^"]')
+"""Of the answer or of the reasoning before it."""
 PROCESSES = ("web", "worker", "beat")
 
 
@@ -62,7 +65,7 @@ def until_first_token(endpoint: Endpoint) -> float:
         started = time.perf_counter()
         with http.stream("POST", "chat/completions", json=asked) as answer:
             lines = answer.raise_for_status().iter_lines()
-            next(line for line in lines if '"content":"' in line and '"content":""' not in line)
+            next(line for line in lines if _TOKEN.search(line))
             return time.perf_counter() - started
 
 
