@@ -27,7 +27,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError
-from django.db.models import Min, Q, QuerySet
+from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 from redis.exceptions import RedisError
@@ -49,6 +49,8 @@ from inference_site.generations.models import (
     Status,
 )
 from inference_site.generations.wake_ups import (
+    ENOUGH_WAKE_UPS,
+    count_wake_ups,
     drop_late_wake_ups,
     drop_wake_ups_of,
     send_wake_up,
@@ -311,17 +313,18 @@ def mend_torn() -> None:
 
 
 def wake_again() -> None:
-    """Send a wake-up for each model with a generation that should have been claimed by now."""
-    for (model,) in _unwoken():
-        send_wake_up(model)
+    """Send a wake-up for each generation that waits without one."""
+    for model, count in _unwoken():
+        for _ in range(min(count, ENOUGH_WAKE_UPS) - count_wake_ups(model)):
+            send_wake_up(model)
 
 
 @repeated
 def _unwoken() -> QuerySet[Any, Any]:
     waiting = Generation.objects.filter(status=Status.QUEUED).values("model").order_by()
-    late = waiting.annotate(oldest=Min("created_at"))
-    late = late.filter(oldest__lt=Now() - timedelta(seconds=_RECEIVED_S))
-    return late.values_list("model")
+    oldest = waiting.annotate(count=Count("id"), oldest=Min("created_at"))
+    late = oldest.filter(oldest__lt=Now() - timedelta(seconds=_RECEIVED_S))
+    return late.values_list("model", "count")
 
 
 def drop_gone() -> None:

@@ -27,6 +27,7 @@ from inference_site.generations.places import (
     require_room,
 )
 from inference_site.generations.wake_ups import (
+    ENOUGH_WAKE_UPS,
     count_wake_ups,
     delayed_wake_ups,
     send_wake_up,
@@ -102,7 +103,8 @@ def enqueue(
             cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
         crowds.add(row.model, row.project_id, row.service_class)
-        _wake(row.model, preferred)
+        if unread < ENOUGH_WAKE_UPS:
+            _wake(row.model, preferred)
         return place
     finally:
         span.end()

@@ -27,15 +27,10 @@ from inference_site.storage.redis_clients import broker_client
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_WAKE_UPS = 2
-"""With so many unread no more are sent: who reads one claims until nothing waits, or passes it on.
-A second one is for a second worker, and for a first that was frozen when it came."""
+ENOUGH_WAKE_UPS = 128
+"""With so many unread no more are sent: a worker that reads one claims until nothing waits."""
 
 GENERATE_TASK = "worker.generate"
-
-_PUSH_UNLESS = """
-if redis.call('LLEN', KEYS[1]) < tonumber(ARGV[2]) then redis.call('LPUSH', KEYS[1], ARGV[1]) end
-"""
 
 _gone = Deadlines("gone-workers")
 _BELIEVED_S = 30.0
@@ -60,32 +55,24 @@ def queue_named(name: str) -> Queue:
 
 
 def send_wake_up(model: str, worker: str = "") -> None:
-    """Tell one of the workers of this model, or this one, that generations wait.
+    """Tell one of the workers of this model, or this one, that a generation waits.
 
-    None is sent to all workers while ``ENOUGH_WAKE_UPS`` are unread: who reads those sees also what
-    was committed before this call. A broker that is down is no error.
+    A broker that is down is no error.
     """
     try:
-        if worker:  # What is unread there may be of another model.
-            send(GENERATE_TASK, own_queue(worker), model)
-        else:
-            send(GENERATE_TASK, queue_name(model), model, enough=ENOUGH_WAKE_UPS)
+        send(GENERATE_TASK, own_queue(worker) if worker else queue_name(model), model)
     except redis.exceptions.RedisError as exc:
         logger.warning("could not send a wake-up for %s: %s", model, exc)
 
 
-def send(task: str, queue: str, *arguments: str, enough: int | None = None) -> None:
-    """Put a message into a queue of wake-ups, unless it has ``enough``.
+def send(task: str, queue: str, *arguments: str) -> None:
+    """Put a message into a queue of wake-ups. Raise redis' errors when that is down.
 
-    Raise redis' errors when that is down. Celery writes the first message of each kind, and this
-    the others like it, which costs a tenth.
+    Celery writes the first message of each kind, and this the others like it, which costs a tenth.
     """
     written, id_, tag = _written(task, queue, *arguments)
     message = written.replace(id_, new_id().encode()).replace(tag, new_id().encode())
-    if enough is None:
-        broker_client().lpush(queue, message)
-    else:
-        broker_client().eval(_PUSH_UNLESS, 1, queue, message, enough)
+    broker_client().lpush(queue, message)
 
 
 @lru_cache(maxsize=1024)

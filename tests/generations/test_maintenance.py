@@ -352,13 +352,14 @@ def test_an_old_generation_that_runs_does_not_expire(api_key: Key, settings: Set
 @pytest.mark.parametrize(
     ("ages_s", "sent", "expected"),
     [
-        ([10, 9, 8], 0, 1),  # None was sent: one is enough for all.
-        ([10, 9, 8], 2, 2),  # Those that are unread are.
+        ([10, 9, 8], 0, 3),  # None was sent: one each.
+        ([10, 9, 8], 2, 3),  # Only what is missing is sent.
+        ([10, 9], 3, 3),  # More wake-ups than rows do no harm and are left alone.
         ([1, 0], 0, 0),  # The wake-up may still be on its way.
-        ([10, 0], 0, 1),
+        ([10, 0], 0, 2),  # One that is overdue says that the others may be lost as well.
     ],
 )
-def test_a_wake_up_is_sent_for_a_model_of_which_one_waits_too_long(
+def test_a_wake_up_is_sent_for_each_that_waits_without_one(
     api_key: Key, model: str, ages_s: list[float], sent: int, expected: int
 ) -> None:
     for age_s in ages_s:

@@ -2,8 +2,7 @@
 
 An engine that blocks runs a generation on the thread that has claimed it. One that does not is only
 begun there; a few threads end its runs. Either thread then looks for the next generation itself if
-one may wait, so under load none waits for a wake-up. One wake-up stands for all that waits: who
-claims and sees that more wait goes on to claim, or has another thread do so.
+one may wait, so under load none waits for a wake-up.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Runs:
     def serve(self, model: ServedModel) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
         model.missed_wake_up = True
-        self._serve(model, was_expected=True)
+        self._serve(model)
 
     def stop(self, model: ServedModel) -> None:
         """Have what runs on this model stop."""
@@ -78,13 +77,14 @@ class Runs:
             time.sleep(_POLL_S)
         self.pool.shutdown(wait=not self._running)
 
-    def _serve(self, model: ServedModel, *, was_expected: bool = False) -> None:
+    def _serve(self, model: ServedModel) -> None:
         while model.missed_wake_up:
-            if not model.take(was_expected=was_expected):
+            if not model.take():
                 self._pass_on(model.spec.id)
                 return
-            was_expected = model.missed_wake_up = False
-            self._fill(model)
+            model.missed_wake_up = False
+            if not self._fill(model):
+                return
             if self._takes_nothing() or not self.is_open:
                 self._pass_on(model.spec.id)
                 return
@@ -108,8 +108,6 @@ class Runs:
                     break
                 claim, place = claimed
                 model.note_served(claim.project_id)
-                if claim.others_waited:
-                    self._have_filled(model)
                 if self._run(model, claim, place):
                     return False
                 if not self._may_wait(model, claim):
@@ -119,15 +117,6 @@ class Runs:
             raise
         model.release()
         return True
-
-    def _have_filled(self, model: ServedModel) -> None:
-        """Have the other free slots filled too: one wake-up stands for all that waits."""
-        if not model.engine.blocks:
-            model.missed_wake_up = True
-        elif model.is_open:  # This thread has no time to look.
-            send_wake_up(model.spec.id)
-        else:
-            self._pass_on(model.spec.id)
 
     def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
         """Whether something may wait, once this run has ended, of which no wake-up will tell.

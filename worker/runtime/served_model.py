@@ -39,7 +39,7 @@ class ServedModel:
         self.spec = spec
         self.progress: float | None = None
         self.missed_wake_up = False
-        """Whether something may wait of which nobody is told any more; who has a slot looks."""
+        """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
         self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
@@ -183,13 +183,10 @@ class ServedModel:
         with self._changed:
             self._run_s += (seconds - self._run_s) * (_LATEST if self._run_s else 1)
 
-    def take(self, *, was_expected: bool = False) -> bool:
-        """Take a slot; return False if none is free. ``release`` gives it back.
-
-        ``was_expected``: it is for a wake-up for which one was held.
-        """
+    def take(self) -> bool:
+        """Take a slot; return False if none is free. ``release`` gives it back."""
         with self._changed:
-            self._expected = max(0, self._expected - was_expected)
+            self._expected = max(0, self._expected - 1)
             if self.state != ModelState.READY or self._busy >= self.spec.slots:
                 return False
             self._busy += 1

@@ -68,18 +68,6 @@ def test_a_run_holds_a_slot_and_no_thread(
     wait_until(lambda: busy(runtime) == 0)
 
 
-def test_one_wake_up_fills_all_slots(
-    runtime: Runtime, server: UpstreamServer, let_go: Callable[[], None], api_key: Key
-) -> None:
-    for _ in range(SLOTS + 5):
-        waiting(api_key, [])
-    runtime.serve("m")
-    wait_until(lambda: len(server.asked) == SLOTS)
-    assert statuses() == {Status.RUNNING: SLOTS, Status.QUEUED: 5}
-    let_go()
-    wait_until(lambda: statuses() == {Status.COMPLETED: SLOTS + 5})
-
-
 def test_a_server_that_goes_down_closes_its_model_and_what_waits_runs_when_it_is_back(
     runtime: Runtime, server: UpstreamServer, api_key: Key
 ) -> None:

@@ -87,22 +87,6 @@ def test_one_wake_up_is_enough_for_all_that_waits(runtime: Runtime, api_key: Key
         wait_until(lambda row=row: is_ended(row))  # type: ignore[misc]  # Binds this round's row.
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_who_runs_one_has_others_run_what_waits(
-    runtime: Runtime, api_key: Key, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One wake-up may stand for several: the thread of an engine that blocks sends another."""
-    sent: list[str] = []
-    monkeypatch.setattr(runs, "send_wake_up", sent.append)
-    other = LiveWorker("other", (ModelReport("m", 1, 0),))
-    monkeypatch.setattr(live_view, "workers", lambda: [other])
-    for _ in range(rows):
-        waiting(api_key, [{"text": "hi"}])
-    runtime.serve("m")
-    assert sent == ["m"] * (rows - 1)
-    assert Generation.objects.filter(status=Status.COMPLETED).count() == rows
-
-
 def test_a_failed_generation_does_not_keep_the_next_from_running(
     runtime: Runtime, api_key: Key
 ) -> None:

@@ -14,12 +14,10 @@ from kombu.asynchronous import Hub
 from inference_site.celery import app
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import (
-    GENERATE_TASK,
     count_wake_ups,
     own_queue,
     queue_name,
     queue_named,
-    send,
     send_wake_up,
 )
 from inference_site.storage.redis_clients import broker_client
@@ -124,7 +122,7 @@ Start = Callable[..., Consumer]
 def test_no_more_are_read_than_there_are_free_slots(worker: Start, model: str) -> None:
     consumer = worker(**{model: 2})
     for _ in range(5):
-        send(GENERATE_TASK, queue_name(model), model)
+        send_wake_up(model)
     wait_until(lambda: len(consumer.received) == 2 and consumer.is_reading())
     assert count_wake_ups(model) == 3
     consumer.models.set(model, 1)
