@@ -40,7 +40,7 @@ STREAM_S = 2.0
 """How long a stream takes at the server's pace."""
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-SHORTS, MOST_LONG = 320, 256
+SHORTS, MOST_LONG = 1280, 256
 """How many requests of one token a load has, and at most how many long ones, in rounds of all
 streams: so that a slow target takes minutes, too."""
 LOG_BYTES = 4 * 2**30
@@ -187,11 +187,18 @@ def paced(tokens_per_s: float) -> Iterator[Endpoint]:
         yield Endpoint(url, "none", MODEL, process)
 
 
+@contextmanager
+def platform_before(upstream: Endpoint, slots: int) -> Iterator[Endpoint]:
+    """Run the platform in front of a server."""
+    entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": slots}
+    with platform_with({MODEL: entry}, {"PROJECT_REDIS_BYTES": str(LOG_BYTES)}) as endpoint:
+        yield endpoint
+
+
 def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[str, Endpoint]]:
     """Start one target after the other."""
     yield "direct", upstream
-    entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": max(options.streams)}
-    with platform_with({MODEL: entry}, {"PROJECT_REDIS_BYTES": str(LOG_BYTES)}) as endpoint:
+    with platform_before(upstream, max(options.streams)) as endpoint:
         yield "platform", endpoint
     if options.litellm:
         with ExitStack() as stack:
@@ -233,6 +240,7 @@ def kept(rows: list[Row]) -> list[dict[str, str | float]]:
     return [
         {
             **asdict(row),
+            "alone_us": "" if row.alone_us is None else f"{row.alone_us:,.0f}",
             "cpu_us": shown(row.cpu_us),
             "cpu_us_request": shown(row.cpu_us_request),
         }

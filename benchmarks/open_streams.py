@@ -1,7 +1,7 @@
 """Hold many streams open on the platform and weigh its web process.
 
-``python -m benchmarks.open_streams --streams 1000``. The scripted engine writes a token a second,
-so that the streams cost memory and nearly no time.
+``python -m benchmarks.open_streams --streams 1000``. A server sends each stream a token a second,
+so that the streams cost memory and little time.
 """
 
 import argparse
@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 import psutil
 
 from benchmarks.figures import add_write_option, keep
+from benchmarks.gateway import paced, platform_before
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.processes import TargetFailed, descendants, end_on_sigterm
-from benchmarks.targets import Endpoint, platform_with
+from benchmarks.targets import Endpoint
 
-# Connections that are being opened at a time: more than a server's backlog would be dropped.
 OPENING_AT_ONCE = 32
+"""Streams that wait for their first byte at a time."""
 SPARE_FILES = 200
 
 
@@ -28,7 +29,6 @@ class OpenStreams:
     """What holding the streams took; memory is the web process's resident set."""
 
     opened: int
-    first_bytes: int
     seconds_until_all: float
     rss_before_bytes: int
     rss_during_bytes: int
@@ -58,13 +58,12 @@ class HeldStream(asyncio.Protocol):
 
 
 async def open_stream(address: Address, request: bytes, gate: asyncio.Semaphore) -> HeldStream:
-    """Open one stream. Raise OSError or TimeoutError if the connection fails."""
+    """Open one stream, up to its first byte. Raise OSError or TimeoutError if it does not open."""
     async with gate, asyncio.timeout(30):
         loop = asyncio.get_running_loop()
         transport, stream = await loop.create_connection(HeldStream, address.host, address.port)
         transport.write(request)
-        # Let the server take it from its backlog before the next one comes.
-        await asyncio.sleep(0.01)
+        await stream.first_byte.wait()
     return stream
 
 
@@ -76,20 +75,20 @@ async def hold(
     address, gate = Address.of(plan.url), asyncio.Semaphore(OPENING_AT_ONCE)
     before, started = web.memory_info().rss, time.perf_counter()
     opening = [open_stream(address, request_bytes(plan, address, n), gate) for n in range(streams)]
-    attempts = await asyncio.gather(*opening, return_exceptions=True)
-    held = [attempt for attempt in attempts if isinstance(attempt, HeldStream)]
-    waits = [asyncio.create_task(stream.first_byte.wait()) for stream in held]
-    if waits:
-        await asyncio.wait(waits, timeout=timeout_s)
+    attempts = [asyncio.create_task(one) for one in opening]
+    await asyncio.wait(attempts, timeout=timeout_s)
+    held = [task.result() for task in attempts if task.done() and not task.exception()]
     seconds = time.perf_counter() - started
     await asyncio.sleep(hold_s)
-    return OpenStreams(
+    result = OpenStreams(
         opened=sum(not stream.closed for stream in held),
-        first_bytes=sum(stream.first_byte.is_set() for stream in held),
         seconds_until_all=seconds,
         rss_before_bytes=before,
         rss_during_bytes=web.memory_info().rss,
     )
+    for task in attempts:
+        task.cancel()
+    return result
 
 
 def web_process(pid: int) -> psutil.Process:
@@ -112,7 +111,6 @@ def allow_files(streams: int) -> None:
 def report(result: OpenStreams, streams: int) -> Sequence[str]:
     return (
         f"open streams          {result.opened} of {streams}",
-        f"first byte received   {result.first_bytes}",
         f"until all were open   {result.seconds_until_all:.2f} s",
         f"web process before    {result.rss_before_bytes / 2**20:.1f} MiB",
         f"web process during    {result.rss_during_bytes / 2**20:.1f} MiB",
@@ -129,9 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     end_on_sigterm()
     allow_files(options.streams)
-    second = {"repeat": 1_000_000, "steps": [{"text": "Once "}, {"sleep_ms": 1000}]}
-    entry = {"engine": "scripted", "slots": options.streams, "script": [second]}
-    with platform_with({"scripted": entry}) as endpoint:
+    with paced(1.0) as upstream, platform_before(upstream, options.streams) as endpoint:
         web = web_process(endpoint.process.pid)
         asyncio.run(hold(endpoint, web, 8, 30, 0))  # So that imports are not counted as streams.
         holding = hold(endpoint, web, options.streams, options.timeout_s, options.hold_s)
