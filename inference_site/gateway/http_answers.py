@@ -57,7 +57,7 @@ class JsonSink(Sink):
     async def _begin(self, status: int, headers: Headers) -> None:
         elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
         timing = (b"openai-processing-ms", str(elapsed_ms).encode())
-        headers = [*self._headers, *headers, timing]
+        headers, self._headers = [*self._headers, *headers, timing], []  # They are sent once.
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, body: bytes, *, more: bool) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -49,6 +49,7 @@ from inference_site.streams.ending import Ending
 logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
+_NO_ROOM = contextlib.nullcontext()
 
 _LARGE = 256 * 1024
 """Bytes of a body that is decoded and checked on the one thread for large ones of its project."""
@@ -82,41 +83,47 @@ class Relay:
     async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         hub.ensure_running()
-        with contextlib.ExitStack() as held:
-            try:
-                answer = await self._answer(scope, receive, started_at)
-                if (handoff := answer[1].handoff) and handoff.remake:
-                    project_id = self._look_at(scope).project_id
-                    held.enter_context(_room_for(handoff.remake, project_id, answer[1]))
-                    answer = await self._made_anew(scope, handoff, handoff.remake, answer)
-            except ClientGone:
-                return
-            except ApiError as exc:
-                await send_response(self._handler.refuse(scope, exc, started_at), send)
-                return
-            takes_events = EVENTS in scope.get("extensions", ())
-            await _send_answer(answer, started_at, receive, send, takes_events=takes_events)
+        room: contextlib.AbstractContextManager[object] = _NO_ROOM
+        try:
+            answer = await self._answer(scope, receive, started_at)
+            if (handoff := answer[1].handoff) and handoff.remake:
+                answer, room = await self._made_anew(scope, handoff, handoff.remake, answer)
+        except ClientGone:
+            return
+        except ApiError as exc:
+            await send_response(self._handler.refuse(scope, exc, started_at), send)
+            return
+        takes_events = EVENTS in scope.get("extensions", ())
+        with room:
+            sending = _sending(answer, started_at, receive, send, takes_events=takes_events)
+            del answer  # The view's response takes memory, and its stream may run for an hour.
+            await sending
 
     async def _made_anew(
         self, scope: dict[str, Any], handoff: HandOff, remake: Remake, answer: Answer
-    ) -> Answer:
-        """Return the view's answer with its stream, or the refusal of one that cannot be made."""
-        made: list[Batch] = []
+    ) -> tuple[Answer, contextlib.ExitStack]:
+        """Return the view's answer with its stream, and the room that this takes until it is sent.
+
+        One that cannot be made is answered with its refusal.
+        """
+        project_id, made = self._look_at(scope).project_id, list[Batch]()
 
         def make() -> None:
             with lent_connection():
                 made.extend(remake.make())
 
-        share = Share(self._look_at(scope).project_id, is_large=remake.size_bytes > _LARGE)
-        try:
-            checked = await self._run(scope, partial(self._handler.check, scope, make), share)
-        except BaseException:
-            hub.leave(handoff.follower)
-            raise
-        if checked.status_code != HTTPStatus.NO_CONTENT:
-            hub.leave(handoff.follower)
-            return checked, Outcome()
-        return answer[0], Outcome(replace(handoff, known=made, remake=None))
+        share = Share(project_id, is_large=remake.size_bytes > _LARGE)
+        with _room_for(remake, project_id, answer[1]) as room:
+            try:
+                checked = await self._run(scope, partial(self._handler.check, scope, make), share)
+            except BaseException:
+                hub.leave(handoff.follower)
+                raise
+            if checked.status_code != HTTPStatus.NO_CONTENT:
+                hub.leave(handoff.follower)
+                return (checked, Outcome()), room.pop_all()
+            made_anew = Outcome(replace(handoff, known=made, remake=None))
+            return (answer[0], made_anew), room.pop_all()
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
         """Return the view's answer, or the refusal of a body that is not taken."""
@@ -189,45 +196,40 @@ class Relay:
         return await pool.run(respond, on_abandoned, share)
 
 
-@contextlib.contextmanager
-def _room_for(remake: Remake, project_id: int | None, outcome: Outcome) -> Iterator[None]:
+def _room_for(remake: Remake, project_id: int | None, outcome: Outcome) -> contextlib.ExitStack:
     """Hold room for a long stream that is made anew. Raise UnavailableError if there is none.
 
     Its reader may take its time, and no log has what is not held.
     """
-    size = remake.size_bytes
-    if size <= _LARGE:
-        yield
-        return
-    if not body_room.takes(project_id, size):
-        _abandon(outcome)
-        raise UnavailableError("Too many long streams are being read.")
-    try:
-        yield
-    finally:
-        body_room.give_back(project_id, size)
+    room, size = contextlib.ExitStack(), remake.size_bytes
+    if size > _LARGE:
+        if not body_room.takes(project_id, size):
+            _abandon(outcome)
+            raise UnavailableError("Too many long streams are being read.")
+        room.callback(body_room.give_back, project_id, size)
+    return room
 
 
-async def _send_answer(
+def _sending(
     answer: Answer, started_at: float, receive: Receive, send: Send, *, takes_events: bool
-) -> None:
+) -> Coroutine[Any, Any, None]:
+    """Return what sends an answer; of a stream it does not hold the view's response."""
     response, outcome = answer
     http = (send, own_headers(response), started_at)
     if outcome.feed is not None:
-        await _send_feed(outcome.feed, SseSink(*http), receive)
-    elif (handoff := outcome.handoff) is None:
-        await send_response(response, send)
-    elif handoff.stream:
-        form = LinesSink if handoff.lines else SseSink
-        sink = form(
-            *http,
-            handoff.opening,
-            may_be_status=handoff.cancels,
-            takes_events=takes_events,
-        )
-        await _send_generation(handoff, sink, receive)
-    else:
-        await _send_generation(handoff, JsonSink(*http), receive)
+        return _send_feed(outcome.feed, SseSink(*http), receive)
+    if (handoff := outcome.handoff) is None:
+        return send_response(response, send)
+    if not handoff.stream:
+        return _send_generation(handoff, JsonSink(*http), receive)
+    form = LinesSink if handoff.lines else SseSink
+    sink = form(
+        *http,
+        handoff.opening,
+        may_be_status=handoff.cancels,
+        takes_events=takes_events,
+    )
+    return _send_generation(handoff, sink, receive)
 
 
 async def _send_generation(handoff: HandOff, sink: Sink, receive: Receive) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
+from twisted.web.http_headers import Headers
 
 from inference_site.gateway.bodies import MessageRoom
 from inference_site.gateway.http_answers import EVENTS
@@ -98,6 +99,7 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
         if self._is_answered:
             return
         if message["type"] == "http.response.start" and not self._response_started:
+            self.requestHeaders = Headers()  # The application has its own; a stream may run long.
             self.registerProducer(self, True)
         if message["type"] == EVENTS:
             self._write_events(message["events"])
