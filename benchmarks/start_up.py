@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -110,6 +110,11 @@ def least(starts: list[dict[str, Cost]]) -> Mapping[str, Cost]:
     }
 
 
+def shown(cost: Cost, modules: int | None) -> str:
+    counted = "" if modules is None else f", {modules} modules"
+    return f"{cost.cpu_s:.2f} s CPU, {cost.rss_mib:.0f} MiB{counted}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3)
@@ -124,12 +129,9 @@ def main() -> None:
     print(f"first token of the first request {begun_ms:.0f} ms, of the tenth {tenth_ms:.0f} ms")
     imported, costs = modules(), least(list(starts))
     for name, cost in costs.items():
-        counted = f", {imported[name]} modules" if name in imported else ""
-        print(f"{name:8} {cost.cpu_s:5.2f} s CPU, {cost.rss_mib:4.0f} MiB{counted}")
+        print(f"{name:8} {shown(cost, imported.get(name))}")
     if options.write:
-        processes = {
-            name: {**asdict(cost), "modules": imported.get(name)} for name, cost in costs.items()
-        }
+        processes = {name: shown(cost, imported.get(name)) for name, cost in costs.items()}
         tokens_ms = {"first_token_ms": begun_ms, "tenth_token_ms": tenth_ms}
         keep("start_up", {"first_s": first, "again_s": again, **tokens_ms, "processes": processes})
 
