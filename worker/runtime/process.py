@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 import redis.exceptions
 from celery import Celery, signals
 from django.conf import settings
+from django.db import DatabaseError
 
 from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
+from inference_site.generations.models import Generation
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_end import end_within
+from inference_site.storage.redis_clients import all_clients
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
@@ -118,6 +121,7 @@ def _serve(
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
+    _connect(runtime.id)
     runtime.start()
     if isinstance(role, ForkServer):
         watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
@@ -139,6 +143,15 @@ def _serve(
     with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
         drop_wake_ups_of(runtime.id)
     return int(worker.exitcode or 0)
+
+
+def _connect(worker: str) -> None:
+    """Do once what each generation does with PostgreSQL and Redis, if they are there."""
+    with contextlib.suppress(DatabaseError):
+        Generation.objects.claim("", worker)  # No model has this name.
+    with contextlib.suppress(redis.exceptions.RedisError):
+        for client in all_clients():
+            client.ping()
 
 
 def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:

@@ -193,6 +193,8 @@ class Publisher:
         layer = get_channel_layer()
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
+            with contextlib.suppress(redis.exceptions.RedisError):  # The first frame comes later.
+                await asyncio.gather(*(client.ping() for client in clients))
             runs: list[Coroutine[Any, Any, None]] = [
                 shard.run(AsyncEventLog(client), layer)
                 for shard, client in zip(self._shards, clients, strict=True)
