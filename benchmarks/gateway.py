@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,8 +43,8 @@ SETTLE_S, QUIET_S = 30.0, 0.2
 SHORTS, MOST_LONG = 1280, 256
 """How many requests of one token a load has, and at most how many long ones, in rounds of all
 streams: so that a slow target takes minutes, too."""
-LOG_BYTES = 4 * 2**30
-"""What the logs of all these streams may take in Redis; they are of one project."""
+ROOM = {"PROJECT_REDIS_BYTES": str(4 * 2**30)}
+"""The setting by which the logs of all these streams fit in Redis; they are of one project."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -187,12 +187,12 @@ def paced(tokens_per_s: float) -> Iterator[Endpoint]:
         yield Endpoint(url, "none", MODEL, process)
 
 
-@contextmanager
-def platform_before(upstream: Endpoint, slots: int) -> Iterator[Endpoint]:
+def platform_before(
+    upstream: Endpoint, slots: int, settings: Mapping[str, str] = ROOM
+) -> AbstractContextManager[Endpoint]:
     """Run the platform in front of a server."""
     entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": slots}
-    with platform_with({MODEL: entry}, {"PROJECT_REDIS_BYTES": str(LOG_BYTES)}) as endpoint:
-        yield endpoint
+    return platform_with({MODEL: entry}, settings)
 
 
 def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[str, Endpoint]]:
@@ -226,7 +226,7 @@ def table(rows: list[Row]) -> str:
             f"{row.ttft_ms_p50:,.0f} / {row.ttft_ms_p99:,.0f}",
             f"{row.spread_ttft_ms_p50:,.0f} / {row.spread_ttft_ms_p99:,.0f}",
             shown(row.cpu_us),
-            "" if row.alone_us is None else f"{row.alone_us:,.0f}",
+            alone(row),
             f"{row.requests_per_s:,.0f}",
             shown(row.cpu_us_request),
             str(row.errors),
@@ -240,12 +240,16 @@ def kept(rows: list[Row]) -> list[dict[str, str | float]]:
     return [
         {
             **asdict(row),
-            "alone_us": "" if row.alone_us is None else f"{row.alone_us:,.0f}",
+            "alone_us": alone(row),
             "cpu_us": shown(row.cpu_us),
             "cpu_us_request": shown(row.cpu_us_request),
         }
         for row in rows
     ]
+
+
+def alone(row: Row) -> str:
+    return "" if row.alone_us is None else f"{row.alone_us:,.0f}"
 
 
 def shown(costs: Mapping[str, float]) -> str:

@@ -80,15 +80,12 @@ async def hold(
     held = [task.result() for task in attempts if task.done() and not task.exception()]
     seconds = time.perf_counter() - started
     await asyncio.sleep(hold_s)
-    result = OpenStreams(
+    return OpenStreams(
         opened=sum(not stream.closed for stream in held),
         seconds_until_all=seconds,
         rss_before_bytes=before,
         rss_during_bytes=web.memory_info().rss,
     )
-    for task in attempts:
-        task.cancel()
-    return result
 
 
 def web_process(pid: int) -> psutil.Process:

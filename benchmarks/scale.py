@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
@@ -24,7 +24,7 @@ import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import LOG_BYTES, paced, part_of, processes_of
+from benchmarks.gateway import ROOM, paced, part_of, platform_before, processes_of
 from benchmarks.generation_rows import insert_ended
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.open_streams import allow_files
@@ -256,26 +256,19 @@ def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) ->
     )
 
 
-@contextmanager
-def site(layout: str, options: argparse.Namespace, upstream: Endpoint | None) -> Iterator[Endpoint]:
+def site(
+    layout: str, options: argparse.Namespace, upstream: Endpoint | None
+) -> AbstractContextManager[Endpoint]:
     """Run the platform with so many web processes and workers, ``2x2``, whose slots suffice."""
     webs, workers = layout.split("x")
     slots = -(-max(options.streams) // int(workers)) + 8
-    entry: dict[str, object]
+    counts = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers, "SPARE_PROCESSES": "false"}
     if upstream:
-        entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": slots}
-    else:
-        steps: list[object] = [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]
-        script = [{"repeat": 1_000_000, "steps": steps}]
-        entry = {"engine": "scripted", "slots": slots, "script": script}
-    settings = {
-        "WEB_PROCESSES": webs,
-        "WORKER_PROCESSES": workers,
-        "SPARE_PROCESSES": "false",
-        "PROJECT_REDIS_BYTES": str(LOG_BYTES),
-    }
-    with platform_with({MODEL: entry}, settings) as endpoint:
-        yield endpoint
+        return platform_before(upstream, slots, ROOM | counts)
+    steps: list[object] = [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]
+    script = [{"repeat": 1_000_000, "steps": steps}]
+    entry = {"engine": "scripted", "slots": slots, "script": script}
+    return platform_with({MODEL: entry}, ROOM | counts)
 
 
 def fill(endpoint: Endpoint, stored: int) -> None:
