@@ -34,7 +34,7 @@ INSERT INTO responses_api_storedresponse
     (id, public_id, project_id, model, status, background, previous_id, metadata, request, usage,
      incomplete_reason, created_at, completed_at)
 SELECT n, 'resp_' || md5(n::text), (SELECT min(id) FROM accounts_project) + (n / {chain}) %% 10,
-       'scripted', 'completed', false, CASE WHEN n %% {chain} > 0 THEN n - 1 END,
+       'scripted', 'completed', false, CASE WHEN n > 1 AND n %% {chain} > 0 THEN n - 1 END,
        jsonb_build_object('topic', 't' || n %% 50), '{{"model": "scripted"}}',
        '{{"input_tokens": 100, "input_tokens_details": {{"cached_tokens": 0,
           "cache_write_tokens": 0}}, "output_tokens": 20, "output_tokens_details":

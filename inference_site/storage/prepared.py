@@ -63,6 +63,8 @@ def _run(
 
 
 def _typed(value: Any) -> Any:
-    """Return a whole number as one of a type: psycopg's depends on how large it is, and so would
-    the plan."""
+    """Return whole numbers as one type: psycopg's depends on how large each is, and so would the
+    plan."""
+    if isinstance(value, list):
+        return [_typed(entry) for entry in value]
     return Int8(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -12,6 +12,7 @@ from inference_site.storage.connections import end_if_still
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.state.history import history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
+from responses_api.state.rows import rows_of
 from responses_api.wire.items import InputItem, ItemReference
 
 Memory = Mapping[str, Sequence[IdentifiedItem]]
@@ -124,13 +125,11 @@ def previous_not_found(public_id: str) -> InvalidRequestError:
 
 def find_response(project_id: int, public_id: str) -> StoredResponse:
     """Return a stored response of the project. Raise NotFoundError."""
-    rows = StoredResponse.objects.select_related("previous", "conversation")
-    try:
-        return rows.get(project_id=project_id, public_id=public_id, deleted_at=None)
-    except StoredResponse.DoesNotExist:
-        raise NotFoundError(
-            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
-        ) from None
+    for found in rows_of(project_id, [public_id]):
+        return found
+    raise NotFoundError(
+        f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
+    )
 
 
 def _find_previous(project_id: int, public_id: str) -> StoredResponse:

@@ -3,42 +3,59 @@
 from __future__ import annotations
 
 import orjson
-from django.db import connection
 
+from inference_site.storage.prepared import execute_prepared
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.state.items import IdentifiedItem
 
-_CHAIN = """
-WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, depth) AS (
-    SELECT id, previous_id, conversation_id, conversation_position, 0
+_NEWEST_FIRST = """
+WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, depth, seen) AS (
+    SELECT id, previous_id, conversation_id, conversation_position, 0, 0::bigint
     FROM responses_api_storedresponse WHERE id = %(response)s
   UNION ALL
     SELECT parent.id, parent.previous_id, parent.conversation_id, parent.conversation_position,
-           chain.depth + 1
-    FROM responses_api_storedresponse parent JOIN chain ON parent.id = chain.previous_id
+           chain.depth + 1,
+           CASE WHEN %(most)s::bigint IS NOT NULL THEN chain.seen + (
+               SELECT count(*) FROM responses_api_item item WHERE item.response_id = parent.id
+           ) END
+    FROM chain JOIN responses_api_storedresponse parent ON parent.id = chain.previous_id
+    WHERE %(most)s::bigint IS NULL OR chain.seen < %(most)s
 ), context AS (
     SELECT item.public_id, item.data, 1 AS part, -chain.depth AS turn, item.position AS place
     FROM chain JOIN responses_api_item item ON item.response_id = chain.id
+    WHERE %(with_output)s OR chain.depth > 0 OR NOT item.is_output
   UNION ALL
     SELECT item.public_id, item.data, 0, 0, item.conversation_position
-    FROM chain JOIN responses_api_item item ON item.conversation_id = chain.conversation_id
-         AND item.conversation_position < chain.conversation_position
+    FROM chain CROSS JOIN LATERAL (
+        SELECT * FROM responses_api_item item
+        WHERE item.conversation_id = chain.conversation_id
+              AND item.conversation_position < chain.conversation_position
+        ORDER BY item.conversation_position DESC LIMIT %(most)s
+    ) item
 )
-SELECT public_id, data::text FROM context ORDER BY part, turn, place
+SELECT public_id, data FROM context ORDER BY part DESC, turn DESC, place DESC LIMIT %(most)s
 """
 
 
 def history_of(response: StoredResponse) -> list[IdentifiedItem]:
     """Return the items of a response and of all before it, oldest first."""
-    with connection.cursor() as cursor:
-        cursor.execute(_CHAIN, {"response": response.pk})
-        return [IdentifiedItem(public_id, orjson.loads(data)) for public_id, data in cursor]
+    return _read(response, with_output=True)
 
 
-def before(response: StoredResponse) -> list[IdentifiedItem]:
-    """Return the items that a response was given, its own input among them, oldest first."""
-    made = {item.public_id for item in response.items.filter(is_output=True)}
-    return [item for item in history_of(response) if item.id not in made]
+def before(response: StoredResponse, newest: int | None = None) -> list[IdentifiedItem]:
+    """Return the items that a response was given, its own input among them, oldest first.
+
+    All, or so many of the newest: no more of a long history is read then.
+    """
+    return _read(response, with_output=False, most=newest)
+
+
+def _read(
+    response: StoredResponse, *, with_output: bool, most: int | None = None
+) -> list[IdentifiedItem]:
+    given = {"response": response.pk, "with_output": with_output, "most": most}
+    found = execute_prepared(_NEWEST_FIRST, given).fetchall()
+    return [IdentifiedItem(public_id, orjson.loads(data)) for public_id, data in reversed(found)]
 
 
 def items_of(conversation: Conversation) -> list[IdentifiedItem]:

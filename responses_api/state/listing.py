@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import QueryDict
@@ -17,8 +16,10 @@ from inference_site.generations.models import Generation, Status
 from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
 from responses_api.search import SearchTooBroad, search_time
 from responses_api.state.context import find_response
+from responses_api.state.history import before
 from responses_api.state.items import IdentifiedItem
 from responses_api.state.reading import current_responses
+from responses_api.state.rows import rows_of
 from responses_api.wire.queries import MOST_SEARCHED
 
 
@@ -30,8 +31,10 @@ def list_responses(request: Request) -> Response:
     rows = _filtered(rows, query)
     if page.after is not None:
         rows = _beyond(rows, find_response(project_id, page.after), page)
-    found = current_responses(_page_of(rows, _words(query), project_id, page))
-    entries = [response.model_dump() for response in found]
+    ids = _page_of(rows, _words(query), project_id, page)
+    found = {row.public_id: row for row in rows_of(project_id, ids)}
+    shown = current_responses([found[id_] for id_ in ids if id_ in found])
+    entries = [response.model_dump() for response in shown]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
@@ -46,17 +49,16 @@ def _beyond(
     return rows.filter(Q(**{f"created_at__{side}e": last.created_at}), later | same_time)
 
 
-def _page_of(
-    rows: StoredResponseQuerySet, text: str, project_id: int, page: Page
-) -> list[StoredResponse]:
-    """Return the responses of the page, and one more if there is one."""
+def _page_of(rows: StoredResponseQuerySet, text: str, project_id: int, page: Page) -> list[str]:
+    """Return the ids of the responses of the page, and of one more if there is one."""
     order = ("created_at", "pk") if page.order == "asc" else ("-created_at", "-pk")
-    rows = rows.select_related("previous", "conversation").order_by(*order)
+    rows = rows.order_by(*order)
     if not text:
-        return list(rows[: page.limit + 1])
+        return list(rows.values_list("public_id", flat=True)[: page.limit + 1])
     try:
         with search_time():
-            return list(rows.mentioning(text, project_id)[: page.limit + 1])
+            found = rows.mentioning(text, project_id)
+            return list(found.values_list("public_id", flat=True)[: page.limit + 1])
     except SearchTooBroad:
         raise InvalidRequestError(
             "Too many responses would have to be searched for 'q'. Please narrow it: with more "
@@ -124,11 +126,15 @@ def _moment(query: QueryDict, name: str) -> dt.datetime | None:
     return dt.datetime.fromtimestamp(int(given), dt.UTC)
 
 
-def page_of_items(request: Request, items: Sequence[IdentifiedItem]) -> Response:
-    """Answer a list of items, which are given oldest first."""
-    page = parse_page(request._request.GET, "desc")
-    ordered = list(items) if page.order == "asc" else list(reversed(items))
-    rest = _between(ordered, page, request._request.GET.get("before"))
+def page_of_input(request: Request, stored: StoredResponse) -> Response:
+    """Answer a list of the items that a response was given."""
+    query = request._request.GET
+    page, until = parse_page(query, "desc"), query.get("before")
+    has_newest = page.order == "desc" and page.after is None and not until
+    items = before(stored, page.limit + 1 if has_newest else None)
+    if page.order == "desc":
+        items.reverse()
+    rest = _between(items, page, until)
     entries = [item.wire() for item in rest[: page.limit + 1]]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
@@ -149,12 +155,12 @@ def page_of_rows(request: Request, rows: QuerySet[Item]) -> Response:
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
-def _between(items: list[IdentifiedItem], page: Page, before: str | None) -> list[IdentifiedItem]:
+def _between(items: list[IdentifiedItem], page: Page, until: str | None) -> list[IdentifiedItem]:
     ids = [item.id for item in items]
     if page.after is not None:
         items = items[_place(ids, page.after, "after") + 1 :]
-    elif before:
-        end = _place(ids, before, "before")
+    elif until:
+        end = _place(ids, until, "before")
         items = items[max(0, end - page.limit) : end]
     return items
 

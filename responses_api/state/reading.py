@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from inference_site.generations.models import Generation, Status
 from inference_site.streams.batches import sent_so_far
 from inference_site.streams.event_log import read_log
-from responses_api.models import ENDED, Item, StoredResponse
+from responses_api.models import ENDED, StoredResponse
 from responses_api.output.objects import new_response
 from responses_api.output.sent_output import Output
+from responses_api.state.rows import output_of
 from responses_api.wire.request import ResponseRequest
 from responses_api.wire.response import ResponseObject
 
@@ -23,11 +23,7 @@ def current_response(stored: StoredResponse) -> ResponseObject:
 
 def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:
     """Return the objects of responses, in order; the output of all of them is one query."""
-    items = Item.objects.filter(response__in=[row.pk for row in rows], is_output=True)
-    output: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
-    ordered = items.order_by("response_id", "position")
-    for response_id, public_id, data in ordered.values_list("response_id", "public_id", "data"):
-        output[response_id].append({"id": public_id, **data})
+    output = output_of(rows)
     return [
         stored_response(row, output[row.pk]) if row.status in ENDED else _running(row)
         for row in rows

@@ -22,8 +22,7 @@ from responses_api.models import ENDED, StoredResponse
 from responses_api.request.creation import create
 from responses_api.state.context import find_response
 from responses_api.state.deletion import delete
-from responses_api.state.history import before
-from responses_api.state.listing import list_responses, page_of_items
+from responses_api.state.listing import list_responses, page_of_input
 from responses_api.state.reading import current_response
 from responses_api.state.replay import remake_of
 from responses_api.state.storage import ConversationLocked
@@ -115,7 +114,7 @@ class ResponseInputItemsView(ApiView):
     def get(self, request: Request, response_id: str) -> Response:
         """List all that a response was given."""
         stored = find_response(caller_of(request).project_id, response_id)
-        return page_of_items(request, before(stored))
+        return page_of_input(request, stored)
 
 
 def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 0) -> HttpResponse:

@@ -22,7 +22,7 @@ class NewestFirst(PageQuery):
 
 
 class InputItemsQuery(NewestFirst):
-    """What ``page_of_items`` reads."""
+    """What ``page_of_input`` reads."""
 
     before: _OptionalText = Field(None, description="The id of the first entry of the next page.")
 

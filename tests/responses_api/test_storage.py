@@ -81,7 +81,8 @@ def test_items_are_stored_once_however_long_the_chain(chain: Chain) -> None:
     assert Item.objects.count() == 20
 
 
-def test_history_a_thousand_turns_deep_is_one_query(chain: Chain, project: Project) -> None:
+def thousand_turns(project: Project) -> list[StoredResponse]:
+    """A chain with one item a turn."""
     turns = StoredResponse.objects.bulk_create(
         StoredResponse(public_id=f"resp_{n}", project=project, model="m", status="completed")
         for n in range(1000)
@@ -98,12 +99,54 @@ def test_history_a_thousand_turns_deep_is_one_query(chain: Chain, project: Proje
         )
         for n, turn in enumerate(turns)
     )
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    return turns
+
+
+def prepared_runs() -> int:
+    """How many prepared statements this connection has run before this one."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sum(generic_plans + custom_plans) FROM pg_prepared_statements")
+        [(runs,)] = cursor.fetchall()
+    return int(runs or 0)
+
+
+def rows_fetched(table: str) -> int:
+    """How many rows of a table this transaction has fetched by indexes."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = %s", [table]
+        )
+        [(rows,)] = cursor.fetchall()
+    return int(rows)
+
+
+def test_history_a_thousand_turns_deep_is_one_statement(project: Project) -> None:
+    turns, runs = thousand_turns(project), prepared_runs()
+    with CaptureQueriesContext(connection) as queries:
         found = history_of(turns[-1])
     assert texts(found) == [str(number) for number in range(1000)]
-    assert len(queries) == 1
+    assert (len(queries), prepared_runs() - runs) == (0, 1)
+
+
+def test_the_newest_of_a_thousand_turns_are_read_without_the_others(project: Project) -> None:
+    turns, table = thousand_turns(project), StoredResponse._meta.db_table
+    fetched = rows_fetched(table)
+    assert texts(before(turns[-1], 5)) == ["995", "996", "997", "998", "999"]
+    assert rows_fetched(table) - fetched < 10
+
+
+def test_the_newest_are_the_end_of_all_that_came_before(
+    chain: Chain, conversation: Conversation
+) -> None:
+    chain.turn("a", "A", conversation=conversation.public_id)
+    chain.turn("b", "B", conversation=conversation.public_id)
+    last = chain.turn("c", "C", conversation=conversation.public_id)
+    for text in "de":
+        last = chain.turn(text, text.upper(), previous_response_id=last.public_id)
+    everything = texts(before(last))
+    assert everything == list("aAbBcCdDe")
+    for newest in range(1, 12):
+        assert texts(before(last, newest)) == everything[-newest:]
 
 
 def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversation) -> None:
