@@ -11,18 +11,43 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project
+from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.errors.api_errors import AuthenticationError
+from inference_site.storage.prepared import execute_prepared
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
 """How long a revoked key may still be accepted by a process that did not revoke it."""
 _CACHE_SIZE = 10_000
-_USED_S = 60
+_USED = dt.timedelta(seconds=60)
 """The time of a key's last use is written at most this often."""
+
+_CALLER = """
+WITH found AS (
+    SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
+           key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
+           project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
+           project.disconnect_grace_s,
+           EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
+    FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
+    WHERE {which} AND key.revoked_at IS NULL AND project.is_active
+          AND (key.expires_at IS NULL OR key.expires_at > %(now)s)
+), used AS (
+    UPDATE accounts_apikey key SET last_used_at = %(now)s
+    WHERE key.id = (SELECT id FROM found)
+          AND (key.last_used_at IS NULL OR key.last_used_at < %(used_before)s)
+)
+SELECT * FROM found
+"""
+_BY_SECRET = _CALLER.format(
+    which="""key.id = (
+        SELECT api_key_id FROM accounts_keysecret
+        WHERE digest = %(digest)s AND (expires_at IS NULL OR expires_at > %(now)s)
+    )"""
+)
+_BY_KEY = _CALLER.format(which="key.id = %(key)s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +139,7 @@ def find_caller(secret: str) -> Caller | None:
     cached = _cache.get(digest)
     if cached is not None and cached[0] > now:
         return cached[1]
-    found = _read(_has_secret(digest, timezone.now()))
+    found = _read(_BY_SECRET, digest=digest)
     if found is None:
         _cache.pop(digest, None)
         return None
@@ -142,55 +167,27 @@ def caller_of_key(pk: int) -> Caller | None:
 
     For requests that staff make on behalf of a key.
     """
-    return _read(Q(pk=pk))
+    return _read(_BY_KEY, key=pk)
 
 
-def _read(which: Q) -> Caller | None:
-    now = timezone.now()
-    record = (
-        ApiKey.objects.select_related("project")
-        .annotate(has_budget=Exists(Budget.objects.filter(project=OuterRef("project"))))
-        .filter(
-            which,
-            Q(expires_at=None) | Q(expires_at__gt=now),
-            revoked_at=None,
-            project__is_active=True,
-        )
-        .first()
-    )
-    if record is None:
+def _read(statement: str, **given: object) -> Caller | None:
+    """Return the caller that one of the statements above finds, and note that its key is in use."""
+    noted = {"now": timezone.now(), "used_before": timezone.now() - _USED}
+    row = execute_prepared(statement, {**given, **noted}).fetchone()
+    if row is None:
         return None
-    _note_use(record, now)
-    return _caller(record)
-
-
-def _has_secret(digest: str, now: dt.datetime) -> Q:
-    is_good = Q(secrets__expires_at=None) | Q(secrets__expires_at__gt=now)
-    return is_good & Q(secrets__digest=digest)
-
-
-def _caller(record: Any) -> Caller:
+    key, project, name, scopes, models, *rest, grace_s, has_budget = row
     return Caller(
-        api_key_id=record.pk,
-        project_id=record.project_id,
-        project_name=record.project.name,
-        scopes=frozenset(record.scopes),
-        allowed_models=frozenset(record.allowed_models),
-        key_limits=_limits(record),
-        project_limits=_limits(record.project),
-        disconnect_grace_s=record.project.disconnect_grace_s,
-        has_budget=record.has_budget,
+        api_key_id=key,
+        project_id=project,
+        project_name=name,
+        scopes=frozenset(scopes),
+        allowed_models=frozenset(models),
+        key_limits=Limits(*rest[:3]),
+        project_limits=Limits(*rest[3:]),
+        disconnect_grace_s=grace_s,
+        has_budget=has_budget,
     )
-
-
-def _limits(record: ApiKey | Project) -> Limits:
-    return Limits(record.requests_per_minute, record.tokens_per_minute, record.concurrent_runs)
-
-
-def _note_use(record: ApiKey, now: dt.datetime) -> None:
-    last = record.last_used_at
-    if last is None or (now - last).total_seconds() > _USED_S:
-        ApiKey.objects.filter(pk=record.pk).update(last_used_at=now)
 
 
 def _new_secret() -> str:

@@ -26,7 +26,7 @@ from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.output.events import DONE
 from responses_api.request.mending import contradictions, mend
 from responses_api.request.recovery import rebuild
-from responses_api.state.context import Context, find_conversation
+from responses_api.state.context import Context, find_conversation, find_response
 from responses_api.state.deletion import delete, delete_conversation
 from responses_api.state.history import before, history_of, items_of
 from responses_api.state.items import IdentifiedItem, new_item
@@ -37,6 +37,7 @@ from responses_api.wire.request import ResponseRequest
 from tests.responses_api.chains import STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
+from tests.statements import planned_each_time, prepared_runs, rows_fetched
 
 pytestmark = pytest.mark.django_db
 Key = tuple[ApiKey, str]
@@ -102,30 +103,22 @@ def thousand_turns(project: Project) -> list[StoredResponse]:
     return turns
 
 
-def prepared_runs() -> int:
-    """How many prepared statements this connection has run before this one."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT sum(generic_plans + custom_plans) FROM pg_prepared_statements")
-        [(runs,)] = cursor.fetchall()
-    return int(runs or 0)
-
-
-def rows_fetched(table: str) -> int:
-    """How many rows of a table this transaction has fetched by indexes."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = %s", [table]
-        )
-        [(rows,)] = cursor.fetchall()
-    return int(rows)
-
-
 def test_history_a_thousand_turns_deep_is_one_statement(project: Project) -> None:
     turns, runs = thousand_turns(project), prepared_runs()
     with CaptureQueriesContext(connection) as queries:
         found = history_of(turns[-1])
     assert texts(found) == [str(number) for number in range(1000)]
     assert (len(queries), prepared_runs() - runs) == (0, 1)
+
+
+def test_what_reads_a_response_is_not_planned_each_time(chain: Chain) -> None:
+    last = chain.turn("a", "A")
+    for _ in range(7):  # PostgreSQL plans the first five.
+        found = find_response(chain.project_id, last.public_id)
+        assert current_response(found).id == last.public_id
+        assert texts(before(found, 21)) == ["a"]
+    often = [statement for statement in planned_each_time() if "response" in statement]
+    assert often == []
 
 
 def test_the_newest_of_a_thousand_turns_are_read_without_the_others(project: Project) -> None:
