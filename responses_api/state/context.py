@@ -140,9 +140,7 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
             param="previous_response_id",
             code="invalid_value",
         )
-    found = StoredResponse.objects.filter(
-        project_id=project_id, public_id=public_id, deleted_at=None
-    ).first()
+    found = next(iter(rows_of(project_id, [public_id])), None)
     if found is None:
         raise previous_not_found(public_id)
     if found.status not in ENDED:

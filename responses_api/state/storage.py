@@ -6,24 +6,64 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from django.conf import settings
-from django.db import connection
 
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
 from inference_site.storage.connections import end_if_still
+from inference_site.storage.content_field import storable
+from inference_site.storage.prepared import execute_prepared
 from inference_site.streams.request_documents import ToStore
-from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
+from responses_api.models import Conversation, Item, ResponseStatus
 from responses_api.output.assembler import ResponseAssembler
 from responses_api.state.context import Context, conversation_not_found, previous_not_found
 from responses_api.state.items import IdentifiedItem, from_wire
 from responses_api.wire.request import ResponseRequest
 
 _NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
-_HOLD = """
-SELECT 1 FROM responses_api_storedresponse WHERE id = %s AND deleted_at IS NULL FOR KEY SHARE
+_OF_ITS_OWN = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
+"""How a response ends that neither failed nor was cancelled."""
+_ACCEPT = """
+WITH previous AS (  -- Held, so that it is not deleted before this response is written.
+    SELECT id FROM responses_api_storedresponse
+    WHERE id = %(previous)s AND deleted_at IS NULL FOR KEY SHARE
+), kept AS (
+    INSERT INTO responses_api_storedresponse (
+        public_id, project_id, model, status, background, previous_id, conversation_id,
+        conversation_position, metadata, request, incomplete_reason, created_at
+    )
+    SELECT %(public_id)s, %(project)s, %(model)s, %(status)s, %(background)s, %(previous)s::bigint,
+           %(conversation)s::bigint, %(position)s::integer, %(metadata)s::jsonb,
+           %(request)s::jsonb, '', %(created_at)s
+    WHERE %(previous)s IS NULL OR EXISTS (SELECT FROM previous)
+    RETURNING id, project_id
+), given AS (
+    INSERT INTO responses_api_item (public_id, project_id, response_id, position, is_output, data)
+    SELECT item.public_id, kept.project_id, kept.id, item.place - 1, false, item.data::jsonb
+    FROM kept,
+         unnest(%(ids)b::text[], %(data)b::text[]) WITH ORDINALITY item (public_id, data, place)
+)
+SELECT id FROM kept
+"""
+_END = """
+WITH ended AS (
+    UPDATE responses_api_storedresponse
+    SET status = %(status)s, usage = %(usage)s::jsonb, error = %(error)s::jsonb,
+        deltas = %(deltas)s::jsonb, incomplete_reason = %(reason)s, completed_at = %(completed_at)s
+    WHERE public_id = %(public_id)s
+    RETURNING id, project_id, conversation_id
+), output AS (
+    INSERT INTO responses_api_item (public_id, project_id, response_id, position, is_output, data)
+    SELECT item.public_id, ended.project_id, ended.id, item.place - 1 + (
+               SELECT count(*) FROM responses_api_item given WHERE given.response_id = ended.id
+           ), true, item.data::jsonb
+    FROM ended,
+         unnest(%(ids)b::text[], %(data)b::text[]) WITH ORDINALITY item (public_id, data, place)
+)
+SELECT id, conversation_id FROM ended
 """
 
 
@@ -57,26 +97,31 @@ def accept(
 
     Runs in the transaction of the generation's row.
     """
-    conversation = context.conversation
+    conversation, previous = context.conversation, context.previous
     if conversation is not None:
         _lock(conversation, response["id"])
-    if context.previous is not None:
-        _hold(context.previous)
-    stored = StoredResponse.objects.create(
-        public_id=response["id"],
-        project_id=project_id,
-        model=response["model"],
-        status=ResponseStatus.QUEUED if body.background else ResponseStatus.IN_PROGRESS,
-        background=bool(body.background),
-        previous=context.previous,
-        conversation=conversation,
+    given = {
+        "public_id": response["id"],
+        "project": project_id,
+        "model": response["model"],
+        "status": ResponseStatus.QUEUED if body.background else ResponseStatus.IN_PROGRESS,
+        "background": bool(body.background),
+        "previous": previous and previous.pk,
+        "conversation": conversation and conversation.pk,
         # Holding it makes sure that no item was added since the others were read.
-        conversation_position=conversation.next_position if conversation else None,
-        metadata=body.metadata or {},
-        request=body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_KEPT),
-        created_at=dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
-    )
-    Item.objects.bulk_create(_rows(stored, context.new, 0, is_output=False))
+        "position": conversation and conversation.next_position,
+        "metadata": _json(body.metadata or {}),
+        "request": _json(_kept(body)),
+        "created_at": dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
+        **_items(context.new),
+    }
+    if execute_prepared(_ACCEPT, given).fetchone() is None:
+        assert previous is not None
+        raise previous_not_found(previous.public_id)
+
+
+def _kept(body: ResponseRequest) -> dict[str, Any]:
+    return body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_KEPT)
 
 
 def _lock(conversation: Conversation, response_id: str) -> None:
@@ -96,28 +141,12 @@ def _lock(conversation: Conversation, response_id: str) -> None:
     rows.update(locked_by=response_id)
 
 
-def _hold(previous: StoredResponse) -> None:
-    """Keep a response from being deleted before another that builds on it is written."""
-    with connection.cursor() as cursor:
-        cursor.execute(_HOLD, [previous.pk])
-        if cursor.fetchone() is None:
-            raise previous_not_found(previous.public_id)
+def _items(items: Sequence[IdentifiedItem]) -> dict[str, list[str]]:
+    return {"ids": [item.id for item in items], "data": [_json(item.data) for item in items]}
 
 
-def _rows(
-    stored: StoredResponse, items: Sequence[IdentifiedItem], first: int, *, is_output: bool
-) -> list[Item]:
-    return [
-        Item(
-            public_id=item.id,
-            project_id=stored.project_id,
-            response=stored,
-            position=first + i,
-            is_output=is_output,
-            data=item.data,
-        )
-        for i, item in enumerate(items)
-    ]
+def _json(content: Any) -> str:
+    return orjson.dumps(storable(content)).decode()
 
 
 def store_result(
@@ -125,32 +154,30 @@ def store_result(
 ) -> None:
     """Keep the end of a response, if it is stored (see ``generations.kinds.StoreResult``)."""
     assert isinstance(assembler, ResponseAssembler)
-    final = assembler.response
-    stored = StoredResponse.objects.filter(public_id=generation_id).first()
-    if stored is None:
-        return
-    output = [from_wire(item.model_dump()) for item in final.output]
-    first = stored.items.count()
-    Item.objects.bulk_create(_rows(stored, output, first, is_output=True))
-    stored.status, stored.error = final.status, assembler.error
-    stored.deltas = assembler.deltas
-    stored.usage = final.usage.model_dump() if final.usage else None
+    final, completed_at = assembler.response, None
     if final.completed_at is not None:
-        stored.completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
-    if final.incomplete_details:
-        stored.incomplete_reason = final.incomplete_details.reason
-    ended = ["status", "usage", "error", "completed_at", "incomplete_reason", "deltas"]
-    stored.save(update_fields=ended)
-    if stored.conversation_id is not None:
-        _release(stored, stored.conversation_id)
+        completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
+    given = {
+        "public_id": generation_id,
+        "status": final.status,
+        "usage": final.usage and _json(final.usage.model_dump()),
+        "error": assembler.error and _json(assembler.error),
+        "deltas": assembler.deltas and _json(assembler.deltas),
+        "reason": final.incomplete_details.reason if final.incomplete_details else "",
+        "completed_at": completed_at,
+        **_items([from_wire(item.model_dump()) for item in final.output]),
+    }
+    for key, conversation in execute_prepared(_END, given):
+        if conversation is not None:
+            _release(key, conversation, generation_id, is_whole=final.status in _OF_ITS_OWN)
 
 
-def _release(stored: StoredResponse, conversation_pk: int) -> None:
-    """Add a response to its conversation, if it came to an end of its own, and unlock that."""
-    conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)
-    if stored.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
-        append(conversation, list(stored.items.order_by("position")))
-    if conversation.locked_by == stored.public_id:
+def _release(key: int, conversation_key: int, public_id: str, *, is_whole: bool) -> None:
+    """Unlock the conversation of a response, and add this to it if it came to an end of its own."""
+    conversation = Conversation.objects.select_for_update().get(pk=conversation_key)
+    if is_whole:
+        append(conversation, list(Item.objects.filter(response=key).order_by("position")))
+    if conversation.locked_by == public_id:
         conversation.locked_by = ""
     conversation.save(update_fields=["locked_by", "next_position"])
 
