@@ -219,6 +219,13 @@ def test_killed_web_process_comes_back(stack: ServedStack) -> None:
     )
 
 
+def test_a_web_process_listens_to_streams_before_its_first_request(stack: ServedStack) -> None:
+    with stack.redis() as client:
+        known = set(client.pubsub_channels("*web.*"))
+        os.kill(stack.pid_of("web"), signal.SIGKILL)
+        wait_until(lambda: set(client.pubsub_channels("*web.*")) - known, 60, "its channel")
+
+
 def test_killed_beat_comes_back(stack: ServedStack) -> None:
     beat = stack.pid_of("beat")
     os.kill(beat, signal.SIGKILL)

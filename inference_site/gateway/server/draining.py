@@ -35,6 +35,14 @@ class DrainingServer(PacedServer):
         self._ports: list[Any] = []
         self.is_draining = False
 
+    def run(self) -> None:
+        """Serve until stopped; the hub listens before the first request.
+
+        The channel layer hands on nothing in the first tenth of a second after it has subscribed.
+        """
+        _reactor.callLater(0, hub.ensure_running)
+        super().run()
+
     def listen_success(self, port: Any) -> None:
         """Keep the port, to close it."""
         self._ports.append(port)
