@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import redis.exceptions
 from celery import Celery, signals
 from django.conf import settings
-from django.db import DatabaseError
 
 from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
-from inference_site.generations.models import Generation
+from inference_site.generations.rehearsal import rehearse
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
@@ -121,7 +120,7 @@ def _serve(
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
-    _connect(runtime.id)
+    _connect()
     runtime.start()
     if isinstance(role, ForkServer):
         watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
@@ -145,10 +144,9 @@ def _serve(
     return int(worker.exitcode or 0)
 
 
-def _connect(worker: str) -> None:
+def _connect() -> None:
     """Do once what each generation does with PostgreSQL and Redis, if they are there."""
-    with contextlib.suppress(DatabaseError):
-        Generation.objects.claim("", worker)  # No model has this name.
+    rehearse()
     with contextlib.suppress(redis.exceptions.RedisError):
         for client in all_clients():
             client.ping()

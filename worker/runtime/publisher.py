@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Coroutine, Sequence
 from enum import Enum
 from typing import Any
@@ -193,11 +194,13 @@ class Publisher:
         layer = get_channel_layer()
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
-            with contextlib.suppress(redis.exceptions.RedisError):  # The first frame comes later.
-                await asyncio.gather(*(client.ping() for client in clients))
+            logs = [AsyncEventLog(client) for client in clients]
+            # Once what each flush does, for nobody: the first frame comes later, and does not wait.
+            with contextlib.suppress(redis.exceptions.RedisError):
+                await asyncio.gather(*(log.append(()) for log in logs))
+                await layer.send(f"worker.{uuid.uuid4().hex}", _message(()))
             runs: list[Coroutine[Any, Any, None]] = [
-                shard.run(AsyncEventLog(client), layer)
-                for shard, client in zip(self._shards, clients, strict=True)
+                shard.run(log, layer) for shard, log in zip(self._shards, logs, strict=True)
             ]
             await asyncio.gather(*runs)
 
@@ -331,9 +334,8 @@ class _Shard:
 
     async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
         """Hint the followers. A hint that is lost costs them a second: they read the log then."""
-        message = {"type": MESSAGE_TYPE, "streams": streams}
         try:
-            await asyncio.wait_for(self._layer.send(channel, message), _SEND_TIMEOUT_S)
+            await asyncio.wait_for(self._layer.send(channel, _message(streams)), _SEND_TIMEOUT_S)
         except (redis.exceptions.RedisError, TimeoutError) as exc:
             logger.warning("publisher: channel layer: %s", exc)
 
@@ -348,6 +350,10 @@ class _Shard:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)
+
+
+def _message(streams: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
+    return {"type": MESSAGE_TYPE, "streams": streams}
 
 
 def _fitting(frames: Sequence[bytes]) -> int:

@@ -16,6 +16,7 @@ from inference_site.fleet.leases import live_view
 from inference_site.gateway.server.draining import DrainingServer
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
+from inference_site.generations.rehearsal import rehearse
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 from inference_site.storage.connections import lent_connection
@@ -55,6 +56,7 @@ def _connect() -> None:
     """Do once what each request does with PostgreSQL and Redis, if they are there."""
     with suppress(DatabaseError), lent_connection():
         find_caller("")
+    rehearse()
     with suppress(RedisError):
         for client in (*all_clients(), broker_client()):
             client.ping()
