@@ -22,11 +22,11 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
-from inference_site.generations.rehearsal import rehearse
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_end import end_within
+from inference_site.rehearsal import rehearse
 from inference_site.storage.redis_clients import all_clients
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often

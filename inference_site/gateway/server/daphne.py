@@ -16,9 +16,9 @@ from inference_site.fleet.leases import live_view
 from inference_site.gateway.server.draining import DrainingServer
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
-from inference_site.generations.rehearsal import rehearse
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
+from inference_site.rehearsal import rehearse
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import all_clients, broker_client
 from inference_site.thread_switches import switch_threads_often

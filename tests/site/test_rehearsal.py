@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from inference_site.accounts.models import ApiKey
 from inference_site.generations.models import Generation
-from inference_site.generations.rehearsal import rehearse
+from inference_site.rehearsal import rehearse
+from tests.generations.rows import create_generation
 from tests.statements import prepared_runs
 
 pytestmark = pytest.mark.django_db
@@ -18,9 +20,8 @@ def test_a_rehearsal_writes_and_claims_a_generation_and_leaves_none() -> None:
     assert not Generation.objects.exists()
 
 
-def test_a_rehearsal_takes_nothing_that_waits(project: object) -> None:
-    waiting = Generation(public_id="chatcmpl-1", project_id=1, api_key_id=1, kind="chat", model="")
-    waiting.insert()
+def test_a_rehearsal_takes_nothing_that_waits(api_key: tuple[ApiKey, str]) -> None:
+    waiting = create_generation(api_key[0])
     rehearse()
     waiting.refresh_from_db()
     assert (waiting.status, waiting.worker) == ("queued", "")
