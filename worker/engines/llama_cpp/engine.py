@@ -21,6 +21,7 @@ from inference_site.domain.errors import EngineLoadError, GenerationFailed, Inva
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
+from worker.engines.batch_scheduling import batch_scheduled
 from worker.engines.chat.configuration import check_prompt_templates, named_template
 from worker.engines.chat.template import stop_texts_of
 from worker.engines.grammars import prepare_trials
@@ -189,7 +190,7 @@ class LlamaCppEngine(Engine):
         reader = ChunkReader(request, measured(constraint, sink, is_plain=is_plain))
         try:
             payload = encode(request, self._spec)
-            with self._clock.running():
+            with self._clock.running(), batch_scheduled():
                 handle(payload, self._clock.counted(reader.on_chunk))
         except (RuntimeError, ValueError) as exc:
             if reader.begun:
