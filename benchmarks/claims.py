@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--claimers", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--waiting", type=int, default=5000)
-    parser.add_argument("--projects", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--projects", type=int, nargs="+", default=[1, 10, 100, 1000])
     parser.add_argument("--running", type=int, nargs="+", default=[0, 5000])
     add_write_option(parser)
     options = parser.parse_args()

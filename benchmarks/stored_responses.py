@@ -228,6 +228,13 @@ def _depths(asker: Asker, database: psycopg.Connection) -> Iterator[Timing]:
             f"{grown:,.0f} bytes a turn",
         )
         yield timed(
+            f"history at depth {wanted:,}, oldest first",
+            lambda _, id_=here: asker.get(  # type: ignore[misc]
+                f"/responses/{id_}/input_items", order="asc"
+            ),
+            20,
+        )
+        yield timed(
             f"create at depth {wanted:,}",
             lambda _, id_=here: asker.create(previous_response_id=id_),  # type: ignore[misc]
             20,
