@@ -271,6 +271,10 @@ class LiveView:
         """Return the workers as they were a moment ago at most. Raise redis' errors."""
         return _or_raise(self._recent.at_most(_MOMENT_S))
 
+    def look(self) -> list[LiveWorker]:
+        """Return the workers as they are, which this process then knows. Raise redis' errors."""
+        return _or_raise(self._recent.at_most(0))
+
     def forget(self) -> None:
         """Have them read anew."""
         self._recent.forget()

@@ -18,7 +18,7 @@ from inference_site.api.views import OpenView
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
-from inference_site.fleet.leases import LiveWorker, live_workers
+from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.storage.connections import own_connection
 
 _TIMEOUT_S = 2.0
@@ -124,7 +124,8 @@ def _check_redis() -> str:
 
 def _check_workers(absent: dict[str, str]) -> str:
     """Return "ok" or what is missing; put into ``absent`` what may be, with its state."""
-    workers, unloaded = live_workers(), fleet.unloaded_on_purpose()
+    # The next request asks the same view: what is told to be ready here is used at once.
+    workers, unloaded = live_view.look(), fleet.unloaded_on_purpose()
     statuses = fleet.statuses_among(workers, list(catalogue().models))
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []

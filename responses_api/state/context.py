@@ -12,7 +12,7 @@ from inference_site.storage.connections import end_if_still
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.state.history import history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
-from responses_api.state.rows import rows_of
+from responses_api.state.rows import row_of
 from responses_api.wire.items import InputItem, ItemReference
 
 Memory = Mapping[str, Sequence[IdentifiedItem]]
@@ -125,11 +125,12 @@ def previous_not_found(public_id: str) -> InvalidRequestError:
 
 def find_response(project_id: int, public_id: str) -> StoredResponse:
     """Return a stored response of the project. Raise NotFoundError."""
-    for found in rows_of(project_id, [public_id]):
-        return found
-    raise NotFoundError(
-        f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
-    )
+    found = row_of(project_id, public_id)
+    if found is None:
+        raise NotFoundError(
+            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
+        )
+    return found
 
 
 def _find_previous(project_id: int, public_id: str) -> StoredResponse:
@@ -140,7 +141,7 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
             param="previous_response_id",
             code="invalid_value",
         )
-    found = next(iter(rows_of(project_id, [public_id])), None)
+    found = row_of(project_id, public_id)
     if found is None:
         raise previous_not_found(public_id)
     if found.status not in ENDED:

@@ -26,6 +26,11 @@ ORDER BY response_id, position
 # each time, for one of that length.
 
 
+def row_of(project_id: int, public_id: str) -> StoredResponse | None:
+    """Return the response of a project with this id; None if there is none."""
+    return next(iter(rows_of(project_id, [public_id])), None)
+
+
 def rows_of(project_id: int, public_ids: Sequence[str]) -> list[StoredResponse]:
     """Return the responses of a project with these ids, in any order; deleted ones are left out.
 

@@ -10,7 +10,14 @@ import pytest
 from django.test import Client
 
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState
+from inference_site.fleet.leases import (
+    Lease,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_view,
+    prune,
+)
 from inference_site.status import health
 from inference_site.status.site_metrics import SiteMetrics
 from inference_site.storage.redis_clients import site_client
@@ -71,7 +78,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
     workers: list[LiveWorker] = []
     monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
-    monkeypatch.setattr(health, "live_workers", lambda: workers)
+    monkeypatch.setattr(health, "live_view", Mock(look=lambda: workers))
     yield workers
     site_client().delete("unloaded-on-purpose")
 
@@ -122,3 +129,22 @@ def test_a_model_that_was_unloaded_on_purpose_leaves_the_site_ready(
     three.append(fleet_of(far=READY, farther=READY))
     told = client.get("/health/ready").json()
     assert (told["status"], told["models"]) == ("ready", {"here": "unloaded"})
+
+
+def test_a_model_that_is_told_to_be_ready_is_used_by_the_next_request(
+    client: Client, settings: Any
+) -> None:
+    settings.START_MODELS = ["demo"]
+    states = iter([ModelState.LOADING, ModelState.READY])
+    lease = Lease("w", lambda: fleet_of(demo=next(states)))
+    try:
+        lease.renew()
+        live_view.forget()
+        assert not live_view.serving_now("demo")
+        lease.renew()
+        assert client.get("/health/ready").json()["checks"]["workers"] == "ok"
+        assert live_view.serving_now("demo")
+    finally:
+        site_client().delete("worker:w")
+        prune()
+        live_view.forget()
