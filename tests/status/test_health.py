@@ -140,10 +140,10 @@ def test_a_model_that_is_told_to_be_ready_is_used_by_the_next_request(
     try:
         lease.renew()
         live_view.forget()
-        assert not live_view.serving_now("demo")
+        assert not live_view.serving("demo")
         lease.renew()
         assert client.get("/health/ready").json()["checks"]["workers"] == "ok"
-        assert live_view.serving_now("demo")
+        assert live_view.serving("demo")
     finally:
         site_client().delete("worker:w")
         prune()
