@@ -37,25 +37,36 @@ SELECT public_id, data FROM context ORDER BY part DESC, turn DESC, place DESC LI
 """
 
 
+EncodedItem = tuple[str, str]
+"""The id of an item, and its data as JSON."""
+
+
 def history_of(response: StoredResponse) -> list[IdentifiedItem]:
     """Return the items of a response and of all before it, oldest first."""
-    return _read(response, with_output=True)
+    return [decoded(item) for item in reversed(_read(response, with_output=True))]
 
 
-def before(response: StoredResponse, newest: int | None = None) -> list[IdentifiedItem]:
-    """Return the items that a response was given, its own input among them, oldest first.
+def before(response: StoredResponse) -> list[IdentifiedItem]:
+    """Return the items that a response was given, its own input among them, oldest first."""
+    return [decoded(item) for item in reversed(newest_before(response))]
 
-    All, or so many of the newest: no more of a long history is read then.
-    """
-    return _read(response, with_output=False, most=newest)
+
+def newest_before(response: StoredResponse, most: int | None = None) -> list[EncodedItem]:
+    """Return the same, newest first; with ``most`` no more of a long history is read than that."""
+    return _read(response, with_output=False, most=most)
+
+
+def decoded(item: EncodedItem) -> IdentifiedItem:
+    """Return an item with its data."""
+    public_id, data = item
+    return IdentifiedItem(public_id, orjson.loads(data))
 
 
 def _read(
     response: StoredResponse, *, with_output: bool, most: int | None = None
-) -> list[IdentifiedItem]:
+) -> list[EncodedItem]:
     given = {"response": response.pk, "with_output": with_output, "most": most}
-    found = execute_prepared(_NEWEST_FIRST, given).fetchall()
-    return [IdentifiedItem(public_id, orjson.loads(data)) for public_id, data in reversed(found)]
+    return execute_prepared(_NEWEST_FIRST, given).fetchall()
 
 
 def items_of(conversation: Conversation) -> list[IdentifiedItem]:

@@ -16,8 +16,7 @@ from inference_site.generations.models import Generation, Status
 from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
 from responses_api.search import SearchTooBroad, search_time
 from responses_api.state.context import find_response
-from responses_api.state.history import before
-from responses_api.state.items import IdentifiedItem
+from responses_api.state.history import EncodedItem, decoded, newest_before
 from responses_api.state.reading import current_responses
 from responses_api.state.rows import rows_of
 from responses_api.wire.queries import MOST_SEARCHED
@@ -131,11 +130,11 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     query = request._request.GET
     page, until = parse_page(query, "desc"), query.get("before")
     has_newest = page.order == "desc" and page.after is None and not until
-    items = before(stored, page.limit + 1 if has_newest else None)
-    if page.order == "desc":
+    items = newest_before(stored, page.limit + 1 if has_newest else None)
+    if page.order == "asc":
         items.reverse()
     rest = _between(items, page, until)
-    entries = [item.wire() for item in rest[: page.limit + 1]]
+    entries = [decoded(item).wire() for item in rest[: page.limit + 1]]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
@@ -155,8 +154,8 @@ def page_of_rows(request: Request, rows: QuerySet[Item]) -> Response:
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
-def _between(items: list[IdentifiedItem], page: Page, until: str | None) -> list[IdentifiedItem]:
-    ids = [item.id for item in items]
+def _between(items: list[EncodedItem], page: Page, until: str | None) -> list[EncodedItem]:
+    ids = [id_ for id_, _ in items]
     if page.after is not None:
         items = items[_place(ids, page.after, "after") + 1 :]
     elif until:

@@ -28,7 +28,7 @@ from responses_api.request.mending import contradictions, mend
 from responses_api.request.recovery import rebuild
 from responses_api.state.context import Context, find_conversation, find_response
 from responses_api.state.deletion import delete, delete_conversation
-from responses_api.state.history import before, history_of, items_of
+from responses_api.state.history import before, decoded, history_of, items_of, newest_before
 from responses_api.state.items import IdentifiedItem, new_item
 from responses_api.state.reading import current_response
 from responses_api.state.replay import replay
@@ -116,14 +116,18 @@ def test_what_reads_a_response_is_not_planned_each_time(chain: Chain) -> None:
     for _ in range(7):  # PostgreSQL plans the first five.
         found = find_response(chain.project_id, last.public_id)
         assert current_response(found).id == last.public_id
-        assert texts(before(found, 21)) == ["a"]
+        assert newest_texts(found, 21) == ["a"]
     assert planned_each_time() == []
+
+
+def newest_texts(response: StoredResponse, most: int) -> list[str]:
+    return texts([decoded(item) for item in newest_before(response, most)])
 
 
 def test_the_newest_of_a_thousand_turns_are_read_without_the_others(project: Project) -> None:
     turns, table = thousand_turns(project), StoredResponse._meta.db_table
     fetched = rows_fetched(table)
-    assert texts(before(turns[-1], 5)) == ["995", "996", "997", "998", "999"]
+    assert newest_texts(turns[-1], 5) == ["999", "998", "997", "996", "995"]
     assert rows_fetched(table) - fetched < 10
 
 
@@ -137,8 +141,8 @@ def test_the_newest_are_the_end_of_all_that_came_before(
         last = chain.turn(text, text.upper(), previous_response_id=last.public_id)
     everything = texts(before(last))
     assert everything == list("aAbBcCdDe")
-    for newest in range(1, 12):
-        assert texts(before(last, newest)) == everything[-newest:]
+    for most in range(1, 12):
+        assert newest_texts(last, most) == everything[::-1][:most]
 
 
 def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversation) -> None:
