@@ -18,12 +18,18 @@ WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, d
            CASE WHEN %(most)s::bigint IS NOT NULL THEN chain.seen + (
                SELECT count(*) FROM responses_api_item item WHERE item.response_id = parent.id
            ) END
-    FROM chain JOIN responses_api_storedresponse parent ON parent.id = chain.previous_id
+    FROM chain CROSS JOIN LATERAL (
+        SELECT * FROM responses_api_storedresponse WHERE id = chain.previous_id LIMIT 1
+    ) parent
     WHERE %(most)s::bigint IS NULL OR chain.seen < %(most)s
 ), context AS (
     SELECT item.public_id, item.data, 1 AS part, -chain.depth AS turn, item.position AS place
-    FROM chain JOIN responses_api_item item ON item.response_id = chain.id
-    WHERE %(with_output)s OR chain.depth > 0 OR NOT item.is_output
+    FROM chain CROSS JOIN LATERAL (
+        SELECT * FROM responses_api_item item
+        WHERE item.response_id = chain.id
+              AND (%(with_output)s OR chain.depth > 0 OR NOT item.is_output)
+        ORDER BY item.position DESC LIMIT %(most)s
+    ) item
   UNION ALL
     SELECT item.public_id, item.data, 0, 0, item.conversation_position
     FROM chain CROSS JOIN LATERAL (
@@ -35,6 +41,7 @@ WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, d
 )
 SELECT public_id, data FROM context ORDER BY part DESC, turn DESC, place DESC LIMIT %(most)s
 """
+# The limits have each step look into an index, however little PostgreSQL knows of the tables.
 
 
 EncodedItem = tuple[str, str]
