@@ -9,17 +9,25 @@ from __future__ import annotations
 from contextlib import suppress
 
 from django.db import DatabaseError, transaction
+from redis.exceptions import RedisError
 
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
 from inference_site.storage.connections import lent_connection
+from inference_site.storage.redis_clients import all_clients
 
 
 def rehearse() -> None:
-    """Write a generation, claim and delete it, unseen. PostgreSQL that is down is no error."""
+    """Write a generation, claim and delete it, unseen, and connect to each event log.
+
+    PostgreSQL or Redis that is down is no error.
+    """
     id_ = new_id("rehearsal-")  # And no model has this name.
     row = Generation(public_id=id_, project_id=0, api_key_id=0, kind="", model=id_)
     with suppress(DatabaseError), lent_connection(), transaction.atomic():
         row.insert()
         Generation.objects.claim(row.model, "nobody")
         row.delete()  # Not a rollback: with that psycopg forgets what it has prepared.
+    with suppress(RedisError):
+        for client in all_clients():
+            client.ping()

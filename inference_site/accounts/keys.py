@@ -172,8 +172,8 @@ def caller_of_key(pk: int) -> Caller | None:
 
 def _read(statement: str, **given: object) -> Caller | None:
     """Return the caller that one of the statements above finds, and note that its key is in use."""
-    noted = {"now": timezone.now(), "used_before": timezone.now() - _USED}
-    row = execute_prepared(statement, {**given, **noted}).fetchone()
+    now = timezone.now()
+    row = execute_prepared(statement, {**given, "now": now, "used_before": now - _USED}).fetchone()
     if row is None:
         return None
     key, project, name, scopes, models, *rest, grace_s, has_budget = row

@@ -13,7 +13,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.observability.metrics import count_ended
 from inference_site.storage.connections import impatient_transaction
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, close_log, take_log
+from inference_site.streams.event_log import channel_message, close_log, take_log
 from inference_site.streams.log_scripts import Appended
 from inference_site.streams.request_documents import drop_document
 
@@ -66,8 +66,7 @@ def _tell(generation_id: str, answer: Appended) -> None:
 
     async def send() -> None:
         for channel in answer.followers:
-            message = {"type": MESSAGE_TYPE, "streams": [(generation_id, b"")]}
-            await get_channel_layer().send(channel, message)
+            await get_channel_layer().send(channel, channel_message([(generation_id, b"")]))
 
     if answer.followers:
         # The loop that had this done in a thread may have ended, and would never do it.

@@ -224,4 +224,8 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
 
 
 MESSAGE_TYPE = "stream.frames"
-"""Type of the channel layer message; ``streams`` has pairs of generation id and payload."""
+
+
+def channel_message(streams: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
+    """Return the channel layer message with these pairs of generation id and payload."""
+    return {"type": MESSAGE_TYPE, "streams": streams}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import nullcontext
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import QueryDict
@@ -51,13 +52,11 @@ def _beyond(
 def _page_of(rows: StoredResponseQuerySet, text: str, project_id: int, page: Page) -> list[str]:
     """Return the ids of the responses of the page, and of one more if there is one."""
     order = ("created_at", "pk") if page.order == "asc" else ("-created_at", "-pk")
-    rows = rows.order_by(*order)
-    if not text:
-        return list(rows.values_list("public_id", flat=True)[: page.limit + 1])
     try:
-        with search_time():
-            found = rows.mentioning(text, project_id)
-            return list(found.values_list("public_id", flat=True)[: page.limit + 1])
+        with search_time() if text else nullcontext():
+            found = rows.mentioning(text, project_id) if text else rows
+            ids = found.order_by(*order).values_list("public_id", flat=True)
+            return list(ids[: page.limit + 1])
     except SearchTooBroad:
         raise InvalidRequestError(
             "Too many responses would have to be searched for 'q'. Please narrow it: with more "

@@ -27,7 +27,6 @@ from inference_site.model_store.watching import look_patiently, wanted_specs, wa
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_end import end_within
 from inference_site.rehearsal import rehearse
-from inference_site.storage.redis_clients import all_clients
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
@@ -120,7 +119,7 @@ def _serve(
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
-    _connect()
+    rehearse()
     runtime.start()
     if isinstance(role, ForkServer):
         watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
@@ -142,14 +141,6 @@ def _serve(
     with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
         drop_wake_ups_of(runtime.id)
     return int(worker.exitcode or 0)
-
-
-def _connect() -> None:
-    """Do once what each generation does with PostgreSQL and Redis, if they are there."""
-    rehearse()
-    with contextlib.suppress(redis.exceptions.RedisError):
-        for client in all_clients():
-            client.ping()
 
 
 def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:

@@ -27,7 +27,7 @@ from inference_site.observability.metrics import EVENT_LOG_LAG
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog
+from inference_site.streams.event_log import AsyncEventLog, channel_message
 from inference_site.streams.log_scripts import Appended, LogState, Write
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Publisher:
             # Once what each flush does, for nobody: the first frame comes later, and does not wait.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))
-                await layer.send(f"worker.{uuid.uuid4().hex}", _message(()))
+                await layer.send(f"worker.{uuid.uuid4().hex}", channel_message(()))
             runs: list[Coroutine[Any, Any, None]] = [
                 shard.run(log, layer) for shard, log in zip(self._shards, logs, strict=True)
             ]
@@ -335,7 +335,8 @@ class _Shard:
     async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
         """Hint the followers. A hint that is lost costs them a second: they read the log then."""
         try:
-            await asyncio.wait_for(self._layer.send(channel, _message(streams)), _SEND_TIMEOUT_S)
+            sending = self._layer.send(channel, channel_message(streams))
+            await asyncio.wait_for(sending, _SEND_TIMEOUT_S)
         except (redis.exceptions.RedisError, TimeoutError) as exc:
             logger.warning("publisher: channel layer: %s", exc)
 
@@ -350,10 +351,6 @@ class _Shard:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)
-
-
-def _message(streams: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
-    return {"type": MESSAGE_TYPE, "streams": streams}
 
 
 def _fitting(frames: Sequence[bytes]) -> int:

@@ -20,7 +20,7 @@ from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 from inference_site.rehearsal import rehearse
 from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import all_clients, broker_client
+from inference_site.storage.redis_clients import broker_client
 from inference_site.thread_switches import switch_threads_often
 
 _APPLICATION = "inference_site.asgi:application"
@@ -53,11 +53,10 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
 
 
 def _connect() -> None:
-    """Do once what each request does with PostgreSQL and Redis, if they are there."""
+    """Do once what each request does, as far as PostgreSQL and Redis are there."""
     with suppress(DatabaseError), lent_connection():
         find_caller("")
     rehearse()
     with suppress(RedisError):
-        for client in (*all_clients(), broker_client()):
-            client.ping()
+        broker_client().ping()
         live_view.workers()
