@@ -10,12 +10,12 @@ from django.db import OperationalError
 from inference_site.generations.wake_ups import GENERATE_TASK
 from inference_site.storage.connections import lent_connection
 from worker.runtime.process import current_runtime
-from worker.runtime.wake_up_consumer import LISTEN_TASK
+from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK
 
 logger = logging.getLogger(__name__)
 
 
-@shared_task(name=GENERATE_TASK, ignore_result=True)
+@shared_task(name=GENERATE_TASK, ignore_result=True, Strategy=AT_ONCE)  # type: ignore[call-overload, untyped-decorator]  # The stubs know no strategy.
 def generate(model: str) -> None:
     """Run what waits for this model. With PostgreSQL down, maintenance wakes a worker later."""
     try:

@@ -15,6 +15,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from celery import Celery
 
 from tests.faults.freezing import frozen, postgres_pids
 from tests.served_stack import ServedStack, wait_until
@@ -224,6 +225,16 @@ def test_a_web_process_listens_to_streams_before_its_first_request(stack: Served
         known = set(client.pubsub_channels("*web.*"))
         os.kill(stack.pid_of("web"), signal.SIGKILL)
         wait_until(lambda: set(client.pubsub_channels("*web.*")) - known, 60, "its channel")
+
+
+def test_a_wake_up_that_names_nothing_is_only_logged(stack: ServedStack) -> None:
+    worker = stack.pid_of("worker")
+    url = stack.services["REDIS_URL"].replace("unix://", "redis+socket://")
+    with Celery(broker=url, set_as_current=False) as broker:
+        for arguments in ((), (7,), (7, 8), ("scripted", "and more")):
+            broker.send_task("worker.generate", args=arguments, queue="model.scripted")
+    wait_until(lambda: works(stack), 30, "a completion after wake-ups that name nothing")
+    assert stack.pid_of("worker") == worker
 
 
 def test_killed_beat_comes_back(stack: ServedStack) -> None:

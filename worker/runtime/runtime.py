@@ -139,14 +139,21 @@ class Runtime:
 
     def open_models(self) -> list[str]:
         """Return the models of which a generation would be taken now."""
-        if self._takes_nothing or not self._runs.is_open:
-            return []
-        return [id_ for id_, model in tuple(self._models.items()) if model.is_open]
+        return [id_ for id_, model in tuple(self._models.items()) if self._would_take(model)]
 
-    def expect(self, model_id: str) -> None:
-        """Hold a slot of this model for a wake-up until ``serve`` is called for it."""
-        if model := self._models.get(model_id):
-            model.expect()
+    def expect(self, model_id: str) -> bool:
+        """Hold a slot of this model for a wake-up until ``serve`` is called for it.
+
+        Return whether one generation more of it would be taken.
+        """
+        model = self._models.get(model_id)
+        if model is None:
+            return False
+        model.expect()
+        return self._would_take(model)
+
+    def _would_take(self, model: ServedModel) -> bool:
+        return model.is_open and self._runs.is_open and not self._takes_nothing
 
     @property
     def threads(self) -> int:

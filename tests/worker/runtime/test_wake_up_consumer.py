@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import signals
 from kombu.asynchronous import Hub
 
 from inference_site.celery import app
@@ -36,8 +34,9 @@ class Models:
     def open_models(self) -> list[str]:
         return [model for model, free in self.free.items() if free > 0]
 
-    def expect(self, model: str) -> None:
+    def expect(self, model: str) -> bool:
         self.free[model] -= 1
+        return self.free[model] > 0
 
     def set(self, model: str, free: int) -> None:
         self.free[model] = free
@@ -58,14 +57,14 @@ class Consumer(threading.Thread):
         own = queue_named(own_queue(models.id))
         self.task_consumer = app.amqp.TaskConsumer(connection, queues=[own])
         self.task_consumer.on_message = self._on_message
+        self.wake_ups: Any = None
         self._connection, self._step = connection, WakeUpConsumer(self, models)
 
     def _on_message(self, message: Any) -> None:
-        name = message.headers["task"]
-        if name != LISTEN_TASK:
-            self.received.append(message.payload[0][0])
-        request = SimpleNamespace(name=name, message=message)
-        signals.task_received.send(sender=self, request=request)
+        if message.headers["task"] != LISTEN_TASK:
+            (model,), *_ = message.payload
+            self.received.append(model)
+            self.wake_ups.take(model)
 
     def run(self) -> None:
         self._step.start(self)
