@@ -12,6 +12,7 @@ import redis.exceptions
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, transaction
 
+from inference_site.domain.errors import QueueFull
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
@@ -30,10 +31,12 @@ from inference_site.generations.wake_ups import (
     ENOUGH_WAKE_UPS,
     count_wake_ups,
     delayed_wake_ups,
+    queue_name,
     send_wake_up,
 )
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
+from inference_site.storage.redis_clients import broker_client, client_for
 from inference_site.streams.event_log import request_cancel
 from inference_site.streams.request_documents import (
     NOTHING,
@@ -89,16 +92,14 @@ def enqueue(
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
-        unread = count_wake_ups(row.model)
-        waits = unread > 0 or not has_free_slot(row.model)
-        is_near_end = waits and is_near_bound(row.model)
-        place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
+        if crowds.is_full(row.model):
+            raise QueueFull
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         if span.traceparent:
             document = replace(document, traceparent=span.traceparent)
-        save_document(row.public_id, document, follower, opening, row.project_id)
-        _commit(row, with_row, is_wanted, is_near_end=is_near_end)
+        unread = _keep(row, document, follower, opening)
+        place = _commit(row, with_row, is_wanted, unread)
         if not is_wanted():
             cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
@@ -110,14 +111,25 @@ def enqueue(
         span.end()
 
 
-def _commit(
-    row: Generation, with_row: WithRow | None, is_wanted: IsWanted, *, is_near_end: bool
-) -> None:
+def _keep(row: Generation, document: Document[Any], follower: str | None, opening: Opening) -> int:
+    """Keep the document of a row; return how many wake-ups of its model nobody has read yet."""
+    kept = (row.public_id, document, follower, opening, row.project_id)
+    if client_for(row.public_id) is broker_client():
+        return save_document(*kept, counted=queue_name(row.model))
+    unread = count_wake_ups(row.model)
+    save_document(*kept)
+    return unread
+
+
+def _commit(row: Generation, with_row: WithRow | None, is_wanted: IsWanted, unread: int) -> Place:
     """Write the row and what goes with it; forget the document when that fails.
 
     If the queue is near its end it is counted, and nobody else writes to it until the commit.
     """
     try:
+        waits = unread > 0 or not has_free_slot(row.model)
+        is_near_end = waits and is_near_bound(row.model)
+        place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
         # Before the row is committed: when Redis fails, nothing is accepted.
         if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
@@ -136,6 +148,7 @@ def _commit(
                 # The row may be committed, and a worker may have it: only the answer was lost.
                 request_cancel(row.public_id)
         raise
+    return place
 
 
 def _wake(model: str, preferred: Preference) -> None:

@@ -26,9 +26,9 @@ from inference_site.streams.log_scripts import cancel_key, document_key, followe
 from inference_site.streams.room import require_room
 from inference_site.streams.shared_text import TextsUnknown, restore, shorten
 
-# KEYS: request document, followers, log of a stream. ARGV: id; project; whether its stream can be
-# resumed; the most bytes that the project may hold; time to live (ms); document; follower or "";
-# id, batch and texts of the first entry of the log, or "" for each.
+# KEYS: request document, followers, log of a stream; a list that is counted, if any. ARGV: id;
+# project; whether its stream can be resumed; the most bytes that the project may hold; time to live
+# (ms); document; follower or ""; id, batch and texts of the first entry of the log, or "" for each.
 _SAVE = (
     HELD
     + """
@@ -54,7 +54,7 @@ end
 hold(id, project, bytes, ARGV[3])
 redis.call("ZADD", "held-open", milliseconds(), id)
 release_expired(20)
-return {0}
+return {0, KEYS[4] and redis.call("LLEN", KEYS[4]) or 0}
 """
 )
 _SAVED, _HAS_ROOM_NOW = 0, 2
@@ -155,12 +155,13 @@ def save_document(
     follower: str | None,
     opening: Opening = NOTHING,
     project_id: int = 0,
-) -> None:
+    counted: str = "",
+) -> int:
     """Keep the document until the generation ends; with it begins the log of its stream.
 
-    ``follower`` is the channel of who follows the stream. Raise
-    ProjectQuotaReached when the project holds too much already, RequestTooLarge when this alone is
-    too much, and RedisFull.
+    ``follower`` is the channel of who follows the stream. Return the length of the list ``counted``
+    on the same server. Raise ProjectQuotaReached when the project holds too much already,
+    RequestTooLarge when this alone is too much, and RedisFull.
     """
     texts = opening.texts if opening.frames else ()
     data, entry = _packed(encode(document), texts), _first_entry(opening.frames, texts)
@@ -170,13 +171,15 @@ def save_document(
         raise RequestTooLarge(most)
     require_room(generation_id, size)
     keys = [key(generation_id) for key in (document_key, followers_key, log_key)]
+    keys += [counted] if counted else []
     limits = (int(opening.is_resumable), most, settings.RUN_TTL_S * 1000)
     arguments = (generation_id, project_id, *limits, data, follower or "", *entry)
-    outcome = _save(generation_id, keys, arguments)
-    if outcome == [_HAS_ROOM_NOW]:
-        outcome = _save(generation_id, keys, arguments)
-    if outcome != [_SAVED]:
+    outcome, *length = _save(generation_id, keys, arguments)
+    if outcome == _HAS_ROOM_NOW:
+        outcome, *length = _save(generation_id, keys, arguments)
+    if outcome != _SAVED:
         raise ProjectQuotaReached
+    return int(*length)
 
 
 def _save(generation_id: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:

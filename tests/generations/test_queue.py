@@ -213,8 +213,11 @@ def test_the_queue_is_full_at_its_bound_and_not_before(
     settings.QUEUE_LIMIT = 3
     for _ in range(3):
         enqueue(*new_row(api_key[0], model), "web.one")
-    with pytest.raises(QueueFull):
-        enqueue(*new_row(api_key[0], model), "web.one")
+    for _ in range(2):  # The second is refused by what the first has found.
+        refused, document = new_row(api_key[0], model)
+        with pytest.raises(QueueFull):
+            enqueue(refused, document, "web.one")
+        assert not client_for(refused.public_id).exists(document_key(refused.public_id))
     assert Generation.objects.filter(model=model).count() == 3
 
 
@@ -232,13 +235,17 @@ def test_the_bound_counts_only_what_waits_for_the_same_model(
         enqueue(*new_row(api_key[0], model), "web.one")
 
 
-def test_wake_ups_are_counted_on_the_broker_even_when_it_is_a_server_of_its_own(
-    model: str, settings: Settings
+@pytest.mark.parametrize("database", ["", "?db=1"], ids=["the same", "its own"])
+def test_a_wake_up_that_nobody_has_read_tells_who_comes_that_others_wait(
+    api_key: Key, model: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, database: str
 ) -> None:
-    settings.BROKER_URL = f"{settings.REDIS_URL}?db=1"
+    """Also where the broker is a server of its own."""
+    settings.BROKER_URL = f"{settings.REDIS_URL}{database}"
+    monkeypatch.setattr(queue, "has_free_slot", lambda _: True)  # As of three seconds ago.
+    assert enqueue(*new_row(api_key[0], model), "web.one").position == 0
     with redis.Redis.from_url(settings.BROKER_URL) as broker:
-        broker.lpush(queue_name(model), b"{}")
-        assert count_wake_ups(model) == 1
+        assert broker.llen(queue_name(model)) == 1
+        assert enqueue(*new_row(api_key[0], model), "web.one").position == 2
         broker.delete(queue_name(model))
 
 
