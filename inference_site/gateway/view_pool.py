@@ -12,8 +12,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any
 
 import orjson
 from django.conf import settings
@@ -60,9 +58,9 @@ class ViewPool:
         if self._watch is None:
             self._look_later()
         await self._thread_for(share)
-        job = self._start(respond, share)
+        job, ended = self._start(respond, share)
         try:
-            await self._wait(asyncio.wrap_future(job), now)
+            await self._wait(ended, now)
             return job.result()
         except (asyncio.CancelledError, UnavailableError):
             if not job.cancel():
@@ -85,8 +83,10 @@ class ViewPool:
 
     def _start(
         self, respond: Callable[[], HttpResponseBase], share: Share
-    ) -> Future[HttpResponseBase]:
+    ) -> tuple[Future[HttpResponseBase], asyncio.Future[None]]:
+        """Return the view's job, and a future of the loop that is done when that has ended."""
         loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
         used_s = 0.0
 
         def timed() -> HttpResponseBase:
@@ -97,15 +97,20 @@ class ViewPool:
             finally:
                 used_s = time.thread_time() - before
 
-        def give_back(_: object) -> None:
+        def end() -> None:
+            self._shares.give_back(share, used_s)
+            if not ended.done():
+                ended.set_result(None)
+
+        def on_end(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(partial(self._shares.give_back, share, used_s))
+                loop.call_soon_threadsafe(end)  # Once: it wakes the loop each time.
 
         job = self._pool.submit(timed)
-        job.add_done_callback(give_back)
-        return job
+        job.add_done_callback(on_end)
+        return job, ended
 
-    async def _wait(self, future: asyncio.Future[Any], began_at: float) -> None:
+    async def _wait(self, future: asyncio.Future[None], began_at: float) -> None:
         while True:
             done, _ = await asyncio.wait({future}, timeout=_LOOK_S)
             if done:

@@ -264,10 +264,13 @@ class _Shard:
         Return whether it is time for a tick. What is urgent goes out in a part of the time only, so
         that with many requests several of them share a flush.
         """
-        now = time.monotonic()
-        left_s = max(0.0, self._tick_at - now) if self._streams else None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wanted.wait(), left_s)
+        if self._streams:
+            left_s = max(0.0, self._tick_at - time.monotonic())
+            tick = self._loop.call_later(left_s, self._wanted.set)  # wait_for makes a task of it.
+            await self._wanted.wait()
+            tick.cancel()
+        else:
+            await self._wanted.wait()
         if (rest_s := self._rests_until - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)
         self._wanted.clear()
@@ -297,7 +300,11 @@ class _Shard:
             if batch is not None and answer.state != LogState.CLOSED:
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
-        await asyncio.gather(*(self._send(*message) for message in messages.items()))
+        if len(messages) > 1:
+            await asyncio.gather(*(self._send(*message) for message in messages.items()))
+        else:  # Mostly: no task needs to be made for it.
+            for message in messages.items():
+                await self._send(*message)
         # Ticks stretch with their work: a token costs less the more of them go out at once.
         ended = time.monotonic()
         spent_s = ended - started
@@ -335,8 +342,8 @@ class _Shard:
     async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
         """Hint the followers. A hint that is lost costs them a second: they read the log then."""
         try:
-            sending = self._layer.send(channel, channel_message(streams))
-            await asyncio.wait_for(sending, _SEND_TIMEOUT_S)
+            async with asyncio.timeout(_SEND_TIMEOUT_S):
+                await self._layer.send(channel, channel_message(streams))
         except (redis.exceptions.RedisError, TimeoutError) as exc:
             logger.warning("publisher: channel layer: %s", exc)
 

@@ -340,14 +340,15 @@ class Run:
             status, ending = Status.FAILED, self._failure(GenerationFailed("It cannot be stored."))
             self._assembler = None
             held = self._committed(status, ending)
-        self._account(status, ending, held)
-        if held:
+        if held:  # What was taken away is counted by who took it, who also ends its stream.
+            self._meter.end(self._claim.kind, status, ending.error_code, self._usage)
             self._stream.close(ending)
-            if self._keeper is not None:  # The client does not wait for it.
-                self._keeper.save()
-        else:  # Who took it ends its stream.
+        else:
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             self._stream.release()
+        self._tell(status, ending)  # The client does not wait for this.
+        if held and self._keeper is not None:
+            self._keeper.save()
 
     def _committed(self, status: Status, ending: Ending) -> bool:
         """Commit the end; return False if the generation is not this worker's any more.
@@ -383,12 +384,10 @@ class Run:
                 kind.store_result(self._claim.public_id, status, assembler, self._store)
         return held
 
-    def _account(self, status: Status, ending: Ending, held: bool) -> None:
-        """Count, log and trace the end; one that was taken away is counted by who took it."""
+    def _tell(self, status: Status, ending: Ending) -> None:
+        """Log and trace the end."""
         usage, claim = self._usage, self._claim
         tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        if held:
-            self._meter.end(claim.kind, status, ending.error_code, usage)
         facts = {"model": claim.model, "status": status.value, **tokens}
         if ending.error_code:
             facts["error_code"] = ending.error_code
