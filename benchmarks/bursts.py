@@ -20,9 +20,9 @@ import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import processor_s
 from benchmarks.load import Address, percentile
 from benchmarks.open_streams import allow_files
+from benchmarks.parts import processor_s
 from benchmarks.processes import end_on_sigterm, free_port, running
 from benchmarks.targets import Endpoint, platform_with
 from benchmarks.volley import Sender, Volley, ask, spread

@@ -28,9 +28,10 @@ from celery import Celery
 
 from benchmarks.bare_parts import BROKER, TASK
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import paced, part_of, processes_of, settle
+from benchmarks.gateway import paced
 from benchmarks.load import Address, LoadPlan, complete, messages, percentile, request_bytes
 from benchmarks.paced_upstream import MODEL
+from benchmarks.parts import part_of, processes_of, settle
 from benchmarks.processes import end_on_sigterm, free_port, running, wait_for_ok
 from benchmarks.targets import READY_TIMEOUT_S, Endpoint, platform_with
 

@@ -13,39 +13,27 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
 from benchmarks.paced_upstream import MODEL
-from benchmarks.processes import (
-    descendants,
-    end_on_sigterm,
-    free_port,
-    marked,
-    running,
-    wait_for_ok,
-)
+from benchmarks.parts import processor_s, settle
+from benchmarks.processes import end_on_sigterm, free_port, running, wait_for_ok
 from benchmarks.run import run_load
 from benchmarks.targets import Endpoint, litellm_before, platform_with
 
 TOKENS, LONG_TOKENS = 200, 1000
 STREAM_S = 2.0
 """How long a stream takes at the server's pace."""
-SETTLE_S, QUIET_S = 30.0, 0.2
-"""The longest wait for a target that has started, and the processor time that is none, a second."""
 SHORTS, MOST_LONG = 1280, 256
 """How many requests of one token a load has, and at most how many long ones, in rounds of all
 streams: so that a slow target takes minutes, too."""
 ROOM = {"PROJECT_REDIS_BYTES": str(4 * 2**30)}
 """The setting by which the logs of all these streams fit in Redis; they are of one project."""
-_PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,51 +54,6 @@ class Row:
     requests_per_s: float
     cpu_us_request: Mapping[str, float]
     alone_us: float | None
-
-
-def processor_s(endpoint: Endpoint) -> dict[str, float]:
-    """Return the processor seconds of each part of a target so far."""
-    spent: dict[str, float] = {}
-    for process in processes_of(endpoint):
-        try:
-            times, part = process.cpu_times(), part_of(process)
-        except psutil.Error:
-            continue
-        used = times.user + times.system
-        if part == "postgres":  # A connection may come and go meanwhile.
-            used += times.children_user + times.children_system
-        spent[part] = spent.get(part, 0.0) + used
-    return spent
-
-
-def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
-    """Return all processes of a target; a database server is no descendant of the others."""
-    mark = str(endpoint.data_dir) if endpoint.data_dir else ""
-    family = {process.pid: process for process in descendants(endpoint.process.pid)}
-    family[endpoint.process.pid] = psutil.Process(endpoint.process.pid)
-    for process in marked(mark) if mark else ():
-        family |= {found.pid: found for found in (process, *descendants(process.pid))}
-    return list(family.values())
-
-
-def settle(endpoint: Endpoint) -> None:
-    """Wait until a target is at rest: the platform starts spare processes once it is ready."""
-    until, before = time.monotonic() + SETTLE_S, -1.0
-    while time.monotonic() < until:
-        spent = sum(processor_s(endpoint).values())
-        if spent - before < QUIET_S:
-            return
-        before = spent
-        time.sleep(1)
-
-
-def part_of(process: psutil.Process) -> str:
-    words = " ".join(process.cmdline())
-    if "redis" in words:
-        return "redis"
-    if "postgres" in words:
-        return "postgres"
-    return next((part for part, command in _PARTS.items() if command in words), "other")
 
 
 def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
+from benchmarks.parts import settle
 from benchmarks.processes import CACHE, ROOT, end_on_sigterm
 from benchmarks.report import Measurement, Row, rows, table
 from benchmarks.targets import TARGETS, Endpoint, ServedFile, install_litellm
@@ -66,6 +67,7 @@ def measure(case: Case, repeats: int, threads: int) -> Iterator[Measurement]:
         for target in case.targets if repeat % 2 == 0 else reversed(case.targets):
             with TARGETS[target](served) as endpoint:
                 warm_up(endpoint)
+                settle(endpoint)
                 for number, streams in enumerate(case.streams):
                     first_prompt = (1 + repeat * len(case.streams) + number) * PROMPTS_PER_LOAD
                     result = load(endpoint, case, streams, first_prompt)

@@ -24,10 +24,11 @@ import psycopg
 import redis
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.gateway import ROOM, paced, part_of, platform_before, processes_of
+from benchmarks.gateway import ROOM, paced, platform_before
 from benchmarks.generation_rows import insert_ended
 from benchmarks.load import Address, LoadPlan, request_bytes
 from benchmarks.open_streams import allow_files
+from benchmarks.parts import part_of, processes_of
 from benchmarks.processes import end_on_sigterm
 from benchmarks.targets import Endpoint, platform_with
 
