@@ -41,7 +41,7 @@ EXISTS (
         SELECT project_id, data FROM responses_api_item
         WHERE response_id = responses_api_storedresponse.id OFFSET 0
     ) item
-    WHERE responses_api_item_words(project_id, data) @@ websearch_to_tsquery('simple', %s)
+    WHERE responses_api_item_words(project_id, data) @@ websearch_to_tsquery('simple', {})
 )
 """
 
@@ -86,8 +86,16 @@ def is_mentioned(text: str, project_id: int | None) -> models.Q:
     found = _hits(text, project_id)
     if found is not None:
         return models.Q(pk__in=found)
-    has_words = RawSQL(_HAS_WORDS, [text], output_field=models.BooleanField())  # noqa: S611  # Fixed; the text is a parameter.
+    has_words = RawSQL(_HAS_WORDS.format("%s"), [text], output_field=models.BooleanField())  # noqa: S611  # Fixed; the text is a parameter.
     return models.Q(has_words)
+
+
+def mentioned(text: str, project_id: int) -> tuple[str, dict[str, Any]]:
+    """Return the same condition as SQL about their table, with the values that it names."""
+    found = _hits(text, project_id)
+    if found is not None:
+        return "id = ANY(%(found)s::bigint[])", {"found": list(found)}
+    return _HAS_WORDS.format("%(words)s"), {"words": text}
 
 
 def hits_in(responses: Sequence[int], text: str) -> dict[int, str]:

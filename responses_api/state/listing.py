@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+import orjson
+from django.db import connection
+from django.db.models import QuerySet
 from django.http import QueryDict
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -13,50 +16,83 @@ from rest_framework.response import Response
 from inference_site.api.authentication import caller_of
 from inference_site.api.paging import Page, list_object, parse_metadata, parse_page
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.generations.models import Generation, Status
-from responses_api.models import Item, ResponseStatus, StoredResponse, StoredResponseQuerySet
-from responses_api.search import SearchTooBroad, search_time
+from inference_site.storage.prepared import execute_prepared
+from responses_api.models import Item, ResponseStatus, StoredResponse
+from responses_api.search import SearchTooBroad, mentioned, search_time
 from responses_api.state.context import find_response
 from responses_api.state.history import EncodedItem, decoded, newest_before
 from responses_api.state.reading import current_responses
 from responses_api.state.rows import rows_of
 from responses_api.wire.queries import MOST_SEARCHED
 
+Condition = tuple[str, dict[str, Any]]
+"""A condition of SQL, and the values that it names."""
+
+_IDS = """
+SELECT public_id FROM responses_api_storedresponse WHERE {conditions}
+ORDER BY created_at {order}, id {order} LIMIT {most}
+"""
+_LIMITS = (20, 100)
+"""How many a statement reads at most: were that a value, PostgreSQL would plan it each time."""
+_WAITS = """
+EXISTS (SELECT FROM generations_generation run
+        WHERE run.public_id = responses_api_storedresponse.public_id AND run.status = 'queued')
+"""
+_SHOWN_IN = {
+    ResponseStatus.QUEUED: f"status = 'queued' AND {_WAITS}",
+    ResponseStatus.IN_PROGRESS: f"(status = 'in_progress' OR status = 'queued' AND NOT {_WAITS})",
+}
+"""Where the status that is shown is not the one that is stored (see ``ResponseStatus``)."""
+_SAME = {
+    "model": "model = %(model)s",
+    "previous_response_id": "previous_id = (SELECT id FROM responses_api_storedresponse "
+    "WHERE public_id = %(previous_response_id)s)",
+    "conversation": "conversation_id = (SELECT id FROM responses_api_conversation "
+    "WHERE public_id = %(conversation)s)",
+}
+_TIMES = {
+    "created_after": "created_at > %(created_after)s::timestamptz",
+    "created_before": "created_at < %(created_before)s::timestamptz",
+}
+
 
 def list_responses(request: Request) -> Response:
     """Answer ``GET /v1/responses``: the project's own, by the filters of the query."""
     query, project_id = request._request.GET, caller_of(request).project_id
     page = parse_page(query, "desc")
-    rows = StoredResponse.objects.filter(project_id=project_id, deleted_at=None)
-    rows = _filtered(rows, query)
-    if page.after is not None:
-        rows = _beyond(rows, find_response(project_id, page.after), page)
-    ids = _page_of(rows, _words(query), project_id, page)
+    ids = ids_on(page, project_id, query)
     found = {row.public_id: row for row in rows_of(project_id, ids)}
     shown = current_responses([found[id_] for id_ in ids if id_ in found])
     entries = [response.model_dump() for response in shown]
     return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
-def _beyond(
-    rows: StoredResponseQuerySet, last: StoredResponse, page: Page
-) -> StoredResponseQuerySet:
-    """Return those that come after this one in the list."""
-    side = "gt" if page.order == "asc" else "lt"
-    later = Q(**{f"created_at__{side}": last.created_at})
-    same_time = Q(**{"created_at": last.created_at, f"pk__{side}": last.pk})
-    # The first condition says no more than the second; the index can begin with it.
-    return rows.filter(Q(**{f"created_at__{side}e": last.created_at}), later | same_time)
+def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
+    """Return the ids of the responses of a page, and of one more if there is one."""
+    words = _words(query)
+    conditions = [
+        ("project_id = %(project)s AND deleted_at IS NULL", {"project": project_id}),
+        *_filters(query),
+    ]
+    if page.after is not None:
+        conditions.append(_beyond(find_response(project_id, page.after), page))
+    if words:
+        ids = _searched(conditions, words, project_id, page)
+    else:
+        ids = [id_ for (id_,) in execute_prepared(*_statement(conditions, page))]
+    return ids[: page.limit + 1]
 
 
-def _page_of(rows: StoredResponseQuerySet, text: str, project_id: int, page: Page) -> list[str]:
-    """Return the ids of the responses of the page, and of one more if there is one."""
-    order = ("created_at", "pk") if page.order == "asc" else ("-created_at", "-pk")
+def _searched(
+    conditions: Sequence[Condition], words: str, project_id: int, page: Page
+) -> list[str]:
+    """Return the ids of those that have these words; PostgreSQL plans it for them."""
     try:
-        with search_time() if text else nullcontext():
-            found = rows.mentioning(text, project_id) if text else rows
-            ids = found.order_by(*order).values_list("public_id", flat=True)
-            return list(ids[: page.limit + 1])
+        with search_time():
+            statement = _statement([*conditions, mentioned(words, project_id)], page)
+            with connection.cursor() as cursor:
+                cursor.execute(*statement)
+                return [id_ for (id_,) in cursor]
     except SearchTooBroad:
         raise InvalidRequestError(
             "Too many responses would have to be searched for 'q'. Please narrow it: with more "
@@ -66,42 +102,50 @@ def _page_of(rows: StoredResponseQuerySet, text: str, project_id: int, page: Pag
         ) from None
 
 
-def _filtered(rows: StoredResponseQuerySet, query: QueryDict) -> StoredResponseQuerySet:
-    if model := query.get("model"):
-        rows = rows.filter(model=model)
+def _statement(conditions: Sequence[Condition], page: Page) -> tuple[str, dict[str, Any]]:
+    """Return the statement that reads the ids of a page, and its values. There are few texts."""
+    values: dict[str, Any] = {}
+    for _, named in conditions:
+        values |= named
+    statement = _IDS.format(
+        conditions=" AND ".join(condition for condition, _ in conditions),
+        order="ASC" if page.order == "asc" else "DESC",
+        most=1 + min(limit for limit in _LIMITS if limit >= page.limit),
+    )
+    return statement, values
+
+
+def _beyond(last: StoredResponse, page: Page) -> Condition:
+    """Return the condition for those that come after this one in the list."""
+    side = ">" if page.order == "asc" else "<"
+    place = f"(created_at, id) {side} (%(last_at)s::timestamptz, %(last)s)"
+    return place, {"last_at": last.created_at, "last": last.pk}
+
+
+def _filters(query: QueryDict) -> Iterator[Condition]:
+    for name, condition in _SAME.items():
+        if given := query.get(name):
+            yield condition, {name: given}
     if status := query.get("status"):
-        if status not in ResponseStatus.values:
-            raise InvalidRequestError(
-                f"Invalid value: {status[:100]!r}. Supported values are: "
-                f"{', '.join(map(repr, ResponseStatus.values))}.",
-                param="status",
-                code="invalid_value",
-            )
-        rows = _in_status(rows, status)
+        yield _in_status(status)
     if metadata := parse_metadata(query):
-        rows = rows.filter(metadata__contains=metadata)
-    if previous := query.get("previous_response_id"):
-        rows = rows.filter(previous__public_id=previous)
-    if conversation := query.get("conversation"):
-        rows = rows.filter(conversation__public_id=conversation)
-    if since := _moment(query, "created_after"):
-        rows = rows.filter(created_at__gt=since)
-    if until := _moment(query, "created_before"):
-        rows = rows.filter(created_at__lt=until)
-    return rows
+        yield "metadata @> %(metadata)s::jsonb", {"metadata": orjson.dumps(metadata).decode()}
+    for name, condition in _TIMES.items():
+        if moment := _moment(query, name):
+            yield condition, {name: moment}
 
 
-def _in_status(rows: StoredResponseQuerySet, status: str) -> StoredResponseQuerySet:
-    """Return those that are shown in this status (see ``ResponseStatus``)."""
-    waits = Exists(Generation.objects.filter(public_id=OuterRef("public_id"), status=Status.QUEUED))
-    match status:
-        case ResponseStatus.QUEUED:
-            return rows.filter(waits, status=ResponseStatus.QUEUED)
-        case ResponseStatus.IN_PROGRESS:
-            runs = Q(status=ResponseStatus.QUEUED) & ~Q(waits)
-            return rows.filter(Q(status=ResponseStatus.IN_PROGRESS) | runs)
-        case _:
-            return rows.filter(status=status)
+def _in_status(status: str) -> Condition:
+    """Return the condition for those that are shown in this status."""
+    if status not in ResponseStatus.values:
+        raise InvalidRequestError(
+            f"Invalid value: {status[:100]!r}. Supported values are: "
+            f"{', '.join(map(repr, ResponseStatus.values))}.",
+            param="status",
+            code="invalid_value",
+        )
+    shown = _SHOWN_IN.get(ResponseStatus(status))
+    return (shown, {}) if shown else ("status = %(status)s", {"status": status})
 
 
 def _words(query: QueryDict) -> str:

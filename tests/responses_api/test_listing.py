@@ -1,0 +1,94 @@
+"""Lists of responses: every filter, and what PostgreSQL has to do for a page."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from django.db import connection
+from django.http import QueryDict
+from django.test.utils import CaptureQueriesContext
+
+from inference_site.accounts.models import Project
+from inference_site.api.paging import Page
+from responses_api.models import StoredResponse
+from responses_api.state.listing import ids_on
+from tests.statements import planned_each_time, prepared_runs, rows_fetched
+
+pytestmark = pytest.mark.django_db
+Order = Literal["asc", "desc"]
+_BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+_AT_A_TIME = 3
+"""So many have the same time of creation."""
+
+
+@pytest.fixture
+def responses(project: Project) -> list[StoredResponse]:
+    """Responses of a project, oldest first; every other has metadata, and another model."""
+    rows = [
+        StoredResponse(
+            public_id=f"resp_{number}",
+            project=project,
+            model="odd" if number % 2 else "even",
+            status="completed",
+            metadata={"is": "odd"} if number % 2 else {},
+            created_at=_BEGAN + dt.timedelta(seconds=number // _AT_A_TIME),
+        )
+        for number in range(400)
+    ]
+    return StoredResponse.objects.bulk_create(rows)
+
+
+def pages(project: Project, limit: int, order: Order, query: str) -> Iterator[list[str]]:
+    """Go through a list, page by page."""
+    after = None
+    while True:
+        ids = ids_on(Page(after, limit, order), project.pk, QueryDict(query))
+        yield ids[:limit]
+        if len(ids) <= limit:
+            return
+        after = ids[limit - 1]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 21, 100])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize(
+    "query", ["", "model=odd", "metadata[is]=odd", "created_after=1767225610", "status=completed"]
+)
+def test_all_pages_together_are_the_list(
+    project: Project, responses: list[StoredResponse], limit: int, order: Order, query: str
+) -> None:
+    wanted = [row for row in responses if fits(row, query)][: 5 * limit]
+    if order == "desc":
+        wanted = [row for row in responses if fits(row, query)][::-1][: 5 * limit]
+    found: list[str] = []
+    for _, page in zip(range(5), pages(project, limit, order, query), strict=False):
+        found += page
+    assert found == [row.public_id for row in wanted]
+
+
+def fits(row: StoredResponse, query: str) -> bool:
+    """Whether a response of these is in the list."""
+    if query.startswith("created_after"):
+        return row.created_at.timestamp() > float(query.partition("=")[2])
+    return "odd" not in query or row.model == "odd"
+
+
+def test_a_page_is_one_statement_planned_once_that_reads_no_more_than_it_shows(
+    project: Project, responses: list[StoredResponse]
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE responses_api_storedresponse")
+    for query in ("", "model=odd"):
+        for _ in range(7):  # PostgreSQL plans the first five.
+            ids_on(Page(None, 20, "desc"), project.pk, QueryDict(query))
+    assert planned_each_time() == []
+    table = StoredResponse._meta.db_table
+    for query in ("", "model=odd", "created_before=1767225700&model=even"):
+        fetched, runs = rows_fetched(table), prepared_runs()
+        with CaptureQueriesContext(connection) as asked:
+            ids_on(Page(None, 20, "desc"), project.pk, QueryDict(query))
+        assert (len(asked), prepared_runs() - runs) == (0, 1)
+        assert rows_fetched(table) - fetched < 50
