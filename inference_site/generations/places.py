@@ -166,9 +166,7 @@ def _reports(workers: Iterable[LiveWorker], model: str) -> list[ModelReport]:
 
 
 def is_near_bound(model: str) -> bool:
-    """Whether it takes a count to say that one more may wait. Raise QueueFull if none may."""
-    if crowds.is_full(model):
-        raise QueueFull
+    """Whether it takes a count to say that one more may wait."""
     return crowds.of(model).waiting.total() + _MARGIN >= settings.QUEUE_LIMIT
 
 

@@ -92,7 +92,7 @@ def enqueue(
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
-        if crowds.is_full(row.model):
+        if crowds.is_full(row.model):  # Before its document is kept, which may be long.
             raise QueueFull
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until

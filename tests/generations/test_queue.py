@@ -244,7 +244,7 @@ def test_a_wake_up_that_nobody_has_read_tells_who_comes_that_others_wait(
     monkeypatch.setattr(queue, "has_free_slot", lambda _: True)  # As of three seconds ago.
     assert enqueue(*new_row(api_key[0], model), "web.one").position == 0
     with redis.Redis.from_url(settings.BROKER_URL) as broker:
-        assert broker.llen(queue_name(model)) == 1
+        assert broker.llen(queue_name(model)) == count_wake_ups(model) == 1
         assert enqueue(*new_row(api_key[0], model), "web.one").position == 2
         broker.delete(queue_name(model))
 

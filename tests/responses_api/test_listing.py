@@ -60,9 +60,8 @@ def pages(project: Project, limit: int, order: Order, query: str) -> Iterator[li
 def test_all_pages_together_are_the_list(
     project: Project, responses: list[StoredResponse], limit: int, order: Order, query: str
 ) -> None:
-    wanted = [row for row in responses if fits(row, query)][: 5 * limit]
-    if order == "desc":
-        wanted = [row for row in responses if fits(row, query)][::-1][: 5 * limit]
+    ordered = responses if order == "asc" else responses[::-1]
+    wanted = [row for row in ordered if fits(row, query)][: 5 * limit]
     found: list[str] = []
     for _, page in zip(range(5), pages(project, limit, order, query), strict=False):
         found += page

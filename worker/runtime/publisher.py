@@ -264,13 +264,12 @@ class _Shard:
         Return whether it is time for a tick. What is urgent goes out in a part of the time only, so
         that with many requests several of them share a flush.
         """
-        if self._streams:
-            left_s = max(0.0, self._tick_at - time.monotonic())
-            tick = self._loop.call_later(left_s, self._wanted.set)  # wait_for makes a task of it.
-            await self._wanted.wait()
+        tick = None
+        if self._streams:  # Not wait_for, which makes a task of it.
+            tick = self._loop.call_later(self._tick_at - time.monotonic(), self._wanted.set)
+        await self._wanted.wait()
+        if tick is not None:
             tick.cancel()
-        else:
-            await self._wanted.wait()
         if (rest_s := self._rests_until - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)
         self._wanted.clear()
@@ -300,11 +299,8 @@ class _Shard:
             if batch is not None and answer.state != LogState.CLOSED:
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
-        if len(messages) > 1:
-            await asyncio.gather(*(self._send(*message) for message in messages.items()))
-        else:  # Mostly: no task needs to be made for it.
-            for message in messages.items():
-                await self._send(*message)
+        sends = [self._send(*message) for message in messages.items()]
+        await (sends[0] if len(sends) == 1 else asyncio.gather(*sends))  # One needs no task.
         # Ticks stretch with their work: a token costs less the more of them go out at once.
         ended = time.monotonic()
         spent_s = ended - started

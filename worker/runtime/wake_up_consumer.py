@@ -99,10 +99,7 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         return bool(opened)
 
 
-OnMessage = Callable[..., None]
-
-
-def at_once(task: Any, app: Any, consumer: Any, **_: Any) -> OnMessage:
+def at_once(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., None]:
     """Return what runs the task of a wake-up on Celery's pool, once its slot is held.
 
     Celery's own strategy makes a request of each message, that can be revoked, retried, delayed,

@@ -20,7 +20,7 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.storage.redis_clients import broker_client
 from tests.waiting import wait_until
-from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer
+from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer, at_once
 
 
 class Models:
@@ -57,14 +57,17 @@ class Consumer(threading.Thread):
         own = queue_named(own_queue(models.id))
         self.task_consumer = app.amqp.TaskConsumer(connection, queues=[own])
         self.task_consumer.on_message = self._on_message
-        self.wake_ups: Any = None
+        self.connection_errors, self.pool = (), self
         self._connection, self._step = connection, WakeUpConsumer(self, models)
+        self._begin = at_once(None, app, self)
 
     def _on_message(self, message: Any) -> None:
         if message.headers["task"] != LISTEN_TASK:
-            (model,), *_ = message.payload
-            self.received.append(model)
-            self.wake_ups.take(model)
+            self._begin(message, None, message.ack_log_error, message.reject_log_error, ())
+
+    def apply_async(self, run: object, arguments: tuple[object, str], **_: object) -> None:
+        """Be the pool of threads, on which the task of a wake-up would run."""
+        self.received.append(arguments[1])
 
     def run(self) -> None:
         self._step.start(self)
