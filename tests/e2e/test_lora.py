@@ -136,19 +136,25 @@ def adapters_of(http: httpx.Client, model: str) -> dict[str, float]:
     return {entry["name"]: entry["scale"] for entry in listed}
 
 
-def told_once_loaded(client: openai.OpenAI, lora: Any, model: str) -> str:
-    """What the model tells; while it is loaded anew, later."""
-    answers: list[str] = []
+def worker_of(client: openai.OpenAI, stack: ServedStack, model: str) -> str:
+    """The process that serves the model now."""
+    completion = client.chat.completions.create(model=model, messages=STORY, max_tokens=1)
+    return str(stack.row(completion.id)["worker"])
 
-    def is_told() -> bool:
+
+def wait_until_reloaded(client: openai.OpenAI, stack: ServedStack, model: str, before: str) -> None:
+    """Return when the model is served, and by another process than ``before``.
+
+    That one goes on taking requests until it is told to end.
+    """
+
+    def is_reloaded() -> bool:
         try:
-            answers.append(told(client, lora, model))
+            return worker_of(client, stack, model) != before
         except openai.InternalServerError:  # It is being loaded.
             return False
-        return True
 
-    wait_until(is_told, 120, "the model to be loaded anew")
-    return answers[-1]
+    wait_until(is_reloaded, 120, "the model to be loaded anew")
 
 
 def test_adapter_is_added_and_removed_while_the_site_runs(
@@ -156,7 +162,7 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
 ) -> None:
     write_adapter(stack.data_dir / "models" / "late" / "late.gguf", seed=7)
     late = {"lora_name": "late", "lora_path": "late/late.gguf", "model": "hooked-demo"}
-    plain = told(client, None, "hooked-demo")
+    plain, before = told(client, None, "hooked-demo"), worker_of(client, stack, "hooked-demo")
     with pytest.raises(openai.NotFoundError):
         told(client, model="late")
 
@@ -164,7 +170,8 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
     assert (loaded.status_code, loaded.json()["model"]) == (200, "hooked-demo")
     assert len(loaded.json()["workers"]) == 1
     assert operator.post("/v1/load_lora_adapter", json=late).status_code == 409
-    adapted = told_once_loaded(client, "late", "hooked-demo")
+    wait_until_reloaded(client, stack, "hooked-demo", before)
+    adapted = told(client, "late", "hooked-demo")
     assert adapted != plain
     assert told(client, [], "hooked-demo") == told(client, None, "hooked-demo") == plain
     assert told(client, model="late") == adapted  # As clients of vLLM ask for it.
@@ -179,9 +186,11 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
     assert told(client, [], "hooked-demo") == plain
     assert operator.post("/lora-adapters", params=where, json=[]).status_code == 200
 
+    before = worker_of(client, stack, "hooked-demo")
     gone = operator.post("/v1/unload_lora_adapter", json={"lora_name": "late"})
     assert gone.status_code == 200
-    assert told_once_loaded(client, None, "hooked-demo") == plain
+    wait_until_reloaded(client, stack, "hooked-demo", before)
+    assert told(client, None, "hooked-demo") == plain
     with pytest.raises(openai.BadRequestError):
         told(client, "late", "hooked-demo")
     assert operator.post("/v1/unload_lora_adapter", json=late).status_code == 404
@@ -192,11 +201,12 @@ def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
 ) -> None:
     """Its file says that it is for such models, and its tensors are not."""
     file = write_misfit(stack.data_dir / "models" / "misfit.gguf")
-    plain = told(client, None, "hooked-demo")
+    plain, before = told(client, None, "hooked-demo"), worker_of(client, stack, "hooked-demo")
     body = {"lora_name": "misfit", "lora_path": file.name, "model": "hooked-demo"}
     assert operator.post("/v1/load_lora_adapter", json=body).status_code == 200
     wait_until(lambda: adapters_of(operator, "hooked-demo") == {}, 120, "it to be dropped")
-    assert told_once_loaded(client, None, "hooked-demo") == plain
+    wait_until_reloaded(client, stack, "hooked-demo", before)
+    assert told(client, None, "hooked-demo") == plain
 
 
 @pytest.mark.parametrize(
