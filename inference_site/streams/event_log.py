@@ -66,16 +66,19 @@ _NEVER = 2**62
 
 
 class AsyncEventLog:
-    """The event logs of one Redis server, for asyncio code."""
+    """The event logs of one Redis server, for asyncio code.
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
+    ``tells_followers``: an append also sends its frames to who follows the stream.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, *, tells_followers: bool = False) -> None:
+        self._client, self.tells_followers = client, tells_followers
         self._append = client.register_script(APPEND)
         self._read = client.register_script(READ)
 
     async def append(self, writes: Sequence[Write]) -> list[Appended]:
         """Append each of these; return what became of them, in order."""
-        count, arguments = append_arguments(writes)
+        count, arguments = append_arguments(writes, tells_followers=self.tells_followers)
         reply = await self._append(keys=arguments[:count], args=arguments[count:])
         return parse_appended(reply)
 

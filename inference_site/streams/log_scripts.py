@@ -11,6 +11,7 @@ from django.conf import settings
 
 from inference_site.storage.full_redis import FIRST_WRITE
 from inference_site.streams.held import HELD, kept_ms
+from inference_site.streams.script_messages import SEND
 
 
 class LogState(IntEnum):
@@ -22,22 +23,24 @@ class LogState(IntEnum):
 
 
 # KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
-# ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
-# then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
-# stream), its payload, its attempt, and "1" if it ends the stream with a refusal.
+# ARGV: "1" to tell the followers, which are not returned then; time to live of an unfinished log,
+# of a finished one, and of one that can be resumed (ms); then, for each stream, the id of the entry
+# ("" to append nothing, the greatest id to end the stream), its payload, its attempt, and "1" if it
+# ends the stream with a refusal.
 APPEND = (
     FIRST_WRITE
     + HELD
+    + SEND
     + """
 local replies = {}
 for i = 1, #KEYS / 5 do
   local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
-  local id, payload, latest = ARGV[4*i], ARGV[4*i+1], redis.call("GET", KEYS[5*i])
-  local is_refusal = ARGV[4*i+3] == "1"
+  local id, payload, latest = ARGV[4*i+1], ARGV[4*i+2], redis.call("GET", KEYS[5*i])
+  local is_refusal = ARGV[4*i+4] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if latest and tonumber(latest) > tonumber(ARGV[4*i+2]) then
+  if latest and tonumber(latest) > tonumber(ARGV[4*i+3]) then
     state = 1
   elseif id ~= "" then
     local added = redis.pcall("XADD", log, id, "b", payload)
@@ -46,14 +49,21 @@ for i = 1, #KEYS / 5 do
       local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
       if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
     elseif last then
-      keep_ended(log, is_refusal, ARGV[2], ARGV[3])
+      keep_ended(log, is_refusal, ARGV[3], ARGV[4])
       redis.call("DEL", cancel, follow, document)
     elseif redis.call("XLEN", log) == 1 then
-      redis.call("PEXPIRE", log, ARGV[1])
+      redis.call("PEXPIRE", log, ARGV[2])
     end
+  end
+  if ARGV[1] == "1" then
+    for _, channel in ipairs(id ~= "" and state ~= 1 and followers or {}) do
+      add_message(channel, string.sub(log, 2, -6), payload)
+    end
+    followers = {}
   end
   replies[i] = {state, followers}
 end
+send_messages()
 return replies
 """
 )
@@ -144,7 +154,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The result of an append: the log's state, and the channels of its followers."""
+    """The result of an append: the log's state, and the channels of followers to be told of it."""
 
     state: LogState
     followers: list[str]
@@ -170,10 +180,13 @@ def attempt_key(generation_id: str) -> str:
     return f"{{{generation_id}}}:attempt"
 
 
-def append_arguments(writes: Iterable[Write]) -> tuple[int, list[Any]]:
-    """Return the number of keys, then the keys and arguments, of the append script."""
+def append_arguments(writes: Iterable[Write], *, tells_followers: bool) -> tuple[int, list[Any]]:
+    """Return the number of keys, then the keys and arguments, of the append script.
+
+    ``tells_followers``: it sends them what it appends, and does not return them.
+    """
     keys: list[Any] = []
-    arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
+    arguments: list[Any] = [int(tells_followers), settings.RUN_TTL_S * 1000, *kept_ms()]
     for generation_id, entry_id, payload, attempt, is_refusal in writes:
         keys += (
             log_key(generation_id),

@@ -2,9 +2,10 @@
 
 One thread with an asyncio loop serves all streams of the process, with one shard for each event log
 server. The first and the last frame of a stream go out at once, and without those that wait for the
-tick; the frames between go out in ticks. A tick is one append, whatever the number of streams, and
-then one channel-layer message for each web process that follows any of them. The append also brings
-back who asked for cancellation, so that a stop needs no channel of its own and cannot be lost.
+tick; the frames between go out in ticks. A tick is one append, whatever the number of streams, with
+one channel-layer message for each web process that follows any of them; if those go through another
+server, they are sent after it. The append also brings back who asked for cancellation, so that a
+stop needs no channel of its own and cannot be lost.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import AsyncEventLog, channel_message
 from inference_site.streams.log_scripts import Appended, LogState, Write
+from inference_site.streams.script_messages import can_send
 
 logger = logging.getLogger(__name__)
 
@@ -194,11 +196,13 @@ class Publisher:
         layer = get_channel_layer()
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
-            logs = [AsyncEventLog(client) for client in clients]
+            urls = zip(clients, settings.EVENT_LOG_URLS, strict=True)
+            logs = [AsyncEventLog(client, tells_followers=can_send(url)) for client, url in urls]
             # Once what each flush does, for nobody: the first frame comes later, and does not wait.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))
-                await layer.send(f"worker.{uuid.uuid4().hex}", channel_message(()))
+                if not all(log.tells_followers for log in logs):
+                    await layer.send(f"worker.{uuid.uuid4().hex}", channel_message(()))
             runs: list[Coroutine[Any, Any, None]] = [
                 shard.run(log, layer) for shard, log in zip(self._shards, logs, strict=True)
             ]
@@ -299,8 +303,8 @@ class _Shard:
             if batch is not None and answer.state != LogState.CLOSED:
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
-        sends = [self._send(*message) for message in messages.items()]
-        await (sends[0] if len(sends) == 1 else asyncio.gather(*sends))  # One needs no task.
+        if messages:
+            await asyncio.gather(*(self._send(*message) for message in messages.items()))
         # Ticks stretch with their work: a token costs less the more of them go out at once.
         ended = time.monotonic()
         spent_s = ended - started

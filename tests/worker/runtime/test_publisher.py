@@ -50,8 +50,11 @@ class TidyPublisher(Publisher):
         super().stop(timeout_s)
 
 
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
+@pytest.fixture(params=["the log's server", "another server"])
+def publisher(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Publisher]:
+    """Its messages go through the server of the log, which sends them, or through another."""
+    if request.param == "another server":
+        settings.CHANNEL_LAYER_URLS = ["redis://another"]
     running = TidyPublisher()
     running.start()
     yield running
