@@ -1,5 +1,6 @@
 """The processes of a target: what each part of it has used, and when all of them are at rest."""
 
+import contextlib
 import time
 
 import psutil
@@ -9,8 +10,9 @@ from benchmarks.targets import Endpoint
 
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-SPARES_S = 15.0
-"""After so long the platform has spare processes, which import for seconds from the tenth on."""
+SPARES_S = 12.0
+"""By then, after its web process and its worker have begun, the platform has begun spares of them,
+each ten seconds after its process; they import for seconds."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -42,14 +44,23 @@ def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
 def settle(endpoint: Endpoint) -> None:
     """Wait until a target is at rest, and what the platform starts later with it."""
     until, before = time.monotonic() + SETTLE_S, -1.0
-    started_at = psutil.Process(endpoint.process.pid).create_time()
-    whole_at = started_at + (SPARES_S if endpoint.data_dir else 0.0)
+    whole_at = _begun_at(endpoint) + SPARES_S
     while time.monotonic() < until:
         spent = sum(processor_s(endpoint).values())
         if spent - before < QUIET_S and time.time() > whole_at:
             return
         before = spent
         time.sleep(1)
+
+
+def _begun_at(endpoint: Endpoint) -> float:
+    """Return when the first process of each part that has spares had begun; of all, the last."""
+    begun: dict[str, float] = {}
+    for process in processes_of(endpoint):
+        with contextlib.suppress(psutil.Error):
+            part, at = part_of(process), process.create_time()
+            begun[part] = min(at, begun.get(part, at))
+    return max(begun.get(part, 0.0) for part in ("web", "worker"))
 
 
 def part_of(process: psutil.Process) -> str:
