@@ -219,6 +219,8 @@ class _Shard:
         self._stopping = False
         self._tick_s, self._tick_at = TICK_S, 0.0
         self._rests_until = 0.0
+        self._is_idle = False
+        """Whether it may wait for no tick, as no stream was open."""
         self._down_since: float | None = None
 
     def open(self, generation_id: str, attempt: int) -> Stream:
@@ -226,7 +228,8 @@ class _Shard:
         if (earlier := self._streams.get(generation_id)) is not None:
             earlier.stop(StopReason.LOST)
         stream = self._streams[generation_id] = Stream(generation_id, self, attempt)
-        self.wake()
+        if self._is_idle:
+            self.wake()
         return stream
 
     def _forget(self, stream: Stream) -> None:
@@ -269,9 +272,13 @@ class _Shard:
         that with many requests several of them share a flush.
         """
         tick = None
-        if self._streams:  # Not wait_for, which makes a task of it.
+        self._is_idle = True  # Before its look at the streams: who opens one looks here after that.
+        if self._streams:
+            self._is_idle = False
+            # Not wait_for, which makes a task of it.
             tick = self._loop.call_later(self._tick_at - time.monotonic(), self._wanted.set)
         await self._wanted.wait()
+        self._is_idle = False
         if tick is not None:
             tick.cancel()
         if (rest_s := self._rests_until - time.monotonic()) > 0:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,6 +179,22 @@ def test_a_cancel_request_reaches_a_stream_that_produces_nothing(publisher: Publ
     wait_until(lambda: stream.cancelled, timeout_s=2)
     assert stream.stop_reason is StopReason.REQUESTED
     assert not bystander.cancelled
+
+
+def test_streams_that_open_at_once_while_others_end_are_all_looked_after(
+    publisher: Publisher,
+) -> None:
+    """Between two looks of the publisher it may have none, one or many."""
+
+    def one_is_stopped(_number: int) -> bool:
+        stream = publisher.open(new_id("chatcmpl-"))
+        client_for(stream.id).set(cancel_key(stream.id), 1, ex=60)
+        wait_until(lambda: stream.cancelled, timeout_s=5)
+        stream.close(END)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one_is_stopped, range(100)))
 
 
 def test_a_stream_that_somebody_else_ended_is_lost(publisher: Publisher) -> None:
