@@ -10,9 +10,9 @@ from benchmarks.targets import Endpoint
 
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-SPARES_S = 12.0
-"""By then, after its web process and its worker have begun, the platform has begun spares of them,
-each ten seconds after its process; they import for seconds."""
+SPARE_AFTER_S = 9.0
+"""A web process or worker that begins so much later than the first of its kind is its spare, which
+imports for seconds; the supervisor begins it ten seconds after the start of the first."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -43,24 +43,23 @@ def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
 
 def settle(endpoint: Endpoint) -> None:
     """Wait until a target is at rest, and what the platform starts later with it."""
-    until, before = time.monotonic() + SETTLE_S, -1.0
-    whole_at = _begun_at(endpoint) + SPARES_S
+    until, before, is_whole = time.monotonic() + SETTLE_S, -1.0, False
     while time.monotonic() < until:
         spent = sum(processor_s(endpoint).values())
-        if spent - before < QUIET_S and time.time() > whole_at:
+        if is_whole and spent - before < QUIET_S:
             return
-        before = spent
+        before, is_whole = spent, _has_spares(endpoint)
         time.sleep(1)
 
 
-def _begun_at(endpoint: Endpoint) -> float:
-    """Return when the first process of each part that has spares had begun; of all, the last."""
-    begun: dict[str, float] = {}
+def _has_spares(endpoint: Endpoint) -> bool:
+    """Whether the platform has begun its spare processes; others have none."""
+    begun: dict[str, list[float]] = {"web": [], "worker": []}
     for process in processes_of(endpoint):
         with contextlib.suppress(psutil.Error):
-            part, at = part_of(process), process.create_time()
-            begun[part] = min(at, begun.get(part, at))
-    return max(begun.get(part, 0.0) for part in ("web", "worker"))
+            begun.get(part_of(process), []).append(process.create_time())
+    parts = begun.values() if endpoint.data_dir else ()
+    return all(times and max(times) - min(times) > SPARE_AFTER_S for times in parts)
 
 
 def part_of(process: psutil.Process) -> str:
