@@ -54,12 +54,13 @@ def settle(endpoint: Endpoint) -> None:
 
 def _has_spares(endpoint: Endpoint) -> bool:
     """Whether the platform has begun its spare processes; others have none."""
+    if not endpoint.data_dir:
+        return True
     begun: dict[str, list[float]] = {"web": [], "worker": []}
     for process in processes_of(endpoint):
         with contextlib.suppress(psutil.Error):
             begun.get(part_of(process), []).append(process.create_time())
-    parts = begun.values() if endpoint.data_dir else ()
-    return all(times and max(times) - min(times) > SPARE_AFTER_S for times in parts)
+    return all(times and max(times) - min(times) > SPARE_AFTER_S for times in begun.values())
 
 
 def part_of(process: psutil.Process) -> str:

@@ -220,7 +220,7 @@ class _Shard:
         self._tick_s, self._tick_at = TICK_S, 0.0
         self._rests_until = 0.0
         self._is_idle = False
-        """Whether it may wait for no tick, as no stream was open."""
+        """Whether it may wait for no tick, as no stream was open: one that opens then wakes it."""
         self._down_since: float | None = None
 
     def open(self, generation_id: str, attempt: int) -> Stream:
@@ -273,12 +273,10 @@ class _Shard:
         """
         tick = None
         self._is_idle = True  # Before its look at the streams: who opens one looks here after that.
-        if self._streams:
-            self._is_idle = False
-            # Not wait_for, which makes a task of it.
+        self._is_idle = not self._streams
+        if not self._is_idle:  # Not wait_for, which makes a task of it.
             tick = self._loop.call_later(self._tick_at - time.monotonic(), self._wanted.set)
         await self._wanted.wait()
-        self._is_idle = False
         if tick is not None:
             tick.cancel()
         if (rest_s := self._rests_until - time.monotonic()) > 0:
