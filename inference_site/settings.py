@@ -305,6 +305,9 @@ MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
 MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
 MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
 MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
+# Where servers of models in the database may be, beside public addresses.
+UPSTREAM_ALLOWED_HOSTS = environment.items("UPSTREAM_ALLOWED_HOSTS")
+UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, field
 
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.gguf_header import model_context
-from inference_site.catalogue.operator_settings import FileName, OperatorSettings
+from inference_site.catalogue.operator_settings import GgufFile, OperatorSettings, WeightsFile
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.model_spec import ModelSpec, Price
 
@@ -75,7 +75,7 @@ class Entry(OperatorSettings):
     """The settings of a model; its meaning and its units are those of ``ModelSpec``."""
 
     engine: Annotated[str, AfterValidator(_known_engine)] = _DEFAULT.engine
-    file: FileName | None = None
+    file: WeightsFile | None = None
     slots: PositiveInt | None = None
     context_length: PositiveInt | None = None
     threads: PositiveInt = Field(default_factory=default_threads)
@@ -84,7 +84,7 @@ class Entry(OperatorSettings):
     listed: bool = True
     projects: Names = ()
     price: PriceEntry = PriceEntry()
-    lora_adapters: dict[str, FileName] = {}
+    lora_adapters: dict[str, GgufFile] = {}
     sampling: SamplerDefaults = SamplerDefaults()
     keep_alive: float | None = Field(None, gt=0)
     forced_sampling: SamplerDefaults = SamplerDefaults()

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
-from inference_site.catalogue.model_files import is_later_part, parts_of
+from inference_site.catalogue.model_files import (
+    MAGIC_BYTES,
+    is_later_part,
+    is_weights,
+    parts_of,
+)
+from inference_site.catalogue.operator_settings import WEIGHTS
 
 if TYPE_CHECKING:
     import httpx
@@ -27,6 +33,8 @@ _REFERENCE = re.compile(
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIMEOUT_S = 30.0
+_UNFINISHED = ".part"
+"""The ending of a file that is being fetched."""
 Told = Callable[[int, int], None]
 """Called with the bytes that are there, and with all bytes; 0 when they are not known."""
 
@@ -49,7 +57,10 @@ class Reference:
         found = _REFERENCE.fullmatch(text)
         if found is None or ".." in text:
             raise HubError(f"{text!r} is no model: expected owner/name:Q4_K_M or owner/name/file.")
-        return cls(found["repository"], found["file"] or "", found["quantisation"] or "")
+        file = found["file"] or ""
+        if file and not file.lower().endswith(WEIGHTS):
+            raise HubError(f"{file} is no model file: only {', '.join(WEIGHTS)} are fetched.")
+        return cls(found["repository"], file, found["quantisation"] or "")
 
     def chosen(self, files: list[str]) -> str:
         """Return which of a repository's files is meant: of a split model the first part.
@@ -106,7 +117,7 @@ def fetch(
     """Fetch a model into ``folder/owner/name``; return its file, of a split one the first.
 
     What was fetched before is checked, not fetched again, and a download that was interrupted goes
-    on. Raise HubError.
+    on. Nothing but weights gets the name that it has in the repository. Raise HubError.
     """
     import httpx
 
@@ -177,14 +188,16 @@ def _fetch_file(
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         url = f"/{repository}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-        part = path.with_name(f"{path.name}.part")
+        part = path.with_name(f"{path.name}{_UNFINISHED}")
         with part.open("ab", buffering=0) as taken:
             _lock(taken, part)
             _download(client, url, file, taken, told)
             _check(part, file)
+            _check_weights(part, file)
             part.rename(path)
     else:
         _check(path, file)
+        _check_weights(path, file)
 
 
 def _lock(part: IO[bytes], path: Path) -> None:
@@ -207,11 +220,15 @@ def _download(client: httpx.Client, url: str, file: HubFile, part: IO[bytes], to
         if have and answer.status_code != HTTPStatus.PARTIAL_CONTENT:
             part.truncate(0)
             have = 0
+        is_known = False
         for chunk in answer.iter_raw():
             have += len(chunk)
             if have > file.size:
                 raise HubError(f"{file.path}: the hub sends more than its {file.size:,} bytes.")
             part.write(chunk)
+            if not is_known and have >= MAGIC_BYTES:  # Not after 100 GB.
+                _check_weights(Path(part.name), file)
+                is_known = True
             told(have, file.size)
 
 
@@ -223,6 +240,16 @@ def _check(path: Path, file: HubFile) -> None:
     if file.sha256 and (seen := sha256_of(path)) != file.sha256:
         path.unlink()
         raise HubError(f"{path}: its SHA-256 is {seen}, not {file.sha256}; it has been removed.")
+
+
+def _check_weights(path: Path, file: HubFile) -> None:
+    """Raise HubError for a file that does not begin as weights do; remove what is unfinished."""
+    with path.open("rb") as content:
+        if is_weights(file.path, content.read(MAGIC_BYTES)):
+            return
+    if path.suffix == _UNFINISHED:
+        path.unlink()
+    raise HubError(f"{file.path} is no model file: it is neither GGUF nor GGML.")
 
 
 def sha256_of(path: Path) -> str:

@@ -5,7 +5,7 @@ docs/models.example.yaml shows every key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,13 +16,13 @@ from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.entry import Entry
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.operator_settings import BadKey, Locate
 from inference_site.catalogue.sampler_fields import SamplerDefaults
+from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.sampling import Sampling
 
 Key = tuple[str, ...]
-Locate = Callable[[str], str]
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one in C is ten times as fast; not every build of PyYAML has it."""
@@ -63,10 +63,11 @@ def entry_lines(path: Path) -> dict[str, int]:
     return {id_: lines.get(("models", id_, "file"), lines["models", id_]) for id_ in ids}
 
 
-def _located(folder: Path, file: str) -> str:
+def _located(folder: Path, file: str, _endings: Sequence[str]) -> str:
     """Return where a model's file lies: ``hf:owner/name/file`` is where ``manage.py pull`` puts it.
 
-    Other paths are read from the folder of the models file.
+    Other paths are read from the folder of the models file. They may lead anywhere: the owner of
+    the host writes the models file.
     """
     if file.startswith("hf:"):
         return str(Path(settings.MODELS_DIR) / file.removeprefix("hf:"))
@@ -103,8 +104,13 @@ def _specs(document: Any, locate: Locate) -> Iterator[ModelSpec]:
             raise BadKey((*key, *exc.path), str(exc)) from exc
 
 
-def read_entry(id_: str, entry: dict[str, Any], locate: Locate) -> ModelSpec:
-    """Return the spec of an entry; ``locate`` makes paths of names of files. Raise BadKey."""
+def read_entry(
+    id_: str, entry: dict[str, Any], locate: Locate, allowed: AllowedAddresses | None = None
+) -> ModelSpec:
+    """Return the spec of an entry; ``locate`` makes paths of names of files.
+
+    ``allowed`` are the addresses at which its servers may be, None for any. Raise BadKey.
+    """
     given = dict(entry)
     common = {name: given.pop(name) for name in entry if name in Entry.model_fields}
     known = Entry.read(common, locate)
@@ -125,6 +131,7 @@ def read_entry(id_: str, entry: dict[str, Any], locate: Locate) -> ModelSpec:
         sampling=known.sampling.to_defaults().over(site_sampling()),
         keep_alive_s=known.keep_alive,
         forced_sampling=known.forced_sampling.to_defaults(),
+        allowed_addresses=allowed if known.engine == "openai_upstream" else None,
         options=_options(known.engine, given, locate),
     )
 

@@ -5,7 +5,7 @@ The entries of the models file, their options and ``SAMPLING`` are checked with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -30,6 +30,9 @@ _WORDS = {
 """Errors for which pydantic's words are those of Python, not of YAML."""
 _NEED_NO_INPUT = ("extra_forbidden", "missing", "value_error")
 _LONGEST_INPUT = 100
+
+Locate = Callable[[str, Sequence[str]], str]
+"""Makes a path of the name of a file, which may have these endings. Raises ValueError."""
 
 
 class BadKey(ValueError):
@@ -57,7 +60,7 @@ class OperatorSettings(BaseModel):
     _shows_input: ClassVar[bool] = True
 
     @classmethod
-    def read(cls, values: Any, locate: Callable[[str], str] | None = None) -> Self:
+    def read(cls, values: Any, locate: Locate | None = None) -> Self:
         """Return the settings; ``locate`` makes a path of the name of a file. Raise BadKey."""
         try:
             return cls.model_validate(values, context=locate)
@@ -84,13 +87,24 @@ class OperatorSettings(BaseModel):
         return value
 
 
-def located(file: str, info: ValidationInfo) -> str:
-    """Return the path of a file, as the caller of ``read`` locates it."""
-    return info.context(file) if info.context else file
+def located(file: str, info: ValidationInfo, endings: Sequence[str] = ()) -> str:
+    """Return the path of a file of a known type, as the caller of ``read`` locates it."""
+    return info.context(file, endings) if info.context else file
+
+
+def file_name(*endings: str) -> AfterValidator:
+    """Return the validator of an option that names a file; endings are in lower case."""
+
+    def validate(file: str, info: ValidationInfo) -> str:
+        return located(file, info, endings)
+
+    return AfterValidator(validate)
 
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 AnyText = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
 """A text that YAML may have read as a number."""
-FileName = Annotated[AnyText, AfterValidator(located)]
-"""The path of a file."""
+WEIGHTS = (".gguf", ".ggml", ".bin")
+"""The endings of the names of files of weights; GGML files of 2023 are called ``.bin``."""
+WeightsFile = Annotated[AnyText, file_name(*WEIGHTS)]
+GgufFile = Annotated[AnyText, file_name(".gguf")]

@@ -23,7 +23,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
-from inference_site.model_store.models import UNFINISHED, Pull
+from inference_site.model_store.entries import fault_of_entry
+from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
 
 _PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
@@ -82,12 +83,15 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _pulls(request: HttpRequest) -> dict[str, Any]:
-    """Return the pulls that go on or have ended in the last day, newest first."""
+    """Return the pulls that go on or have ended in the last day, newest first, and the entries of
+    the database that are not served."""
     user = request.user
     recent = Pull.objects.filter(
         Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN)
     )
+    faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
     return {
+        "left_out": [(stored, fault) for stored, fault in faults if fault],
         "may_add": user.has_perm("model_store.add_storedmodel"),
         "may_pull": user.has_perm("model_store.add_pull"),
         "pulls": recent[:_MOST_PULLS] if user.has_perm("model_store.view_pull") else [],

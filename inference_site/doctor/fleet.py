@@ -12,12 +12,19 @@ from inference_site.catalogue.model_files import fault_of, parts_of
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.maintenance import last_maintained
+from inference_site.model_store.entries import fault_of_entry, private_servers
+from inference_site.model_store.models import StoredModel
 from inference_site.model_store.watching import look
 
 _MAINTENANCE_S = 10.0
 _FIX_FILE = (
     "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
     "user read it."
+)
+
+_FIX_ENTRY = "Edit it in the console, or move it into the models file, which may name anything."
+_FIX_ADDRESS = (
+    "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
 )
 
 
@@ -33,6 +40,17 @@ def check_models() -> Iterator[Finding]:
         else:
             size = sum(part.stat().st_size for part in parts_of(spec.file))
             yield Finding(Level.OK, what, f"{spec.file} ({size / 2**20:,.0f} MiB)")
+    yield from _check_entries()
+
+
+def _check_entries() -> Iterator[Finding]:
+    """Look for entries of the database that are not served, or that could not be saved again."""
+    for stored in StoredModel.objects.all():
+        what = f"model {stored.model_id}"
+        if fault := fault_of_entry(stored):
+            yield Finding(Level.FAIL, what, f"it is not served: {fault}", _FIX_ENTRY)
+        elif stored.any_address and (fault := private_servers(stored)):
+            yield Finding(Level.WARN, what, f"served until it is edited: {fault}", _FIX_ADDRESS)
 
 
 def check_workers() -> Iterator[Finding]:

@@ -1,7 +1,10 @@
-"""Which addresses are public: what strangers name is connected to at these only."""
+"""Which addresses are public, and which hosts are listed: what strangers name is connected to at
+these only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # All that IANA has given out so far.
@@ -43,3 +46,47 @@ def _embedded(ip: IPv6Address) -> IPv4Address | None:
     if ip in _NAT64:
         return IPv4Address(int(ip) & 0xFFFFFFFF)
     return ip.ipv4_mapped or ip.sixtofour
+
+
+def is_listed(host: str, allowed: Sequence[str]) -> bool:
+    """Return whether the host is one of these; ``.example.org`` is also all names below it."""
+    name = host.lower().rstrip(".")
+    return any(_matches(name, pattern.lower().rstrip(".")) for pattern in allowed)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.startswith("."):
+        return name.endswith(pattern) or name == pattern[1:]
+    return name == pattern
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedAddresses:
+    """What may be connected to: public addresses, these networks, and any address of these hosts.
+
+    Hosts are as ``is_listed`` takes them.
+    """
+
+    hosts: tuple[str, ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def has(self, host: str, address: str) -> bool:
+        """Return whether the host may be connected to at this address."""
+        if is_listed(host, self.hosts) or is_public(address):
+            return True
+        ip = ip_address(address)
+        target = (_embedded(ip) or ip) if isinstance(ip, IPv6Address) else ip
+        return any(target in network for network in self.networks)
+
+    def may_name(self, host: str) -> bool:
+        """Return whether an entry may have this host: a number must be an allowed address.
+
+        The addresses of names are looked at when they are connected to, but for those of the
+        machine itself.
+        """
+        host = host.strip("[]")
+        try:
+            return self.has(host, host)
+        except ValueError:  # It is a name.
+            is_local = is_listed(host, ("localhost", ".localhost"))
+            return not is_local or self.has(host, "127.0.0.1")

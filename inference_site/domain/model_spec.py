@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.sampling import Sampling
 
 
@@ -43,8 +44,9 @@ class ModelSpec:
     ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
     that apply to requests which name none. ``sampling`` holds what requests
     leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
-    model that was loaded at run time may be idle, None for ever. ``options`` belong to the engine
-    alone; each engine documents its own.
+    model that was loaded at run time may be idle, None for ever. ``allowed_addresses`` are those
+    at which other servers may be, None for any. ``options`` belong to the engine alone; each engine
+    documents its own.
     """
 
     id: str
@@ -63,6 +65,7 @@ class ModelSpec:
     sampling: Sampling = field(default_factory=Sampling)
     keep_alive_s: float | None = None
     forced_sampling: Sampling = field(default_factory=Sampling)
+    allowed_addresses: AllowedAddresses | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def runs_otherwise_than(self, other: ModelSpec) -> bool:

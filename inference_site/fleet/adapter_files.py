@@ -8,7 +8,7 @@ from django.conf import settings
 
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.gguf_header import metadata
-from inference_site.catalogue.model_files import file_fault
+from inference_site.catalogue.model_files import file_below, file_fault
 from inference_site.domain.model_spec import ModelSpec
 
 
@@ -19,14 +19,13 @@ def adapter_file(given: str, spec: ModelSpec) -> str:
     """
     folder = Path(settings.MODELS_DIR)
     try:
-        path = (folder / given).resolve()
-        is_there = path.is_relative_to(folder) and path.is_file()
-    except (OSError, ValueError):  # A name that no file can have.
-        is_there = False
-    if not is_there:
+        path = file_below(folder, given, (".gguf",))
+    except ValueError as exc:
+        raise ValueError(f"{exc}.") from exc
+    if not path.is_file():
         raise ValueError(f"there is no file '{given[:200]}' in MODELS_DIR.")
     if fault := file_fault(path):
-        raise ValueError(f"{fault}.")
+        raise ValueError(f"{fault.replace(str(path), given)}.")
     try:
         said = dict(metadata(path))
     except (OSError, ValueError) as exc:

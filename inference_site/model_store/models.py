@@ -18,10 +18,15 @@ _ID = RegexValidator(
 
 
 class StoredModel(models.Model):
-    """A model that an operator has added; ``entry`` is what the models file would have of it."""
+    """A model that an operator has added; ``entry`` is what the models file would have of it.
+
+    ``any_address``: the servers of the entry may be at private addresses that the settings do not
+    allow. Only entries that are older than this rule have it, until they are edited.
+    """
 
     model_id = models.CharField("ID", max_length=200, unique=True, validators=[_ID])
     entry = ContentField(default=dict)
+    any_address = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     updated_at = models.DateTimeField(auto_now=True)
 

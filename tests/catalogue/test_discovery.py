@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.model_files import file_below, is_later_part, is_weights, parts_of
 from tests.tiny_vision import write_projector
 from tests.tiny_weights import write_adapter, write_model
 
@@ -92,3 +94,59 @@ def test_damage_anywhere_is_an_error_or_nothing(tmp_path: Path) -> None:
             list(metadata(path))
         except ValueError:
             continue
+
+
+@pytest.mark.parametrize("count", ["2000000", "999999999", "1" + "0" * 200, "1001"])
+def test_a_name_of_more_parts_than_there_can_be_is_that_of_a_whole_file(
+    tmp_path: Path, count: str
+) -> None:
+    path = tmp_path / f"m-1-of-{count}.gguf"
+    write_model(path)
+    tracemalloc.start()
+    assert [spec.file for spec in discover(tmp_path)] == [path]
+    assert parts_of(path) == [path]
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert not is_later_part(path.with_name(f"m-2-of-{count}.gguf"))
+
+
+@pytest.mark.parametrize(("name", "count"), [("m-001-of-1000", 1000), ("m-1-of-2", 2)])
+def test_the_parts_of_a_split_file_are_known_by_its_first(name: str, count: int) -> None:
+    parts = parts_of(Path(f"{name}.gguf"))
+    assert (len(parts), parts[0].stem) == (count, name)
+    assert [is_later_part(part) for part in parts[:2]] == [False, True]
+    assert parts_of(Path("m-0-of-2.gguf")) == [Path("m-0-of-2.gguf")]
+    assert parts_of(Path("m-3-of-2.gguf")) == [Path("m-3-of-2.gguf")]
+
+
+def test_weights_are_known_by_name_and_beginning() -> None:
+    assert is_weights("a/M.GGUF", b"GGUF\x03")
+    assert is_weights("m.bin", b"lmgg")
+    assert is_weights("m.ggml", b"tjgg")
+    assert not is_weights("m.gguf", b"tjgg")
+    assert not is_weights("m.so", b"GGUF")
+    assert not is_weights("m.gguf.part", b"GGUF")
+    assert not is_weights("m.bin", b"PK\x03\x04")  # A pickle of torch.
+    assert not is_weights("m.bin", b"\x7fELF")
+    assert not is_weights("m.gguf", b"")
+
+
+def test_a_named_file_lies_in_the_folder_wherever_links_lead(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "models", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "blob").write_bytes(b"")
+    (folder / "inside.gguf").symlink_to("blob")
+    (folder / "secret.gguf").symlink_to(outside / "secret")
+    (folder / "disk").symlink_to(outside)
+    (folder / "loop.gguf").symlink_to("loop.gguf")
+    for good in ("inside.gguf", "owner/name/not-here.GGUF", "a b.gguf"):
+        assert file_below(folder, good, (".gguf",)) == folder / good
+    names = ["secret.gguf", "disk/x.gguf", "../models/inside.gguf", "a/../inside.gguf", "", "."]
+    names += [str(folder / "inside.gguf"), "a\0.gguf", f"{'x' * 260}.gguf", "x/" * 2000 + "a.gguf"]
+    for bad in names:
+        with pytest.raises(ValueError, match="not in the directory of models"):
+            file_below(folder, bad, (".gguf",))
+    for other in ("blob", "x.so", "x.gguf.part", "x.gguf\n", "loop.jinja"):
+        with pytest.raises(ValueError, match="must end in"):
+            file_below(folder, other, (".gguf",))

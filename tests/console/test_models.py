@@ -10,6 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
@@ -24,6 +25,12 @@ FLEET, ADD = "/admin/fleet/", "/admin/model_store/storedmodel/add/"
 PULL = "/admin/model_store/pull/add/"
 FORM = {"model_id": "upstream", "engine": "openai_upstream", "is_listed": "on", "slots": "3"}
 URL = "base_url: http://127.0.0.1:1/v1\napi_key: sk-secret"
+
+
+@pytest.fixture(autouse=True)
+def _allowed(settings: Settings) -> None:
+    """Let entries name the server that is not there."""
+    settings.UPSTREAM_ALLOWED_HOSTS = ["127.0.0.1"]
 
 
 def shown(browser: Client, address: str) -> str:
@@ -88,6 +95,9 @@ def test_a_model_is_added_changed_and_removed_and_the_audit_log_tells(admin: Cli
         ({"more": f"{URL}\nslots: 4"}, "it has a field of its own above"),
         ({"engine": "llama_cpp", "file": "../../x"}, "not in the directory of models"),
         ({"slots": "0"}, "greater than or equal to 1"),
+        ({"more": "base_url: http://10.0.0.1/v1"}, "10.0.0.1 has an address that is not public"),
+        ({"engine": "ctransformers", "file": "a.bin", "more": "lib: a.so"}, "Input should be"),
+        ({"engine": "llama_cpp", "more": "chat_template: /etc/passwd"}, "Could not find"),
         ({"engine": "ghost"}, "not one of the available choices"),
     ],
 )
@@ -110,6 +120,8 @@ def test_the_form_of_a_pull_has_one_button(admin: Client) -> None:
 def test_a_pull_is_asked_for_seen_and_stopped(admin: Client) -> None:
     refused = admin.post(PULL, {"reference": "no model", "revision": "main"})
     assert "is no model" in refused.content.decode()
+    refused = admin.post(PULL, {"reference": "org/repo/evil.so", "revision": "main"})
+    assert "evil.so is no model file" in refused.content.decode()
     asked = {"reference": "org/repo:Q8_0", "revision": "main", "model_id": "", "host": ""}
     text = admin.post(PULL, asked, follow=True).content.decode()
     assert "Pulling org/repo:Q8_0…" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 import yaml
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
+from django.test import Client
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
+from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.catalogue.entry import Entry
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.console.model_pages.entry_fields import (
@@ -23,9 +27,11 @@ from inference_site.console.model_pages.entry_fields import (
     form_values,
     hidden,
 )
+from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
+from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.model_store.entries import StoredSpecs, read_stored_entry
+from inference_site.model_store.entries import ALLOWED_OPTIONS, StoredSpecs, read_stored_entry
 from inference_site.model_store.models import StoredModel
 from inference_site.model_store.sealed_entries import opened, sealed
 from inference_site.model_store.watching import wanted_specs
@@ -41,6 +47,9 @@ ENTRY = {
 }
 
 
+OLD = {"engine": "ctransformers", "file": "a.bin", "model_type": "gpt2"}
+
+
 @pytest.mark.parametrize(
     ("entry", "path", "told"),
     [
@@ -52,6 +61,28 @@ ENTRY = {
         ({"engine": "scripted", "slot": 1}, ("slot",), "unknown key"),
         ({**ENTRY, "api_key_env": "SECRET_KEY"}, ("api_key_env",), "only the models file"),
         ({**ENTRY, "api_key_file": "key"}, ("api_key_file",), "only the models file"),
+        ({"engine": "scripted", "load_ms": 5}, ("load_ms",), "only the models file"),
+        ({"file": "a.so"}, ("file",), "must end in .gguf or .ggml or .bin"),
+        ({"file": "a.gguf", "mmproj": "a.bin"}, ("mmproj",), "must end in .gguf"),
+        ({"file": "a.gguf", "draft_model": "../a.gguf"}, ("draft_model",), "not in the directory"),
+        ({"file": "a.gguf", "lora_adapters": {"x": "a.so"}}, ("lora_adapters", "x"), "must end in"),
+        ({**OLD, "lib": "org/repo/evil.so"}, ("lib",), "should be 'avx'"),
+        ({**OLD, "lib": "evil"}, ("lib",), "should be 'avx'"),
+        ({**OLD, "chat_template": "/proc/self/environ"}, ("chat_template",), "Could not find"),
+        ({**OLD, "chat_template": "secret_key"}, ("chat_template",), "Could not find"),
+        ({**OLD, "chat_template": "../x.jinja"}, ("chat_template",), "not in the directory"),
+        ({**OLD, "chat_template": "/etc/x.jinja"}, ("chat_template",), "not in the directory"),
+        ({**OLD, "prompt_templates": {"p": "/x.jinja"}}, ("prompt_templates", "p"), "not in the"),
+        ({**ENTRY, "base_url": "http://127.0.0.1:6379/v1"}, ("base_url",), "is not public"),
+        ({**ENTRY, "base_url": "http://[::1]/v1"}, ("base_url",), "is not public"),
+        ({**ENTRY, "base_url": "http://169.254.169.254/v1"}, ("base_url",), "is not public"),
+        ({**ENTRY, "base_url": "http://0x7f000001/v1"}, ("base_url",), "is not public"),
+        ({**ENTRY, "base_url": "http://LOCALHOST/v1"}, ("base_url",), "is not public"),
+        (
+            {"engine": "openai_upstream", "base_urls": ["http://a/v1", "http://10.0.0.1/v1"]},
+            ("base_urls",),
+            "10.0.0.1 has an address that is not public",
+        ),
     ],
 )
 def test_an_entry_that_is_wrong_is_refused(
@@ -64,7 +95,108 @@ def test_an_entry_that_is_wrong_is_refused(
 
 def test_an_entry_means_what_it_means_in_the_models_file(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text(yaml.safe_dump({"models": {"m": ENTRY}}))
-    assert [read_stored_entry("m", ENTRY)] == read_models_file(tmp_path / "models.yaml")
+    [spec] = read_models_file(tmp_path / "models.yaml")
+    assert read_stored_entry("m", ENTRY, any_address=True) == spec
+    stored = read_stored_entry("m", ENTRY)
+    assert stored == replace(spec, allowed_addresses=AllowedAddresses())
+
+
+def test_each_option_is_allowed_in_the_database_or_refused_there_on_purpose() -> None:
+    """A new option is not allowed before somebody has thought about it."""
+    refused = {"openai_upstream": {"api_key_env", "api_key_file"}}
+    refused["scripted"] = {"load_ms", "load_fails"}
+    assert ALLOWED_OPTIONS[""] == set(Entry.model_fields)
+    assert ALLOWED_OPTIONS.keys() == {"", *ENGINES}
+    for name, engine in ENGINES.items():
+        known = set(engine.options.model_fields)
+        assert ALLOWED_OPTIONS[name] == known - refused.get(name, set()), name
+
+
+def test_the_templates_of_an_entry_are_a_family_a_text_or_a_file_of_the_directory(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_DIR = tmp_path
+    text = "{{ messages[0].content }}"
+    for given, found in (
+        ("chatml", "chatml"),
+        (text, text),
+        ("org/t.jinja", f"{tmp_path}/org/t.jinja"),
+    ):
+        spec = read_stored_entry("m", {**OLD, "chat_template": given})
+        assert spec.options["chat_template"] == found
+
+
+def test_a_link_that_leads_out_of_the_directory_is_no_file_of_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_DIR = tmp_path / "models"
+    settings.MODELS_DIR.mkdir()
+    (tmp_path / "secret").write_text("x")
+    (settings.MODELS_DIR / "t.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadKey, match="not in the directory"):
+        read_stored_entry("m", {**OLD, "chat_template": "t.jinja"})
+
+
+def test_the_settings_allow_private_addresses(settings: Settings) -> None:
+    entry = {**ENTRY, "base_url": "http://10.1.2.3:8000/v1"}
+    settings.UPSTREAM_ALLOWED_NETWORKS = [ip_network("10.1.0.0/16")]
+    assert read_stored_entry("m", entry).allowed_addresses
+    settings.UPSTREAM_ALLOWED_NETWORKS = []
+    settings.UPSTREAM_ALLOWED_HOSTS = ["10.1.2.3"]
+    read_stored_entry("m", entry)
+    settings.UPSTREAM_ALLOWED_HOSTS = [".internal"]
+    with pytest.raises(BadKey, match="UPSTREAM_ALLOWED_HOSTS"):
+        read_stored_entry("m", entry)
+    assert read_stored_entry("m", {**ENTRY, "base_url": "http://gpu.internal/v1"})
+
+
+@pytest.mark.django_db
+def test_entries_that_break_a_rule_are_shown_with_the_reason_and_the_others_are_served(
+    admin: Client, settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_DIR = tmp_path
+    private = {"engine": "openai_upstream", "base_url": "http://127.0.0.1:9/v1"}
+    rows = {
+        "evil": ({**OLD, "lib": "evil.so"}, False),
+        "reader": ({**OLD, "chat_template": "/proc/self/environ"}, False),
+        "old": (private, True),
+        "new": (private, False),
+        "good": ({"engine": "scripted"}, False),
+    }
+    for id_, (entry, any_address) in rows.items():
+        StoredModel.objects.create(model_id=id_, entry=entry, any_address=any_address)
+    assert [spec.id for spec in StoredSpecs().read()] == ["old", "good"]
+
+    catalogue.cache_clear()
+    found = {(f.what, f.level.value, f.found) for f in check_models() if f.level != Level.OK}
+    told = {(what, level) for what, level, _ in found}
+    assert {("model evil", "fail"), ("model reader", "fail"), ("model new", "fail")} < told
+    [old] = [text for what, level, text in found if (what, level) == ("model old", "warn")]
+    assert "127.0.0.1 has an address that is not public" in old
+
+    listed = admin.get("/admin/model_store/storedmodel/").content.decode()
+    assert "lib: Input should be" in listed
+    assert "Could not find a chat template" in listed
+    fleet = admin.get("/admin/fleet/").content.decode()
+    assert "Models that are not served" in fleet
+    assert "Could not find a chat template" in fleet
+    row = StoredModel.objects.get(model_id="evil")
+    form = admin.get(f"/admin/model_store/storedmodel/{row.pk}/change/").content.decode()
+    assert "This model is not served: lib: Input should be" in form.replace("&#x27;", "'")
+
+    old_row = StoredModel.objects.get(model_id="old")
+    address = f"/admin/model_store/storedmodel/{old_row.pk}/change/"
+    values = {"engine": "openai_upstream", "is_listed": "on", "more": "base_url: http://{}/v1"}
+    refused = admin.post(address, {**values, "more": "base_url: http://127.0.0.1:9/v1"})
+    assert "is not public" in refused.content.decode()
+    settings.UPSTREAM_ALLOWED_HOSTS = ["127.0.0.1"]
+    assert (
+        admin.post(address, {**values, "more": "base_url: http://127.0.0.1:9/v1"}).status_code
+        == 302
+    )
+    old_row.refresh_from_db()
+    assert not old_row.any_address
+    catalogue.cache_clear()
 
 
 def test_the_form_gives_back_the_entry_and_shows_no_secret() -> None:

@@ -63,6 +63,46 @@ def test_a_file_outside_of_the_folder_is_refused(hub: Hub, models_dir: Path) -> 
     assert not [*models_dir.parent.rglob("evil*")]
 
 
+ELF = b"\x7fELF" + b"x" * 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("files", "reference", "told"),
+    [
+        ({"evil.so": ELF}, "org/repo/evil.so", "evil.so is no model file: only .gguf"),
+        ({"evil.py": b"x"}, "org/repo/evil.py", "evil.py is no model file: only .gguf"),
+        ({"t.jinja": b"x"}, "org/repo/t.jinja", "t.jinja is no model file: only .gguf"),
+        ({"evil.gguf": ELF}, "org/repo", "evil.gguf is no model file: it is neither"),
+        ({"evil.bin": b"PK\x03\x04"}, "org/repo/evil.bin", "evil.bin is no model file: it is"),
+        ({"mmproj-x.gguf": ELF}, "org/repo/mmproj-x.gguf", "mmproj-x.gguf is no model file"),
+        (
+            {"m-1-of-2.gguf": b"GGUF", "m-2-of-2.gguf": ELF},
+            "org/repo",
+            "m-2-of-2.gguf is no model file",
+        ),
+        ({"empty.gguf": b""}, "org/repo", "empty.gguf is no model file"),
+    ],
+)
+def test_what_is_no_model_file_does_not_get_its_name(
+    hub: Hub, models_dir: Path, files: dict[str, bytes], reference: str, told: str
+) -> None:
+    hub.files = files
+    pull = ended(reference=reference)
+    assert pull.state == PullState.FAILED
+    assert pull.error.startswith(told)
+    assert pull.have_bytes < 1_000_000, "it is noticed at its beginning"
+    assert not [path for path in models_dir.rglob("*") if path.is_file()]
+    assert not StoredModel.objects.exists()
+
+
+def test_what_was_fetched_before_is_looked_at_again(hub: Hub, models_dir: Path) -> None:
+    hub.files = {"evil.gguf": ELF}
+    (models_dir / "org" / "repo").mkdir(parents=True)
+    (models_dir / "org" / "repo" / "evil.gguf").write_bytes(ELF)
+    assert "is no model file" in ended(reference="org/repo").error
+    assert not StoredModel.objects.exists()
+
+
 def test_a_hub_that_sends_more_than_it_said_is_cut_off(hub: Hub, models_dir: Path) -> None:
     true_listing = hub.listing()
     hub.files["tiny.Q8_0.gguf"] += b"x" * 4_000_000

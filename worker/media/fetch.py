@@ -13,7 +13,7 @@ import httpcore
 import httpx
 from django.conf import settings
 
-from worker.media.addresses import is_listed
+from inference_site.domain.addresses import is_listed
 from worker.media.allowance import Allowance, MediaError, time_is_up
 from worker.media.network import CheckedBackend
 

@@ -19,6 +19,7 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.environment import forget_secrets
 from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
@@ -45,6 +46,8 @@ _ENDS_S = 30.0
 """How long the process may take to end once what ran has ended, or has been stopped."""
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
+
+_HUB_TOKEN = "HF_TOKEN"  # noqa: S105  # The name of a variable; only the parent fetches models.
 
 _USED_LATER = ("celery.apps.worker", "celery.concurrency.thread", "kombu.transport.redis")
 """What Celery imports only when its worker starts."""
@@ -96,6 +99,8 @@ def _prepare(app: Celery) -> None:
 
 def _child_specs(order: ChildOrder) -> list[ModelSpec]:
     """Become the child worker of a model; return its spec as it is described now."""
+    keys = (spec.options.get("api_key_env") for spec in catalogue().models.values())
+    forget_secrets([_HUB_TOKEN, *filter(None, keys)])  # A library is loaded into this process.
     settings.METRICS_PORT, settings.METRICS_HOST = order.metrics_port, "127.0.0.1"
     with contextlib.suppress(OSError):  # What `top` shows, on Linux.
         Path("/proc/self/comm").write_text(order.model)

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.catalogue.operator_settings import Text, located
 
+FAMILIES = ("chatml", "gemma", "llama3", "mistral", "phi3", "zephyr")
+"""The names of the templates that come with the product (``worker.engines.chat.families``)."""
 _TEMPLATE = ".jinja"
 Channels = Literal["tags", "named", "harmony"]
 ToolFormatName = Literal[
@@ -16,19 +18,31 @@ ToolFormatName = Literal[
 ]
 
 
+def is_template_text(template: str) -> bool:
+    """Return whether the option has the text of a template, and not the name of one."""
+    return "{{" in template or "{%" in template
+
+
 def _located_template(name: str, info: ValidationInfo) -> str:
-    """Return the path of a template's file; other names are those of families."""
-    return located(name, info) if name.endswith(_TEMPLATE) else name
+    """Return a family's name or a template's text as it is, and the path of a file."""
+    if name in FAMILIES or is_template_text(name):
+        return name
+    if not name.endswith(_TEMPLATE):
+        raise ValueError(
+            f"Could not find a chat template '{name[:100]}'; there are {', '.join(FAMILIES)}. "
+            f"It may also be a file whose name ends in {_TEMPLATE}, or the text of a template"
+        )
+    return located(name, info, (_TEMPLATE,))
 
 
 def _template_file(name: str, info: ValidationInfo) -> str:
     if not name.endswith(_TEMPLATE):
         raise ValueError(f"must be a file whose name ends in {_TEMPLATE}")
-    return located(name, info)
+    return located(name, info, (_TEMPLATE,))
 
 
 TemplateName = Annotated[Text, AfterValidator(_located_template)]
-"""The name of a family of templates, or a file whose name ends in ``.jinja``."""
+"""The name of a family of templates, a file whose name ends in ``.jinja``, or a template's text."""
 TemplateFile = Annotated[Text, AfterValidator(_template_file)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
@@ -37,10 +37,17 @@ def _known_architecture(name: str) -> str:
     return name
 
 
-class CtransformersOptions(ChatOptions):
-    """``model_type`` is the architecture of a GGML file; ``lib`` the build of the library."""
+Build = Literal["avx", "avx2", "basic", "cuda", "local", "metal"]
+"""Folders of the package: ``local`` is what pip has compiled on the host."""
 
-    lib: str | None = None
+
+class CtransformersOptions(ChatOptions):
+    """``model_type`` is the architecture of a GGML file; ``lib`` the build of the library.
+
+    A path would be loaded into the process, whatever it is: only names are taken.
+    """
+
+    lib: Build | None = None
     model_type: Annotated[str, AfterValidator(_known_architecture)] | None = None
 
 

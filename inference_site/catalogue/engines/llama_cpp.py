@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.chat import ChatOptions
-from inference_site.catalogue.operator_settings import FileName
+from inference_site.catalogue.operator_settings import GgufFile
 from inference_site.domain.model_spec import ModelSpec
 
 PREFILL_BATCH = 512
@@ -58,7 +58,7 @@ class Tuning(ChatOptions):
     )
     mlock: bool = False
     numa: Literal["distribute", "isolate", "numactl"] | None = None
-    draft_model: FileName | None = None
+    draft_model: GgufFile | None = None
     draft_max: PositiveInt | None = None
     draft_min: NonNegativeInt | None = None
     draft_p_min: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -107,7 +107,7 @@ class LlamaCppOptions(Tuning):
     embedding: Literal["mean", "cls", "last"] | None = None
     fim_tokens: Annotated[tuple[str, str, str], Field(strict=False)] | None = None
     matryoshka: bool = False
-    mmproj: FileName | None = None
+    mmproj: GgufFile | None = None
     modalities: list[Literal["vision", "audio"]] = ["vision"]
     prompt_cache_mib: NonNegativeInt = 256
 

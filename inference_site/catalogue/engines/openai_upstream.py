@@ -22,7 +22,7 @@ from inference_site.catalogue.engines.upstream_flavors import (
     Capability,
     FlavorName,
 )
-from inference_site.catalogue.operator_settings import AnyText, FileName, Text
+from inference_site.catalogue.operator_settings import AnyText, Text, file_name
 from inference_site.domain.model_spec import ModelSpec
 
 _DEFAULT_FLAVOR: FlavorName = "openai"
@@ -74,7 +74,7 @@ class UpstreamOptions(EngineOptions):
     connections: PositiveInt | None = None
     api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     api_key_env: Text | None = None
-    api_key_file: FileName | None = None
+    api_key_file: Annotated[AnyText, file_name()] | None = None
     headers: dict[_HeaderText, Secret[_HeaderText]] = {}
 
     @property

@@ -12,6 +12,7 @@ from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.console.model_pages.entry_fields import changes
 from inference_site.console.model_pages.forms import PullForm, StoredModelForm
+from inference_site.model_store.entries import fault_of_entry
 from inference_site.model_store.models import Pull, StoredModel
 
 _SOON = "Workers and the API take it up within seconds."
@@ -22,7 +23,7 @@ class StoredModelAdmin(SiteAdmin):
     """Models that operators keep in the database, beside those of the models file."""
 
     form = StoredModelForm
-    list_display = ("model_id", "engine", "updated")
+    list_display = ("model_id", "engine", "fault", "updated")
     search_fields = ("model_id",)
     fieldsets = (
         (None, {"fields": ("model_id", "engine", "file")}),
@@ -36,6 +37,10 @@ class StoredModelAdmin(SiteAdmin):
     def engine(self, stored: StoredModel) -> str:
         return str(stored.entry.get("engine", "llama_cpp"))
 
+    @admin.display(description="fault")
+    def fault(self, stored: StoredModel) -> str:
+        return fault_of_entry(stored) or "—"
+
     @admin.display(description="changed (UTC)", ordering="updated_at")
     def updated(self, stored: StoredModel) -> Any:
         return time_label(stored.updated_at)
@@ -47,6 +52,20 @@ class StoredModelAdmin(SiteAdmin):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # Without the form there is nothing to show: its fields are no columns.
         return self.has_change_permission(request, obj)
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        """Say of an entry that is not served why that is so."""
+        if request.method == "GET" and obj is not None and (fault := fault_of_entry(obj)):
+            messages.warning(request, f"This model is not served: {fault}.")
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     def construct_change_message(
         self, request: HttpRequest, form: Any, formsets: Any, add: bool = False

@@ -22,7 +22,7 @@ from inference_site.catalogue.hub import HubError, Reference
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.console.model_pages.entry_fields import entry_of, form_values
 from inference_site.fleet import fleet
-from inference_site.model_store.entries import read_stored_entry
+from inference_site.model_store.entries import check_names_of_servers, read_stored_entry
 from inference_site.model_store.models import Pull, StoredModel
 from inference_site.model_store.sealed_entries import sealed
 
@@ -67,7 +67,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     )
     file = _text(
         "File",
-        "Below MODELS_DIR, such as owner/name/file.gguf. Not for openai_upstream.",
+        "Below MODELS_DIR: owner/name/file.gguf, .ggml or .bin. Not for openai_upstream.",
     )
     slots = _whole("Slots", "How many requests run at the same time.")
     context_length = _whole(
@@ -115,11 +115,12 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         try:
             entry = entry_of(values, self._before)
             spec = read_stored_entry(id_, entry)
+            check_names_of_servers(spec)
         except (BadKey, ValueError, TypeError) as exc:
             self._blame(exc)
             return values
         self._check_names(spec.id, spec.aliases)
-        self.instance.entry = sealed(entry)
+        self.instance.entry, self.instance.any_address = sealed(entry), False
         return values
 
     def _blame(self, exc: Exception) -> None:

@@ -250,7 +250,9 @@ def test_as_many_run_at_once_as_there_are_slots(engine: Engine) -> None:
         ({"file": None}, "needs a 'file'"),
         ({"file": Path("/nowhere/m.bin")}, "no such file"),
         ({"file": Path(__file__)}, "set 'model_type'"),
-        ({"options": {"lib": "/nowhere/lib.so"}}, "set 'lib'"),
+        ({"options": {"lib": "metal"}}, "set 'lib'"),
+        ({"options": {"lib": "/nowhere/lib.so"}}, "'lib': Input should be 'avx'"),
+        ({"options": {"lib": "../../evil"}}, "'lib': Input should be 'avx'"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_with_the_fix(change: dict[str, Any], told: str) -> None:

@@ -11,12 +11,11 @@ import httpcore
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.domain.addresses import is_public
+from inference_site.domain.addresses import is_listed, is_public
 from tests.certificates import write_certificate
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, refusal, resolved
 from worker.media import fetch, network
-from worker.media.addresses import is_listed
 from worker.media.allowance import Allowance, MediaError
 
 NO_PUBLIC_ADDRESS = "The host of the image has no public address."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inference_site.catalogue.engines.chat import ChatOptions, TemplateOptions
+from inference_site.catalogue.engines.chat import ChatOptions, TemplateOptions, is_template_text
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
@@ -88,15 +88,17 @@ def check_prompt_templates(spec: ModelSpec, options: TemplateOptions) -> None:
 
 
 def named_template(spec: ModelSpec, options: TemplateOptions) -> str | None:
-    """Return the text of the template that the options name: a family's, or a file's.
+    """Return the text of the template that the options name: a family's, a file's, or their own.
 
-    Raise EngineLoadError for a name that is neither.
+    Raise EngineLoadError for a file that cannot be read.
     """
     name = options.chat_template
     if name is None:
         return None
     if family := FAMILIES.get(name):
         return family.template
+    if is_template_text(name):
+        return name
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.ctransformers import (
@@ -59,12 +60,13 @@ def load(spec: ModelSpec) -> Engine:
         gpu_layers=max(0, spec.gpu_layers),
     )
     try:
+        library = _library(options.lib) if options.lib or not config.gpu_layers else None
         llms = [
             LLM(
                 str(spec.file),
                 options.model_type and library_name(options.model_type),
                 config=config,
-                lib=options.lib or (None if config.gpu_layers else _build()),
+                lib=library,
             )
             for _ in range(spec.slots)
         ]
@@ -99,14 +101,18 @@ def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
 
 
 @cache
-def _build() -> str:
-    """Return the build of the library for this processor, as the library itself would find it.
+def _library(build: str | None) -> str:
+    """Return the file of a build of the library; without one, of the build for this processor.
 
-    It would ask the processor anew for each copy of each model, which takes a second.
+    The library would ask the processor anew for each copy of each model, which takes a second, and
+    load any path in place of a build that it does not have. Raise OSError for such a build.
     """
     from ctransformers.lib import find_library
 
-    return str(find_library())
+    path = str(find_library(build))
+    if not Path(path).is_absolute():
+        raise OSError(f"it has no build {build}")
+    return path
 
 
 def _reason(spec: ModelSpec, exc: Exception) -> str:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+NOT_ASKED = "It has not been asked yet."
+
 
 class Address:
     """One server of the model. ``fault`` says why it cannot be used; empty while it can.
@@ -18,7 +20,7 @@ class Address:
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.model: str | None = None
-        self.fault = "It has not been asked yet."
+        self.fault = NOT_ASKED
         self.busy = 0
         self._heard_at = self._avoided_until = -math.inf
 

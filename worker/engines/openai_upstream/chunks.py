@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled
 from worker.engines.openai_upstream.usage import UsageReader
+
+logger = logging.getLogger(__name__)
 
 DONE = b"[DONE]"
 
@@ -54,7 +57,8 @@ class EventLines:
         if line.startswith(b"error:"):
             yield b'{"error":' + line[6:] + b"}"
         elif not line.startswith(_IGNORED):
-            raise NoEventStream(repr(line[:_SHOWN].decode(errors="replace")))
+            logger.warning("a line of a model's server is no event: %r", line[:_SHOWN])
+            raise NoEventStream("it is no stream of events")
 
 
 class ChunkReader:
@@ -171,4 +175,8 @@ class ChunkReader:
         return deltas
 
     def _unreadable(self, exc: Exception) -> EngineError:
-        return GenerationFailed(f"The model's server sent an answer that cannot be read ({exc}).")
+        # The words of other errors may repeat the answer.
+        reason = str(exc) if isinstance(exc, NoEventStream) else type(exc).__name__
+        return GenerationFailed(
+            f"The model's server sent an answer that cannot be read ({reason})."
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,7 +14,10 @@ from typing import Any, TypeVar
 import aiohttp
 import httpx
 import orjson
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import DefaultResolver
 
+from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.errors import EngineError, EngineUnavailable, GenerationFailed
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -74,6 +79,7 @@ class Upstream:
                 limit=0,  # As many as there are runs: the slots bound them.
                 keepalive_timeout=_KEEP_ALIVE_S,
                 ttl_dns_cache=_DNS_CACHE_S,
+                resolver=_resolver(self._server),
                 ssl=httpx.create_ssl_context(),  # Knows certifi's authorities and SSL_CERT_FILE.
             ),
             headers={**headers, **self._server.headers},
@@ -246,6 +252,40 @@ class Upstream:
                 self._id,
                 self._server.base_urls[0],
             )
+
+
+class _CheckedResolver(AbstractResolver):
+    """Resolves names to allowed addresses only.
+
+    The connector connects to the very addresses that are returned, so a name that resolves to
+    something else a moment later gains nothing. It does not ask for numbers: ``server_of`` checks
+    these.
+    """
+
+    def __init__(self, allowed: AllowedAddresses) -> None:
+        self._allowed, self._inner = allowed, DefaultResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host. Raise OSError unless all are allowed."""
+        found = await self._inner.resolve(host, port, family)
+        if not all(self._allowed.has(host, result["host"]) for result in found):
+            raise OSError(
+                errno.EACCES,  # With a number its words are those of the error of the connection.
+                "the host has an address that is not public; the site's owner may allow it in "
+                "UPSTREAM_ALLOWED_HOSTS",
+            )
+        return found
+
+    async def close(self) -> None:
+        """Release what the resolver holds."""
+        await self._inner.close()
+
+
+def _resolver(server: Server) -> AbstractResolver | None:
+    allowed = server.allowed_addresses
+    return None if allowed is None else _CheckedResolver(allowed)
 
 
 async def _beginning(answer: aiohttp.ClientResponse) -> bytes:

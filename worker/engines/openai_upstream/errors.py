@@ -78,15 +78,18 @@ class ErrorReader:
         request: GenerationRequest,
         base_url: str,
     ) -> EngineError:
-        """Return what an answer of this server with this status means."""
+        """Return what an answer of this server with this status means.
+
+        Clients get the words of an error object; any other body may be that of a service that is no
+        model server, and goes to the log only.
+        """
         try:
             error = _error_of(orjson.loads(body))
         except orjson.JSONDecodeError:
-            said = body.decode(errors="replace").strip()
-            error = {"message": "" if said.startswith("<") else said}  # No page of a proxy.
-        if status in _OPERATORS_MATTER:
-            said = self._server.without_key(str(error.get("message")))[:_SHOWN]
-            logger.error("model %s: %s answers %d: %s", self._id, base_url, status, said)
+            error = {}
+        if status in _OPERATORS_MATTER or not error.get("message"):
+            said = self._server.without_key(body.decode(errors="replace"))[:_SHOWN]
+            logger.error("model %s: %s answers %d: %r", self._id, base_url, status, said)
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
@@ -103,8 +106,9 @@ class ErrorReader:
         headers: Mapping[str, str],
         request: GenerationRequest,
     ) -> EngineError:
-        message = self._server.without_key(str(error.get("message") or f"status {status}"))
-        message = message[:_SHOWN]
+        said = error.get("message")
+        message = said if isinstance(said, str) and said else f"status {status}"
+        message = self._server.without_key(message)[:_SHOWN]
         match status:
             case 400 | 413 | 422:
                 return self._refused(message, error, request)
@@ -151,9 +155,9 @@ class ErrorReader:
 
 
 def _error_of(body: Any) -> dict[str, Any]:
-    """Return the error object of a body in one of the forms that servers use."""
+    """Return the error object of a body in one of the forms that servers use, else nothing."""
     if not isinstance(body, dict):
-        return {"message": str(body)}
+        return {}
     match body.get("error", body.get("detail")):
         case dict(error):
             return error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import aiohttp
 import orjson
 
-from worker.engines.openai_upstream.addresses import Address, Addresses
+from worker.engines.openai_upstream.addresses import NOT_ASKED, Address, Addresses
 from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)
@@ -17,13 +17,18 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 _DOWN_S = 1.0
 """How often servers are asked while one of them is down."""
-_NAMES_SHOWN = 10
+_NAMES_LOGGED = 50
+_BODY_LOGGED = 200
 _ALIVE = (429,)
 """A server that limits requests answers, and has the model that it had."""
 
 
 class Fault(Exception):
-    """Why a server cannot be used; names its address."""
+    """Why a server cannot be used; names its address.
+
+    Pages show it to people who may have chosen the address, so it repeats nothing of the server's
+    answer: they could read any service of the network that way.
+    """
 
 
 class Health:
@@ -81,7 +86,7 @@ class Health:
         Raise Fault naming the address and the reason.
         """
         url = f"{address.base_url}/models"
-        listed = await self._listed(url)
+        listed = await self._listed(address, url)
         if listed is None:
             return address.model or self._server.model or self._id
         wanted = self._server.model or self._id
@@ -91,13 +96,19 @@ class Health:
         if self._server.model is None and len(set(listed.values())) == 1:
             return next(iter(listed.values()))
         names = sorted(set(listed.values()))
-        more = ", …" if len(names) > _NAMES_SHOWN else ""
+        self._log(address, f"it lists {', '.join(names[:_NAMES_LOGGED]) or 'no model'}")
         raise Fault(
-            f"Model '{self._id}': {url} lists no model '{wanted}'; it has "
-            f"{', '.join(names[:_NAMES_SHOWN]) or 'none'}{more}."
+            f"Model '{self._id}': {url} lists no model '{wanted}', but {len(names)} others; the "
+            "log of the worker names them."
         )
 
-    async def _listed(self, url: str) -> dict[str, str] | None:
+    def _log(self, address: Address, said: str) -> None:
+        """Log what a server has answered, once for each time that it is down."""
+        if not address.fault or address.fault == NOT_ASKED:
+            shown = self._server.without_key(said)
+            logger.warning("model %s: %s: %r", self._id, address.base_url, shown)
+
+    async def _listed(self, address: Address, url: str) -> dict[str, str] | None:
         """Return the names of the server's models, aliases included, and whose they are."""
         try:
             async with asyncio.timeout(self._patience_s):
@@ -109,8 +120,8 @@ class Health:
         if status in _ALIVE:
             return None
         if status != 200:
-            said = self._server.without_key(body[:200].decode(errors="replace"))
-            raise Fault(f"Model '{self._id}': {url} answers with status {status}: {said}")
+            self._log(address, f"status {status}: {body[:_BODY_LOGGED].decode(errors='replace')}")
+            raise Fault(f"Model '{self._id}': {url} answers with status {status}.")
         try:
             entries = orjson.loads(body)["data"]
             names = {str(entry["id"]): str(entry["id"]) for entry in entries}

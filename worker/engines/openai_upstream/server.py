@@ -11,6 +11,7 @@ from typing import Any
 
 from inference_site.catalogue.engines.openai_upstream import UpstreamOptions, fits_header
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS, Flavor
+from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 
@@ -22,6 +23,7 @@ class Server:
     ``model`` is its name there; None: see ``Health``. ``template_vars`` are variables of the chat
     template that requests do not set. ``timeout_s`` bounds the waiting for a connection, for the
     first chunk, and for each later one; ``check_every_s`` is how often a server's health is asked.
+    ``allowed_addresses`` are the only ones that are connected to; None: any.
     """
 
     base_urls: tuple[str, ...]
@@ -33,6 +35,7 @@ class Server:
     check_every_s: float
     key: str | None = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
+    allowed_addresses: AllowedAddresses | None = None
 
     def without_key(self, text: str) -> str:
         """Return a text of the server without the key, should it repeat it."""
@@ -43,6 +46,9 @@ def server_of(spec: ModelSpec) -> Server:
     """Return the server of a model. Raise EngineLoadError naming the model and the key."""
     options = UpstreamOptions.of(spec)
     flavor = FLAVORS[options.flavor]
+    allowed = spec.allowed_addresses
+    if allowed and not all(allowed.may_name(url.host or "") for url in options.addresses):
+        raise EngineLoadError(f"Model '{spec.id}': an address of its servers is not allowed.")
     return Server(
         base_urls=tuple(dict.fromkeys(str(url).rstrip("/") for url in options.addresses)),
         model=options.model,
@@ -53,6 +59,7 @@ def server_of(spec: ModelSpec) -> Server:
         check_every_s=options.check_every_s,
         key=_key(spec, options),
         headers={name: value.get_secret_value() for name, value in options.headers.items()},
+        allowed_addresses=allowed,
     )
 
 

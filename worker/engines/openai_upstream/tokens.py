@@ -60,7 +60,7 @@ class TokenService:
                 vectors = [found[position] for position in range(len(inputs))]
                 tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
             except _UNREADABLE as exc:
-                raise GenerationFailed(f"The model's server sent no embeddings ({exc}).") from exc
+                raise GenerationFailed("The model's server sent no embeddings.") from exc
             for index, vector in enumerate(vectors, first):
                 sink.feed(EmbeddingDelta(vector, index))
                 sink.feed(Finish("stop", index))

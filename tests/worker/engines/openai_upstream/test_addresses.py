@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_network
+from typing import Any
 
 import pytest
 
-from inference_site.domain.errors import EngineUnavailable, GenerationFailed, RateLimited
+from inference_site.domain.addresses import AllowedAddresses
+from inference_site.domain.errors import (
+    EngineLoadError,
+    EngineUnavailable,
+    GenerationFailed,
+    RateLimited,
+)
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -249,3 +258,79 @@ def test_a_server_that_dies_or_freezes_takes_only_its_own_streams_along(attack: 
         assert all(sink.usage.output_tokens > 0 for sink in sinks)
         assert not engine.fault
         engine.close()
+
+
+# --- Entries of the database: only allowed addresses ----------------------------------------------
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The addresses of names, for this process."""
+    names: dict[str, str] = {}
+    ask = socket.getaddrinfo
+
+    def answer(host: Any, *arguments: Any, **options: Any) -> Any:
+        return ask(names.get(host, host), *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    return names
+
+
+def restricted(url: str, **allowed: Any) -> Engine:
+    return load_engine(
+        ModelSpec(
+            "m",
+            "openai_upstream",
+            options={"base_url": url, "check_every_s": 0.1},
+            allowed_addresses=AllowedAddresses(**allowed),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "localhost", "0"]
+)
+def test_a_number_that_is_not_allowed_is_never_connected_to(
+    servers: list[UpstreamServer], host: str
+) -> None:
+    with pytest.raises(EngineLoadError, match="not allowed"):
+        restricted(servers[0].url.replace("127.0.0.1", host))
+    assert servers[0].connections == 0
+
+
+def test_a_name_is_looked_at_each_time_that_it_is_connected_to(
+    servers: list[UpstreamServer], resolved: dict[str, str]
+) -> None:
+    [server, _] = servers
+    resolved["inner.test"] = "127.0.0.1"
+    url = server.url.replace("127.0.0.1", "inner.test")
+    engine = restricted(url)
+    try:
+        assert "UPSTREAM_ALLOWED_HOSTS" in engine.fault
+        with pytest.raises(EngineUnavailable):
+            chat(engine)
+    finally:
+        engine.close()
+    assert server.connections == 0
+
+    for allowed in ({"hosts": (".test",)}, {"networks": (ip_network("127.0.0.0/8"),)}):
+        engine = restricted(url, **allowed)
+        try:
+            assert engine.fault == ""
+            assert chat(engine).text
+        finally:
+            engine.close()
+
+
+def test_a_redirect_to_an_address_is_not_followed(servers: list[UpstreamServer]) -> None:
+    [server, inner] = servers
+    server.list_models = lambda talk: talk.say(302, b"", Location=f"{inner.url}/models")
+    server.answers = [lambda talk: talk.say(307, b"", Location=f"{inner.url}/chat/completions")]
+    engine = restricted(server.url, hosts=("127.0.0.1",))
+    try:
+        assert "status 302" in engine.fault
+        with pytest.raises(GenerationFailed, match="status 307"):
+            chat(engine)
+    finally:
+        engine.close()
+    assert inner.connections == 0

@@ -54,9 +54,8 @@ def answer(status: int, body: Any, **headers: str) -> Callable[[Any], None]:
         {"object": "error", "message": "It is bad.", "type": "BadRequestError", "code": 400},
         {"error": "It is bad.", "error_type": "validation"},
         {"detail": "It is bad."},
-        b"It is bad.",
     ],
-    ids=["OpenAI", "older vLLM", "TGI", "FastAPI", "text"],
+    ids=["OpenAI", "older vLLM", "TGI", "FastAPI"],
 )
 def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
     server: UpstreamServer, engine: Engine, status: int, body: Any
@@ -65,6 +64,30 @@ def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
     error = refused(engine)
     assert isinstance(error, InvalidRequest)
     assert (str(error), error.param) == ("It is bad.", None)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 500])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"root:x:0:0",
+        b"data: root:x:0:0",
+        b'"root:x:0:0"',
+        b'{"users": "root:x:0:0"}',
+        b'["root:x"]',
+    ],
+)
+def test_the_answer_of_a_service_that_is_no_model_server_is_not_repeated(
+    server: UpstreamServer,
+    engine: Engine,
+    status: int,
+    body: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.answers = [answer(status, body, Content_Type="text/plain")] * 3
+    assert "root" not in str(refused(engine))
+    if status != 200:
+        assert "root:x" in caplog.text  # The owner of the host may read it.
 
 
 @pytest.mark.parametrize(
