@@ -27,6 +27,8 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "DEMO_MODEL": "true",
         "MODEL": "org/repo:Q4_K_M",
         "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": "hf-secret",
+        "UPSTREAM_ALLOWED_HOSTS": "127.0.0.1",
         "WEB_STALL_S": "60",
         "SPARE_PROCESSES": "false",
     }

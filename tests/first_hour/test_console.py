@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
+from tests.hub_server import Hub
 from tests.served_stack import ServedStack, wait_until
 
 pytestmark = pytest.mark.timeout(400)
@@ -105,3 +111,124 @@ def test_a_model_of_another_server_is_added_and_its_worker_serves_it(
     message: Any = {"role": "user", "content": "Hello"}
     done = stack.client().chat.completions.create(model="twin", messages=[message], max_tokens=4)
     assert done.choices[0].message.content
+
+
+# --- An operator who is not the owner of the host ------------------------------------------------
+
+
+def refused(console: httpx.Client, address: str, **form: str) -> str:
+    """Fill in a form; return what it says is wrong."""
+    token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', console.get(address).text)
+    assert token
+    answer = console.post(address, data={**form, "csrfmiddlewaretoken": token[1]})
+    assert answer.status_code == 200, "it was accepted"
+    return " ".join(re.findall(r"errorlist.*?</ul>", answer.text, re.DOTALL))
+
+
+def test_a_file_that_is_no_model_is_not_pulled(
+    stack: ServedStack, console: httpx.Client, hub: Hub
+) -> None:
+    said = refused(console, f"{ADMIN}/pull/add/", reference="org/repo/evil.so", revision="main")
+    assert "evil.so is no model file" in said
+    hub.files["evil.Q2_K.gguf"] = b"\x7fELF" + b"\0" * 200_000
+    send(console, f"{ADMIN}/pull/add/", reference="org/repo:Q2_K", revision="main")
+    state = "SELECT state, error FROM model_store_pull WHERE reference = 'org/repo:Q2_K'"
+    wait_until(lambda: stack.sql(state)[0][0] in ("failed", "completed"), 60, "the pull ends")
+    assert stack.sql(state) == [
+        ("failed", "evil.Q2_K.gguf is no model file: it is neither GGUF nor GGML.")
+    ]
+    assert not [*stack.data_dir.rglob("evil*")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        ("ctransformers", "model_type: gpt2\nlib: org/repo/tiny.Q8_0.gguf"),
+        ("ctransformers", "model_type: gpt2\nlib: {models}/org/repo/tiny.Q8_0.gguf"),
+        ("llama_cpp", "chat_template: {data}/secret_key"),
+        ("llama_cpp", "chat_template: /proc/self/environ"),
+        ("llama_cpp", "chat_template: ../secret_key.jinja"),
+        ("llama_cpp", "prompt_templates: {{x: ../secret.jinja}}"),
+        ("llama_cpp", "mmproj: /etc/passwd"),
+        ("llama_cpp", "draft_model: ../api_key"),
+        ("llama_cpp", "lora_adapters: {{x: /etc/passwd}}"),
+        ("openai_upstream", "base_url: http://127.0.0.2:9/v1"),
+        ("openai_upstream", "base_url: http://localhost:9/v1"),
+        ("openai_upstream", "base_url: http://127.0.0.1:9/v1\napi_key_env: SECRET_KEY"),
+    ],
+)
+def test_an_entry_names_no_code_no_file_of_the_host_and_no_service_of_its_network(
+    stack: ServedStack, console: httpx.Client, engine: str, more: str
+) -> None:
+    more = more.format(data=stack.data_dir, models=stack.data_dir / "models")
+    form = {"model_id": "evil", "engine": engine, "file": "org/repo/tiny.Q8_0.gguf", "more": more}
+    assert refused(console, f"{ADMIN}/storedmodel/add/", **form)
+    assert stack.sql("SELECT 1 FROM model_store_storedmodel WHERE model_id = 'evil'") == []
+
+
+def test_entries_of_before_that_break_a_rule_are_not_served_and_say_why(
+    stack: ServedStack, console: httpx.Client
+) -> None:
+    file = "hf:org/repo/tiny.Q4_K_M.gguf"
+    rows = {
+        "old-lib": {"engine": "ctransformers", "file": file, "lib": "org/evil.so"},
+        "old-reader": {"file": file, "chat_template": str(stack.data_dir / "secret_key")},
+        "old-good": {"file": file, "chat_template": "{{ messages[0].content }}"},
+    }
+    for id_, entry in rows.items():
+        stack.sql(
+            "INSERT INTO model_store_storedmodel (model_id, entry, created_at, updated_at) "
+            "VALUES (%s, %s, now(), now())",
+            id_,
+            json.dumps(entry),
+        )
+    wait_until(lambda: is_loaded(stack, "old-good"), 120, "the good one is served")
+    assert model(stack, "old-lib") is None
+    assert model(stack, "old-reader") is None
+    shown = console.get("/admin/fleet/").text
+    assert "Models that are not served" in shown
+    assert "old-lib" in shown
+    assert "Could not find a chat template" in shown
+    with stack.http() as http:
+        chat = {"model": "old-good", "messages": [{"role": "user", "content": "Hello"}]}
+        assert http.post("/v1/chat/render", json=chat).json()["prompt"] == "Hello"
+    stack.sql("DELETE FROM model_store_storedmodel WHERE model_id LIKE 'old-%%'")
+
+
+def test_the_answer_of_a_service_is_not_on_the_page_of_a_model(
+    stack: ServedStack, console: httpx.Client
+) -> None:
+    class Inner(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(500)
+            self.end_headers()
+            self.wfile.write(b"inner-secret")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Inner) as inner:
+        Thread(target=inner.serve_forever, args=(0.01,), daemon=True).start()
+        more = f"base_url: http://127.0.0.1:{inner.server_port}/v1"
+        form = {"model_id": "inner", "engine": "openai_upstream", "is_listed": "on", "more": more}
+        send(console, f"{ADMIN}/storedmodel/add/", **form)
+        page = "/admin/fleet/models/inner/"
+        wait_until(lambda: "answers with status 500" in console.get(page).text, 60, "its fault")
+        assert "inner-secret" not in console.get(page).text
+        inner.shutdown()
+    stack.sql("DELETE FROM model_store_storedmodel WHERE model_id = 'inner'")
+
+
+def test_the_process_that_loads_a_library_has_no_secrets_in_its_environment(
+    stack: ServedStack,
+) -> None:
+    worker = psutil.Process(stack.pid_of("worker"))
+    secrets = {"SECRET_KEY", "DATABASE_URL", "HF_TOKEN"}
+    given = worker.environ()
+    assert secrets <= given.keys()
+    [child] = [p for p in worker.children(recursive=True) if p.name() == "tiny.q4_k_m"]
+    for process in (child, *child.children(recursive=True)):
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        for name in secrets:
+            assert given[name].encode() not in environment, name
+    assert child.environ()["DATA_DIR"] == str(stack.data_dir)
