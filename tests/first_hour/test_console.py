@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def refused(console: httpx.Client, address: str, **form: str) -> str:
     assert token
     answer = console.post(address, data={**form, "csrfmiddlewaretoken": token[1]})
     assert answer.status_code == 200, "it was accepted"
-    return " ".join(re.findall(r"errorlist.*?</ul>", answer.text, re.DOTALL))
+    return html.unescape(" ".join(re.findall(r"errorlist.*?</ul>", answer.text, re.DOTALL)))
 
 
 def test_a_file_that_is_no_model_is_not_pulled(
@@ -141,28 +142,32 @@ def test_a_file_that_is_no_model_is_not_pulled(
 
 
 @pytest.mark.parametrize(
-    ("engine", "more"),
+    ("engine", "more", "why"),
     [
-        ("ctransformers", "model_type: gpt2\nlib: org/repo/tiny.Q8_0.gguf"),
-        ("ctransformers", "model_type: gpt2\nlib: {models}/org/repo/tiny.Q8_0.gguf"),
-        ("llama_cpp", "chat_template: {data}/secret_key"),
-        ("llama_cpp", "chat_template: /proc/self/environ"),
-        ("llama_cpp", "chat_template: ../secret_key.jinja"),
-        ("llama_cpp", "prompt_templates: {{x: ../secret.jinja}}"),
-        ("llama_cpp", "mmproj: /etc/passwd"),
-        ("llama_cpp", "draft_model: ../api_key"),
-        ("llama_cpp", "lora_adapters: {{x: /etc/passwd}}"),
-        ("openai_upstream", "base_url: http://127.0.0.2:9/v1"),
-        ("openai_upstream", "base_url: http://localhost:9/v1"),
-        ("openai_upstream", "base_url: http://127.0.0.1:9/v1\napi_key_env: SECRET_KEY"),
+        ("ctransformers", "model_type: gpt2\nlib: org/repo/tiny.Q8_0.gguf", "should be 'avx'"),
+        ("ctransformers", "model_type: gpt2\nlib: {data}/models/org/evil.so", "should be 'avx'"),
+        ("llama_cpp", "chat_template: {data}/secret_key", "Could not find a chat template"),
+        ("llama_cpp", "chat_template: /proc/self/environ", "Could not find a chat template"),
+        ("llama_cpp", "chat_template: ../secret_key.jinja", "not in the directory of models"),
+        ("llama_cpp", "prompt_templates: {{x: ../s.jinja}}", "not in the directory of models"),
+        ("llama_cpp", "mmproj: org/repo/evil.so", "must end in .gguf"),
+        ("llama_cpp", "draft_model: ../api_key", "not in the directory of models"),
+        ("llama_cpp", "lora_adapters: {{x: /etc/passwd}}", "not in the directory of models"),
+        ("openai_upstream", "base_url: http://127.0.0.2:9/v1", "is not public"),
+        ("openai_upstream", "base_url: http://localhost:9/v1", "is not public"),
+        (
+            "openai_upstream",
+            "base_url: http://127.0.0.1/v1\napi_key_env: X",
+            "only the models file",
+        ),
     ],
 )
 def test_an_entry_names_no_code_no_file_of_the_host_and_no_service_of_its_network(
-    stack: ServedStack, console: httpx.Client, engine: str, more: str
+    stack: ServedStack, console: httpx.Client, engine: str, more: str, why: str
 ) -> None:
-    more = more.format(data=stack.data_dir, models=stack.data_dir / "models")
+    more = more.format(data=stack.data_dir)
     form = {"model_id": "evil", "engine": engine, "file": "org/repo/tiny.Q8_0.gguf", "more": more}
-    assert refused(console, f"{ADMIN}/storedmodel/add/", **form)
+    assert why in refused(console, f"{ADMIN}/storedmodel/add/", **form)
     assert stack.sql("SELECT 1 FROM model_store_storedmodel WHERE model_id = 'evil'") == []
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.test import Client
@@ -319,3 +321,13 @@ def test_entries_are_read_anew_when_they_change(settings: Settings, tmp_path: Pa
     assert [one.slots for one in stored.read()] == [2]
     StoredModel.objects.all().delete()
     assert stored.read() == []
+
+
+@pytest.mark.django_db
+def test_the_migration_keeps_the_addresses_of_the_servers_that_there_are() -> None:
+    for id_, engine in (("remote", "openai_upstream"), ("local", "llama_cpp")):
+        StoredModel.objects.create(model_id=id_, entry={"engine": engine})
+    migration = import_module("inference_site.model_store.migrations.0002_any_address")
+    migration.keep_addresses(apps, None)
+    kept = StoredModel.objects.values_list("model_id", "any_address")
+    assert dict(kept) == {"remote": True, "local": False}
