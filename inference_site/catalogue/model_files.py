@@ -70,6 +70,7 @@ def file_below(folder: Path, name: str, endings: Sequence[str]) -> Path:
             0 < max(map(len, map(os.fsencode, parts)), default=0) <= _LONGEST_NAME
             and len(os.fsencode(path)) <= _LONGEST_PATH
             and ".." not in parts
+            and "\0" not in name
             and not name.startswith("/")
             and path.resolve().is_relative_to(folder.resolve())
         )

@@ -115,25 +115,34 @@ def check_names_of_servers(spec: ModelSpec) -> None:
 
 def fault_of_entry(stored: StoredModel) -> str:
     """Return why the model of a row is left out of the catalogue; an empty text if it is not."""
-    try:
-        read_stored_entry(stored.model_id, dict(stored.entry), any_address=stored.any_address)
-    except (BadKey, ValueError, TypeError) as exc:
-        return _told(exc)
-    return ""
+    tried = _tried(stored.model_id, stored.entry, stored.any_address)
+    return "" if isinstance(tried, ModelSpec) else tried
 
 
 def private_servers(stored: StoredModel) -> str:
     """Return why a row could not be saved as it is, if that is for its servers' addresses only."""
-    try:
-        spec = read_stored_entry(stored.model_id, dict(stored.entry), any_address=True)
-    except (BadKey, ValueError, TypeError):
+    spec = _tried(stored.model_id, stored.entry, any_address=True)
+    if not isinstance(spec, ModelSpec):
         return ""
+    strict = _tried(stored.model_id, stored.entry, any_address=False)
+    if not isinstance(strict, ModelSpec):
+        return strict
     try:
-        read_stored_entry(stored.model_id, dict(stored.entry))
         check_names_of_servers(spec)
     except BadKey as exc:
         return _told(exc)
     return ""
+
+
+def _tried(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
+    """Return the spec of an entry as it is in a row, or what is wrong with it."""
+    try:
+        return read_stored_entry(id_, dict(entry), any_address=any_address)
+    except (BadKey, ValueError, TypeError) as exc:
+        return _told(exc)
+    except Exception as exc:  # Of one row, which must not keep the others from being served.
+        logger.exception("the model %s of the database cannot be read", id_)
+        return type(exc).__name__
 
 
 def _check_options(entry: Mapping[str, Any]) -> None:
@@ -205,7 +214,8 @@ class StoredSpecs:
         return [self._specs[id_] for id_ in found if id_ in self._specs]
 
     def _add(self, id_: str, entry: Any, any_address: bool) -> None:
-        try:
-            self._specs[id_] = read_stored_entry(id_, dict(entry), any_address=any_address)
-        except (BadKey, ValueError, TypeError) as exc:
-            logger.warning("the model %s of the database is left out: %s", id_, _told(exc))
+        tried = _tried(id_, entry, any_address)
+        if isinstance(tried, ModelSpec):
+            self._specs[id_] = tried
+        else:
+            logger.warning("the model %s of the database is left out: %s", id_, tried)

@@ -215,6 +215,10 @@ def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
         ("load", {"lora_path": "../secret_key"}, 400, "lora_path"),
         ("load", {"lora_path": "/etc/passwd"}, 400, "lora_path"),
         ("load", {"lora_path": "ghost.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "a/../good.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "good.so"}, 400, "lora_path"),
+        ("load", {"lora_path": "linked.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "x" * 300 + ".gguf"}, 400, "lora_path"),
         ("load", {"lora_path": "a\x00b"}, 400, "lora_path"),
         ("load", {"lora_path": "no-adapter.gguf"}, 400, "lora_path"),
         ("load", {"lora_path": "text.gguf"}, 400, "lora_path"),
@@ -246,6 +250,9 @@ def test_what_cannot_be_added_is_told(
         write_adapter(folder / "other.gguf", architecture="qwen2")
         write_projector(folder / "no-adapter.gguf", 192)
         (folder / "text.gguf").write_text("no adapter")
+        outside = write_adapter(stack.data_dir / "outside.gguf")
+        (folder / "linked.gguf").symlink_to(outside)
+        (folder / "good.so").symlink_to("good.gguf")
     body = {"lora_name": "new", "model": "tuned", **fields}
     refused = operator.post(f"/v1/{path}_lora_adapter", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)

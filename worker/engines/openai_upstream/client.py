@@ -15,7 +15,7 @@ import aiohttp
 import httpx
 import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import DefaultResolver
+from aiohttp.resolver import ThreadedResolver
 
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.errors import EngineError, EngineUnavailable, GenerationFailed
@@ -263,7 +263,7 @@ class _CheckedResolver(AbstractResolver):
     """
 
     def __init__(self, allowed: AllowedAddresses) -> None:
-        self._allowed, self._inner = allowed, DefaultResolver()
+        self._allowed, self._inner = allowed, ThreadedResolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -279,8 +279,7 @@ class _CheckedResolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Release what the resolver holds."""
-        await self._inner.close()
+        """Nothing is open."""
 
 
 def _resolver(server: Server) -> AbstractResolver | None:
