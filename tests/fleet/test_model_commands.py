@@ -131,7 +131,7 @@ def test_file_is_fetched_and_checked(hub: Hub, models: Path, reference: str) -> 
 
 
 def test_parts_of_a_split_model_are_all_fetched(hub: Hub, models: Path) -> None:
-    hub.files = {f"big-Q4_K_M-0000{n}-of-00003.gguf": b"%d" % n for n in (1, 2, 3)}
+    hub.files = {f"big-Q4_K_M-0000{n}-of-00003.gguf": b"GGUF%d" % n for n in (1, 2, 3)}
     hub.files["mmproj-Q4_K_M.gguf"] = b"projector"
     call_command("pull", "org/repo", stdout=StringIO())
     there = {path.name: path.read_bytes() for path in (models / "org/repo").iterdir()}
