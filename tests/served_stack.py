@@ -265,9 +265,7 @@ def served_stack(
     return _stack(models, around, env, is_new=False)
 
 
-def new_stack(
-    around: Surroundings = _plain, /, **env: str
-) -> AbstractContextManager[ServedStack]:
+def new_stack(around: Surroundings = _plain, /, **env: str) -> AbstractContextManager[ServedStack]:
     """Run a stack that makes its database itself, as at a user's first start."""
     return _stack("", around, env, is_new=True)
 

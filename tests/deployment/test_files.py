@@ -79,9 +79,9 @@ def test_the_images_install_what_is_locked() -> None:
         r"pip install (?!--no-cache-dir --require-hashes)(.*?)(?: \\|$)", text, re.M
     )
     for install in installs:
-        assert re.search(r"--require-hashes -r requirements-(web|worker)\.lock", install) or (
-            "cuda.txt" in install
-        )
+        assert re.search(
+            r"--require-hashes -r requirements-(web|worker|real-model)\.lock", install
+        ) or ("cuda.txt" in install)
 
 
 def test_images_are_without_what_they_do_not_run() -> None:
