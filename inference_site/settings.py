@@ -252,6 +252,7 @@ MODELS_FILE = Path(_models_file).resolve() if _models_file else None
 MODELS_DIR = Path(environment.text("MODELS_DIR", str(DATA_DIR / "models"))).resolve()
 # Whether the demo model is served beside the entries of a models file.
 DEMO_MODEL = environment.boolean("DEMO_MODEL", True)
+REAL_MODEL = environment.boolean("REAL_MODEL", True)  # For `serve`, beside the demo.
 # How amounts of money are shown; prices of models are in it.
 CURRENCY = environment.text("CURRENCY", "USD")
 DEFAULT_MODEL = environment.text("DEFAULT_MODEL")  # For responses that name no model.

@@ -71,7 +71,7 @@ class ServedStack:
         self.output = data_dir / "serve.out"
         kept = {k: v for k, v in os.environ.items() if k not in ("DATABASE_URL", "REDIS_URL")}
         kept["DJANGO_SETTINGS_MODULE"] = "tests.site_settings"
-        self.env = {**kept, "DATA_DIR": str(data_dir), **env}
+        self.env = {**kept, "DATA_DIR": str(data_dir), "REAL_MODEL": "false", **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._clients: list[openai.OpenAI] = []
         self._database: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -265,9 +265,9 @@ def served_stack(
     return _stack(models, around, env, is_new=False)
 
 
-def new_stack(**env: str) -> AbstractContextManager[ServedStack]:
+def new_stack(around: Surroundings = _plain, /, **env: str) -> AbstractContextManager[ServedStack]:
     """Run a stack that makes its database itself, as at a user's first start."""
-    return _stack("", _plain, env, is_new=True)
+    return _stack("", around, env, is_new=True)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from inference_site.domain.model_spec import ModelSpec
 logger = logging.getLogger(__name__)
 
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
+REAL_MODEL = "smollm2"
+"""The id of the small real model that ``serve`` fetches (``supervisor.real_model``)."""
 DEFAULT = "default"
 """The name that stands for the site's default model."""
 
@@ -67,18 +69,22 @@ class Catalogue:
         self._entries = {spec.id: spec for spec in specs}
         names = _names(self._entries.values())
         more = {spec.id: spec for spec in shipped if _folded(spec.id) not in names}
-        self._fixed = {**self._entries, **more}
+        self._fixed, self._shipped = {**self._entries, **more}, more
         self._stored: Sequence[ModelSpec] = ()
         self._found = {spec.id: spec for spec in found}
         self._folder = folder
         self._told: set[str] = set()
         self.models, self._by_name = self._joined()
         others = self.models.keys() - self._entries.keys()
-        self.optional = frozenset(others if self._entries else ())
+        self.optional = frozenset(others if self._entries else others & {REAL_MODEL})
 
     def is_fixed(self, model: str) -> bool:
         """Whether the model of this id comes from the models file, or with the product."""
         return model in self._fixed
+
+    def is_shipped(self, model: str) -> bool:
+        """Whether the model of this id comes with the product."""
+        return model in self._shipped
 
     def is_stored(self, model: str) -> bool:
         """Whether the model of this id comes from the database."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference_site.supervisor.preparation import FirstSecrets
@@ -28,9 +28,18 @@ class Welcome:
     models: list[str]
     first: str = ""
     first_chats: bool = True
+    question: str = "Tell me a story."
+
+    def asking(self, model: str, question: str) -> Welcome:
+        """Return the same with another first request: this question, to a model that chats."""
+        return replace(self, first=model, first_chats=True, question=question)
+
+    def show_request(self) -> None:
+        """Print the first request."""
+        print(self._request(), flush=True)
 
     def show(self) -> None:
-        """Print it, in colour on a terminal."""
+        """Print the addresses, in colour on a terminal."""
         rows = [
             ("Console", f"{self.url}/admin/", _user(self.made)),
             ("Playground", f"{self.url}/playground", ""),
@@ -44,7 +53,7 @@ class Welcome:
         for at, (what, where, more) in enumerate(rows):
             if more:
                 lines[at] = f"  {_style(_BOLD, f'{what:<10}')} {where:<{width}}   {more}"
-        print("\n" + "\n".join(lines) + f"\n\n{self._request()}", flush=True)
+        print("\n" + "\n".join(lines) + "\n", flush=True)
 
     def _key(self) -> str:
         key = shlex.quote(str(self.data_dir / "api_key"))
@@ -55,7 +64,7 @@ class Welcome:
             return ""
         key = shlex.quote(str(self.data_dir / "api_key"))
         path = "chat/completions" if self.first_chats else "embeddings"
-        body = _CHAT % (self.first, "Tell me a story.") if self.first_chats else _EMBED % self.first
+        body = _CHAT % (self.first, self.question) if self.first_chats else _EMBED % self.first
         return (
             f"  {_style(_GREEN, 'curl')} {self.url}/v1/{path} \\\n"
             f'    -H "Authorization: Bearer $(cat {key})" \\\n'

@@ -79,9 +79,9 @@ def test_the_images_install_what_is_locked() -> None:
         r"pip install (?!--no-cache-dir --require-hashes)(.*?)(?: \\|$)", text, re.M
     )
     for install in installs:
-        assert re.search(r"--require-hashes -r requirements-(web|worker)\.lock", install) or (
-            "cuda.txt" in install
-        )
+        assert re.search(
+            r"--require-hashes -r requirements-(web|worker|real-model)\.lock", install
+        ) or ("cuda.txt" in install)
 
 
 def test_images_are_without_what_they_do_not_run() -> None:
@@ -94,7 +94,8 @@ def test_images_are_without_what_they_do_not_run() -> None:
 
 @pytest.mark.parametrize("lock", sorted(path.name for path in ROOT.glob("requirements*.lock")))
 def test_what_is_installed_anywhere_is_what_is_tested(lock: str) -> None:
-    if lock != "requirements-uv.lock":  # It holds another program.
+    # One holds another program, one a file of weights.
+    if lock not in ("requirements-uv.lock", "requirements-real-model.lock"):
         assert pins(lock) <= pins("requirements-dev.lock")
 
 
@@ -115,7 +116,7 @@ def test_docker_waits_for_the_drain(name: str) -> None:
 
 def test_services_restart_have_bounds_and_hold_no_secret() -> None:
     for name, raw in compose_file()["services"].items():
-        if name not in ("migrate", "pull"):  # They end.
+        if name not in ("migrate", "pull", "real-model"):  # They end.
             assert raw["restart"] == "unless-stopped", name
             assert raw["deploy"]["resources"]["limits"]["memory"], name
         for variable, value in raw.get("environment", {}).items():
@@ -152,7 +153,7 @@ def test_the_example_environment_names_what_the_compose_file_reads() -> None:
 FIXED = {
     *("HOST", "PORT", "PYTHON", "DATA_DIR", "MODELS_DIR", "METRICS_PORT", "METRICS_HOST"),
     *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
-    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "SPARE_PROCESSES"),
+    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "REAL_MODEL", "SPARE_PROCESSES"),
 }
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.supervisor.real_model import link_file, packaged_file
 from tests.hub_server import Hub
 from tests.served_stack import ServedStack, new_stack
 
@@ -17,6 +20,13 @@ def hub() -> Iterator[Hub]:
     content = DEMO_FILE.read_bytes()
     with Hub({"tiny.Q4_K_M.gguf": content, "tiny.Q8_0.gguf": content}).running() as served:
         yield served
+
+
+@contextmanager
+def _with_real_model(data_dir: Path) -> Iterator[Mapping[str, str]]:
+    """Put the small real model there, as ``serve`` does; without its package, another file."""
+    link_file(packaged_file() or DEMO_FILE, data_dir / "models" / "smollm2.gguf")
+    yield {}
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +42,5 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "WEB_STALL_S": "60",
         "SPARE_PROCESSES": "false",
     }
-    with new_stack(**env, SECRET_KEY="") as running:
+    with new_stack(_with_real_model, **env, SECRET_KEY="") as running:
         yield running

@@ -52,9 +52,10 @@ def playground_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _models(caller: Caller) -> list[dict[str, str]]:
-    """Return the models that this caller can chat with, loaded ones first."""
+    """Return the models that this caller can chat with: loaded ones first, the demo's last."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
-    chats.sort(key=lambda id_: statuses[id_] != ModelStatus.LOADED)
+    shipped = catalogue().is_shipped
+    chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))
     return [{"id": id_, "status": statuses[id_].value} for id_ in chats]

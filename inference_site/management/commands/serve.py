@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from inference_site import environment
-from inference_site.catalogue.catalogue import DEMO_FILE, catalogue, start_specs
+from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue, start_specs
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.hub import HubError, Reference, kept
 from inference_site.catalogue.model_files import fault_of
@@ -23,6 +23,7 @@ from inference_site.management.commands.pull import pulled
 from inference_site.model_store.watching import wanted_specs
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.readiness import wait_until_ready
+from inference_site.supervisor.real_model import RealModel
 from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
 from inference_site.supervisor.welcome import Welcome, show_secrets
@@ -67,7 +68,10 @@ class Command(BaseCommand):
         data_dir.mkdir(parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, _say, options["web"], options["workers"])
         made, is_up = FirstSecrets(None, None), False
+        real_model = RealModel(Path(settings.MODELS_DIR), _say) if _has_real_model(model) else None
         try:
+            if real_model is not None:
+                real_model.start()
             stack.start_services()
             stack.start_processes()
             _say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
@@ -78,7 +82,12 @@ class Command(BaseCommand):
             url = _url(host, port)
             failed = wait_until_ready(url, stack, _say)
             _explain(failed, stack)
-            _welcome(url, data_dir, made, [spec for spec in specs if spec.id not in failed])
+            welcome = _welcome(url, data_dir, made, [s for s in specs if s.id not in failed])
+            welcome.show()
+            if real_model is None:
+                welcome.show_request()
+            else:
+                real_model.announce(welcome)
             is_up = True
             _say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
             stack.watch()
@@ -90,8 +99,18 @@ class Command(BaseCommand):
             if not is_up:
                 show_secrets(made)
             _say("stopping")
+            if real_model is not None:
+                real_model.stop()
             stack.stop()
         _say("stopped")
+
+
+def _has_real_model(model: str | None) -> bool:
+    """Whether to fetch the small real model: beside the demo, unless there is another model."""
+    if not (settings.REAL_MODEL and settings.DEMO_MODEL and model is None):
+        return False
+    models = catalogue()
+    return all(models.is_shipped(id_) or id_ == REAL_MODEL for id_ in models.models)
 
 
 def _wanted(model: str | None) -> Path | None:
@@ -129,7 +148,7 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
     for line in told:
         _say(line)
     good = [spec for spec in specs if not faults.get(spec.id)]
-    return sorted(good, key=lambda spec: (not _is_wanted(spec, wanted), not _chats(spec)))
+    return sorted(good, key=lambda spec: _rank(spec, wanted))
 
 
 def _unknown() -> list[str]:
@@ -138,8 +157,10 @@ def _unknown() -> list[str]:
     return [name for name in names if names != ["none"] and catalogue().find(name) is None]
 
 
-def _is_wanted(spec: ModelSpec, wanted: Path | None) -> bool:
-    return wanted is not None and spec.file == wanted
+def _rank(spec: ModelSpec, wanted: Path | None) -> tuple[bool, bool, bool]:
+    """Return what sorts the wanted model first, then those that chat, the operator's own first."""
+    is_wanted = wanted is not None and spec.file == wanted
+    return not is_wanted, not _chats(spec), catalogue().is_shipped(spec.id)
 
 
 def _chats(spec: ModelSpec) -> bool:
@@ -172,13 +193,13 @@ def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
         raise ServiceError(f"The database could not be prepared: {exc}") from exc
 
 
-def _welcome(url: str, data_dir: Path, made: FirstSecrets, specs: list[ModelSpec]) -> None:
+def _welcome(url: str, data_dir: Path, made: FirstSecrets, specs: list[ModelSpec]) -> Welcome:
     first = specs[0] if specs else None
-    Welcome(
+    return Welcome(
         url,
         data_dir,
         made,
         [spec.id for spec in specs],
         "" if first is None else first.id,
         first is not None and _chats(first),
-    ).show()
+    )
