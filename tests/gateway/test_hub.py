@@ -406,15 +406,15 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
-        kinds = lost_streams._kinds
+        runs = lost_streams._runs
 
-        def written_meanwhile(*arguments: Any) -> dict[str, str]:
+        def written_meanwhile(*arguments: Any) -> dict[str, lost_streams.LostRun]:
             client: Any = client_for(row.public_id)
             end = Batch(0, [b"0", b"done"], END)
             client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
-            return kinds(*arguments)
+            return runs(*arguments)
 
-        monkeypatch.setattr(lost_streams, "_kinds", written_meanwhile)
+        monkeypatch.setattr(lost_streams, "_runs", written_meanwhile)
         batches = await site.next(follower)
         assert frames(batches) == [b"0", b"done"]
         assert batches[-1].ending == END
