@@ -17,6 +17,7 @@ from completions.models import StoredCompletion
 from inference_site.domain.deltas import (
     Delta,
     Finish,
+    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -118,7 +119,7 @@ class _Choice:
     def deltas(self, sort: str, sizes: Sequence[int], counts: Sequence[int]) -> Iterator[Delta]:
         """Yield the deltas of a run (see ``Recording``)."""
         if sort == "finish":
-            reason = "tool_calls" if self._finish == "function_call" else self._finish
+            reason: FinishReason = "tool_calls" if self._finish == "function_call" else self._finish
             yield Finish(reason, self.index, self._stop)
             return
         name, _, number = sort.partition(" ")

@@ -332,7 +332,7 @@ def test_a_key_is_free_once_the_web_process_that_claimed_it_is_killed(
     keyed = {"Idempotency-Key": f"killed-{path}"}
     with stack.http() as http:
         made = http.post("/v1/conversations", json={}).json()["id"]
-    url, body = f"/v1/conversations/{made}", {"metadata": {"a": "b"}}
+    url, body = f"/v1/conversations/{made}", dict[str, Any](metadata={"a": "b"})
     if path == "response":
         url, body = "/v1/responses", {"model": "scripted", "input": "[]", "conversation": made}
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
