@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
@@ -227,12 +227,13 @@ def _body(response: HttpResponse) -> str:
 def _count_kept(project_id: int) -> None:
     """Note that one more answer of a project is kept, and now and then forget the oldest.
 
-    Maintenance does the same once a minute, for all projects.
+    Retention does the same once a minute, for all projects, so here it may fail.
     """
     _kept[project_id] += 1
     if _kept[project_id] >= _ANSWERS_A_TRIM:
-        del _kept[project_id]
-        trim(project_id)
+        _kept[project_id] = 0
+        with suppress(DatabaseError):
+            trim(project_id)
 
 
 def _in_progress() -> ConflictError:
