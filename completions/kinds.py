@@ -13,12 +13,13 @@ from completions.ollama.assembler import (
     OllamaEmbeddingAssembly,
 )
 from completions.ollama.assembler import failure as ollama_failure
+from completions.replay import replay_of
 from completions.storage import store_result
 from inference_site.generations.kinds import Kind
 from inference_site.generations.whole_answer import failure
 
 KINDS = {
-    CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result),
+    CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
     COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
     EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
     OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),

@@ -11,6 +11,7 @@ class StoredCompletion(models.Model):
     """A finished chat completion and the messages it answered, as they were sent.
 
     ``completion`` is the object that the client got, without its metadata, which may change.
+    ``streamed`` is how it was streamed (see ``replay``); null if it was not, or if that is unknown.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)
@@ -19,6 +20,7 @@ class StoredCompletion(models.Model):
     metadata = models.JSONField(default=dict)
     messages = models.JSONField()
     completion = models.JSONField()
+    streamed = models.JSONField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

@@ -30,6 +30,7 @@ def store_result(
         metadata=storable(store.metadata),
         messages=storable(store.messages),
         completion=storable(completion),
+        streamed=assembler.as_streamed(),
     )
 
 

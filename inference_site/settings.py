@@ -68,6 +68,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.generations",
+    "inference_site.idempotency",
     "inference_site.kept_content",
     "inference_site.model_store",
     "inference_site.site_settings",
@@ -287,7 +288,7 @@ LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
 REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30)  # 0: refused requests are kept for ever.
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
-# The most idempotency keys that are remembered of one project.
+# The most answers that are kept of one project for its idempotency keys.
 IDEMPOTENCY_KEYS = environment.number("IDEMPOTENCY_KEYS", 10_000, minimum=1)
 # How long a finished event log is kept: when its stream can be read again, and when it cannot.
 EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 300, minimum=10)

@@ -55,6 +55,44 @@ CHAT = "chat.completion"
 SYSTEM_FINGERPRINT = "fp_inference_site"
 
 
+class Recording:
+    """How an answer was cut into deltas: runs of deltas of one sort, in their order.
+
+    A run is ``[sort, choice, sizes]``, with a size in characters for each delta. The sorts are
+    ``text``, ``reasoning``, ``finish``, ``progress``, and ``call N`` and ``arguments N``: the first
+    delta of a call and those after it. A run of text with log probabilities has one more list: how
+    many came with each delta.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[list[Any]] = []
+
+    def take(self, delta: Delta) -> None:
+        """Add a delta."""
+        match delta:
+            case TextDelta(text, index, logprobs):
+                self._add("text", index, len(text), len(logprobs))
+            case ReasoningDelta(text, index):
+                self._add("reasoning", index, len(text))
+            case ToolCallDelta():
+                is_first = delta.id is not None and delta.name is not None
+                sort = f"call {delta.call}" if is_first else f"arguments {delta.call}"
+                self._add(sort, delta.index, len(delta.arguments))
+            case Finish(index=index):
+                self._add("finish", index, 0)
+            case PromptProgress():
+                self._add("progress", 0, 0)
+
+    def _add(self, sort: str, index: int, size: int, logprobs: int = 0) -> None:
+        last = self.runs[-1] if self.runs else None
+        if last is None or last[:2] != [sort, index] or (len(last) > 3) != bool(logprobs):
+            last = [sort, index, [], []] if logprobs else [sort, index, []]
+            self.runs.append(last)
+        last[2].append(size)
+        if logprobs:
+            last[3].append(logprobs)
+
+
 class _CallFold:
     """What one tool call has come to so far."""
 
@@ -122,7 +160,10 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class ChatAssembly(Assembly):
-    """How a chat completion is written for its client."""
+    """How a chat completion is written for its client.
+
+    ``records``: the completion will be stored, and with it how it was streamed.
+    """
 
     completion_id: str
     created: int
@@ -136,6 +177,12 @@ class ChatAssembly(Assembly):
     timings: bool = False
     continuous_usage: bool = False
     repeats_calls: bool = False
+    records: bool = False
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether its stream can be rebuilt from the stored completion (see ``replay``)."""
+        return self.records and not self.continuous_usage
 
 
 class ChatAssembler(Assembler):
@@ -147,6 +194,8 @@ class ChatAssembler(Assembler):
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
         self._begun = self._begun_reading = False
+        self.recording = Recording() if assembly.stream and assembly.is_replayable else None
+        """How it was streamed, if that is kept."""
         start = self._chunk_start()
         self._heads = [
             b'data: %b,"choices":[{"index":%d,"delta":' % (start, index)
@@ -156,6 +205,8 @@ class ChatAssembler(Assembler):
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""
+        if self.recording is not None:
+            self.recording.take(delta)
         match delta:
             case TextDelta(text, index, logprobs):
                 self._choices[index].text.append(text)
@@ -199,6 +250,13 @@ class ChatAssembler(Assembler):
         partial = self.completion() if has_output else None
         is_early = not self._begun and not self._begun_reading
         return replace(failure(error, partial), is_early=is_early)
+
+    def as_streamed(self) -> dict[str, Any] | None:
+        """Return what is stored of how it was streamed; None if that is not kept."""
+        if self.recording is None:
+            return None
+        told = {"usage": self._assembly.include_usage, "legacy": self._is_legacy}
+        return {**told, "deltas": self.recording.runs}
 
     def _chunks(
         self,

@@ -57,6 +57,7 @@ class ChatCompletionsView(ApiView):
             repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
             service_tier="flex" if is_flex else "default",
             timings=bool(body.timings),
+            records=bool(body.store),
         )
         submission = Submission(
             CHAT,
@@ -64,6 +65,7 @@ class ChatCompletionsView(ApiView):
             caller,
             Document(asked, assembly, _to_store(caller, body)),
             stream=assembly.stream,
+            is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
             ignored_params=ignored_fields(model, body, asked),
             service_class=ServiceClass.BACKGROUND if is_flex else ServiceClass.FOREGROUND,
             end_user=body.safety_identifier or body.user or "",

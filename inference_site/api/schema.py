@@ -56,10 +56,24 @@ class ErrorDetail(WireObject):
     code: str | None
 
 
+class LostUsage(WireObject):
+    """Tokens of an answer whose stream was lost."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class LostErrorDetail(ErrorDetail):
+    """The same for ``stream_lost`` of a generation that has ended: what it has computed."""
+
+    usage: LostUsage
+
+
 class ErrorEnvelope(WireObject):
     """The body of every error."""
 
-    error: ErrorDetail
+    error: LostErrorDetail | ErrorDetail
 
 
 class ListObject(WireObject, Generic[EntryT]):

@@ -13,7 +13,7 @@ from rest_framework.views import APIView
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
 from inference_site.api.counting import counted
-from inference_site.api.idempotency import HEADER, once
+from inference_site.idempotency.requests import HEADER, once
 
 _OF_ITSELF = ("head", "post", "response")
 """Attributes by which a view refers to itself: Django's, those below, and DRF's."""
@@ -26,7 +26,11 @@ class ApiView(APIView):
     """What the key must open."""
 
     counts_writes: ClassVar[bool] = False
-    """Whether its POST and DELETE count as requests here. What generates counts when submitted."""
+    """Whether its POST and DELETE count as requests here. What generates counts when submitted.
+
+    A POST that counts here only writes to the database: with an idempotency key, it is one
+    transaction.
+    """
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Answer, and leave no cycle of references.
@@ -48,7 +52,7 @@ class ApiView(APIView):
             self.headers = counted(caller_of(request))  # DRF adds them to the answer.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
             # An attribute of this one view, which serves one request, goes before the method.
-            vars(self)["post"] = partial(once, self.post, caller_of(request))
+            vars(self)["post"] = partial(once, self.post, caller_of(request), self.counts_writes)
 
     @property
     def default_response_headers(self) -> dict[str, str]:

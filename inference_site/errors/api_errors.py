@@ -14,6 +14,7 @@
     │   └── QuotaError               a budget is used up
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
+        ├── StreamLostError          the answer may be completed: then it carries its usage
         └── QueueTimeoutError   504
 
 ``api_error`` is the one table that maps every other exception to one of these.
@@ -207,6 +208,33 @@ class UnavailableError(ApiError):
         retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+class StreamLostError(UnavailableError):
+    """The stream was lost. Please try again."""
+
+    code = "stream_lost"
+
+    def __init__(
+        self, tokens: tuple[int, int] | None = None, *, has_completed: bool = False
+    ) -> None:
+        """``tokens`` are the input and output tokens of a generation that has ended."""
+        message = "The answer was completed and counted, but its stream was lost."
+        super().__init__(message if has_completed else None)
+        self._tokens = tokens
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The response body. Of a generation that has ended the error has its ``usage``."""
+        envelope = super().envelope
+        if self._tokens is not None:
+            input_tokens, output_tokens = self._tokens
+            envelope["error"]["usage"] = {
+                "input_tokens": input_tokens,
+                "output_tokens": output_tokens,
+                "total_tokens": input_tokens + output_tokens,
+            }
+        return envelope
 
 
 class QueueTimeoutError(UnavailableError):

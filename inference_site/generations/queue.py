@@ -76,13 +76,14 @@ def enqueue(
     continues: str = "",
     with_row: WithRow | None = None,
     *,
+    before_row: WithRow | None = None,
     is_wanted: IsWanted = always,
 ) -> Place:
     """Accept a generation: keep its document, commit its row, send a wake-up; return its place.
 
     ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``opening``
     what that begins with. ``continues`` is the generation whose prefix it has; its worker is
-    preferred.
+    preferred. ``before_row`` is written before the row, ``with_row`` after it, in one transaction.
 
     Raise QueueFull when the model's queue is at its bound, and what ``save_document`` raises when
     there is no room for the document; UnavailableError when it ``is_wanted`` no more. When Redis or
@@ -99,7 +100,7 @@ def enqueue(
         if span.traceparent:
             document = replace(document, traceparent=span.traceparent)
         unread = _keep(row, document, follower, opening)
-        place = _commit(row, with_row, is_wanted, unread)
+        place = _commit(row, before_row, with_row, is_wanted, unread)
         if not is_wanted():
             cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
@@ -121,7 +122,13 @@ def _keep(row: Generation, document: Document[Any], follower: str | None, openin
     return unread
 
 
-def _commit(row: Generation, with_row: WithRow | None, is_wanted: IsWanted, unread: int) -> Place:
+def _commit(
+    row: Generation,
+    before_row: WithRow | None,
+    with_row: WithRow | None,
+    is_wanted: IsWanted,
+    unread: int,
+) -> Place:
     """Write the row and what goes with it; forget the document when that fails.
 
     If the queue is near its end it is counted, and nobody else writes to it until the commit.
@@ -135,7 +142,10 @@ def _commit(row: Generation, with_row: WithRow | None, is_wanted: IsWanted, unre
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
         if not is_wanted():
             raise UnavailableError
-        with transaction.atomic() if with_row or is_near_end else nullcontext():
+        has_more = before_row or with_row or is_near_end
+        with transaction.atomic() if has_more else nullcontext():
+            if before_row is not None:  # It may wait for another, so before the model's lock.
+                before_row.write()
             if is_near_end:
                 require_room(row.model)
             row.insert()

@@ -38,6 +38,17 @@ def execute_impatiently(statement: str, given: Mapping[str, Any]) -> psycopg.Cur
         return _run(lent, statement, given)
 
 
+def execute_together(
+    *statements: tuple[str, Mapping[str, Any]],
+) -> list[psycopg.Cursor[Any]]:
+    """Run statements like ``execute_prepared``, in one round trip and as one transaction.
+
+    They become part of a transaction that is open already.
+    """
+    with _lent() as lent, lent.pipeline():
+        return [_run(lent, statement, given) for statement, given in statements]
+
+
 @contextmanager
 def _lent() -> Iterator[psycopg.Connection[Any]]:
     with connection.wrap_database_errors:

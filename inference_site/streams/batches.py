@@ -93,6 +93,12 @@ class Sent:
         return Sent(next=self.next + _LOST_FRAMES)
 
 
+def is_beyond(number: int, expected: int) -> bool:
+    """Whether a stream that goes on with this number was begun anew after a loss of frames (see
+    ``Sent.beyond``), for a reader who expects another number."""
+    return number // _LOST_FRAMES > expected // _LOST_FRAMES
+
+
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 

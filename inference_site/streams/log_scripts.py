@@ -20,13 +20,14 @@ class LogState(IntEnum):
     OPEN = 0
     CLOSED = 1  # The stream was ended, or given to another attempt; stop writing.
     CANCELLED = 2  # The cancel flag is set; stop the generation.
+    LOST = 3  # Redis has lost the log; nothing was appended. Send all of it again.
 
 
 # KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
 # ARGV: "1" to tell the followers, which are not returned then; time to live of an unfinished log,
 # of a finished one, and of one that can be resumed (ms); then, for each stream, the id of the entry
-# ("" to append nothing, the greatest id to end the stream), its payload, its attempt, and "1" if it
-# ends the stream with a refusal.
+# ("" to append nothing, the greatest id to end the stream), its payload, its attempt, "1" if it
+# ends the stream with a refusal, and "1" if the log is known to have frames.
 APPEND = (
     FIRST_WRITE
     + HELD
@@ -35,13 +36,15 @@ APPEND = (
 local replies = {}
 for i = 1, #KEYS / 5 do
   local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
-  local id, payload, latest = ARGV[4*i+1], ARGV[4*i+2], redis.call("GET", KEYS[5*i])
-  local is_refusal = ARGV[4*i+4] == "1"
+  local id, payload, latest = ARGV[5*i], ARGV[5*i+1], redis.call("GET", KEYS[5*i])
+  local is_refusal, goes_on = ARGV[5*i+3] == "1", ARGV[5*i+4] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if latest and tonumber(latest) > tonumber(ARGV[4*i+3]) then
+  if latest and tonumber(latest) > tonumber(ARGV[5*i+2]) then
     state = 1
+  elseif goes_on and redis.call("EXISTS", log) == 0 then
+    state = 3
   elseif id ~= "" then
     local added = redis.pcall("XADD", log, id, "b", payload)
     if type(added) == "table" and added.err then
@@ -56,7 +59,7 @@ for i = 1, #KEYS / 5 do
     end
   end
   if ARGV[1] == "1" then
-    for _, channel in ipairs(id ~= "" and state ~= 1 and followers or {}) do
+    for _, channel in ipairs(id ~= "" and state ~= 1 and state ~= 3 and followers or {}) do
       add_message(channel, string.sub(log, 2, -6), payload)
     end
     followers = {}
@@ -142,7 +145,8 @@ return found
 class Write(NamedTuple):
     """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
 
-    A refusal ends a stream that nobody will want to read again.
+    A refusal ends a stream that nobody will want to read again. With ``goes_on`` the log has frames
+    already: if it is empty, Redis has lost it.
     """
 
     generation_id: str
@@ -150,6 +154,7 @@ class Write(NamedTuple):
     payload: bytes
     attempt: int = 1
     is_refusal: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,7 @@ def append_arguments(writes: Iterable[Write], *, tells_followers: bool) -> tuple
     """
     keys: list[Any] = []
     arguments: list[Any] = [int(tells_followers), settings.RUN_TTL_S * 1000, *kept_ms()]
-    for generation_id, entry_id, payload, attempt, is_refusal in writes:
+    for generation_id, entry_id, payload, attempt, is_refusal, goes_on in writes:
         keys += (
             log_key(generation_id),
             cancel_key(generation_id),
@@ -195,7 +200,7 @@ def append_arguments(writes: Iterable[Write], *, tells_followers: bool) -> tuple
             document_key(generation_id),
             attempt_key(generation_id),
         )
-        arguments += (entry_id, payload, attempt, int(is_refusal))
+        arguments += (entry_id, payload, attempt, int(is_refusal), int(goes_on))
     return len(keys), keys + arguments
 
 

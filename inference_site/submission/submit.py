@@ -12,7 +12,6 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
-from inference_site.api.idempotency import GRACE_S, in_progress, key_of_row
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
@@ -21,6 +20,8 @@ from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
 from inference_site.generations.places import Place
 from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
+from inference_site.idempotency.models import KeyClaim, KeyTaken
+from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
@@ -39,8 +40,8 @@ class Submission:
     transaction that accepts it. In the ``background`` it outlives its client; otherwise by
     ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
     it has. ``subject`` is the field of the API's request that holds what the model reads, if the
-    engine calls it otherwise. While one with the same ``idempotency_key`` of its caller runs, or
-    has completed, it is refused.
+    engine calls it otherwise. With a ``key_claim`` it is accepted only if no other request has
+    that idempotency key.
     """
 
     kind: str
@@ -60,7 +61,7 @@ class Submission:
     grace_s: int = 0
     continues: str = ""
     subject: str = ""
-    idempotency_key: str = ""
+    key_claim: KeyClaim | None = None
 
 
 def follow(submission: Submission) -> Follower:
@@ -116,7 +117,8 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
-        idempotency_key=submission.idempotency_key,
+        # For the release before this one, which knows of a key only by the generation's row.
+        idempotency_key="" if submission.key_claim is None else submission.key_claim.key,
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
@@ -128,11 +130,18 @@ def _enqueue(
     opening = Opening(submission.frames, submission.texts, needs_log)
     try:
         return enqueue(
-            row, submission.document, channel, opening, continues, with_row, is_wanted=is_wanted
+            row,
+            submission.document,
+            channel,
+            opening,
+            continues,
+            with_row,
+            before_row=submission.key_claim,
+            is_wanted=is_wanted,
         )
     except IntegrityError as exc:
         if ONE_RUN_A_KEY in str(exc):
-            raise in_progress() from exc
+            raise KeyTaken from exc
         raise
 
 
@@ -143,12 +152,14 @@ def respond(
 
     With an ``answer`` the client gets that and does not wait for the generation.
     """
-    if idempotency_key := key_of_row(request):
-        submission = replace(submission, idempotency_key=idempotency_key)
+    if (claim := claim_of(request)) is not None:
         if not submission.background:
             # The same request may be sent again, and is then answered from this stream.
             grace_s = max(submission.grace_s, GRACE_S)
             submission = replace(submission, is_resumable=True, grace_s=grace_s)
+        claim = replace(claim, generation_id=submission.generation_id, grace_s=submission.grace_s)
+        claim = claim if answer is None else answered_with(claim, answer)
+        submission = replace(submission, key_claim=claim)
     follower = follow(submission) if answer is None else None
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
     outcome = outcome_of(request._request)

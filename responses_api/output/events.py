@@ -14,7 +14,7 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from inference_site.api.schema import ErrorDetail
+from inference_site.api.schema import ErrorDetail, LostErrorDetail
 from responses_api.wire.events import (
     ErrorEvent,
     Event,
@@ -101,5 +101,5 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
         code=error["code"] or error["type"],
         message=error["message"],
         param=error["param"],
-        error=ErrorDetail(**error),
+        error=LostErrorDetail(**error) if "usage" in error else ErrorDetail(**error),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.utils import timezone
 
+from inference_site.idempotency.models import forget_answer
 from inference_site.storage.connections import end_if_still
 from inference_site.streams.request_documents import drop_document
 from responses_api.models import Conversation, Item, StoredResponse
@@ -24,6 +25,7 @@ def delete(stored: StoredResponse) -> None:
     with transaction.atomic():
         if _lock(stored.pk) is not None:
             StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
+            forget_answer(stored.public_id)
             _sweep(stored.pk)
 
 

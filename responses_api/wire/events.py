@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from inference_site.api.payload import WireObject
-from inference_site.api.schema import ErrorDetail
+from inference_site.api.schema import ErrorDetail, LostErrorDetail
 from responses_api.wire.output import LogprobEntry, OutputItem, OutputText, TextPart
 from responses_api.wire.response import ResponseObject
 
@@ -131,7 +131,7 @@ class ErrorEvent(Event):
     code: str
     message: str
     param: str | None
-    error: ErrorDetail
+    error: LostErrorDetail | ErrorDetail
 
 
 DeltaEvent = (

@@ -184,25 +184,31 @@ def test_an_answer_that_is_kept_no_longer_is_said_so(stack: ServedStack) -> None
     assert again.json()["error"]["code"] == "idempotency_expired"
 
 
-def test_the_oldest_keys_of_a_project_are_forgotten(stack: ServedStack) -> None:
-    """The stack of these tests remembers 40 of each project."""
+def test_the_oldest_answers_of_a_project_are_forgotten(stack: ServedStack) -> None:
+    """The stack of these tests keeps 40 of each project, and looks after every 32."""
     key = make_key(stack)
 
     def create(number: int) -> str:
         made = http.post("/v1/conversations", json={}, headers=keyed(f"bound-{number}"))
         return str(made.json()["id"])
 
+    background = {"model": "scripted", "input": "[]", "background": True}
     with key.http(stack) as http:
         first = create(0)
         assert create(0) == first
-        others = [create(number) for number in range(1, 41)]
-        assert [create(1), create(40)] == [others[0], others[-1]]
+        run = http.post("/v1/responses", json=background, headers=keyed("bound-run"))
+        others = [create(number) for number in range(1, 80)]
+        kept = stack.sql(
+            "SELECT count(*) FROM idempotency_keyedrequest "
+            "WHERE project_id = %s AND kept_bytes > 0",
+            key.project_id,
+        )
+        assert 40 <= kept[0][0] <= 40 + 32
+        assert [create(60), create(79)] == [others[59], others[-1]]
         assert create(0) != first
-    with stack.redis() as redis:
-        kept = len(list(redis.scan_iter(f"idempotent:{key.id}:*", count=1000)))
-        sizes = redis.hgetall(f"idempotency:{key.project_id}:sizes")
-    assert kept == 40
-    assert int(sizes.pop(b"")) == sum(map(int, sizes.values()))
+        again = http.post("/v1/responses", json=background, headers=keyed("bound-run"))
+    assert (run.status_code, again.json()["error"]["code"]) == (200, "idempotency_expired")
+    assert _runs(stack, key.id) == 1
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"background": True}])
@@ -241,28 +247,56 @@ def test_a_stored_response_whose_log_is_lost_is_answered_from_its_items(
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-def test_it_runs_once_though_redis_has_forgotten_the_key(stack: ServedStack, path: str) -> None:
-    key, header = make_key(stack), keyed("forgotten")
+@pytest.mark.parametrize("accepted_by", ["this release", "the release before"])
+def test_it_runs_once_a_day(stack: ServedStack, path: str, accepted_by: str) -> None:
+    key, header = make_key(stack), keyed("day")
     asked = body(slow(20), "scripted") if path == CHAT else {"model": "scripted", "input": slow(20)}
-
-    def forget() -> None:
-        with stack.redis() as redis:
-            redis.delete(*redis.keys(f"idempotent:{key.id}:*"))
-
+    mine = "idempotency_keyedrequest WHERE api_key_id = %s"
     with key.http(stack) as http, ThreadPoolExecutor(1) as pool:
         first = pool.submit(http.post, path, json=asked, headers=header)
         wait_until(lambda: _runs(stack, key.id) == 1, 120, "its row")
-        forget()
+        if accepted_by == "the release before":
+            stack.sql(f"DELETE FROM {mine}", key.id)  # noqa: S608  # A constant.
         meanwhile = http.post(path, json=asked, headers=header)
-        forget()
         later = http.post(path, json=asked, headers=header)
         answers = [first.result().content, meanwhile.content, later.content]
         assert len(set(answers)) == 1, answers
         assert _runs(stack, key.id) == 1
-        forget()
+        with stack.redis() as redis:
+            assert list(redis.scan_iter("*idempoten*", count=10_000)) == []
         with earlier(stack, "created_at", "1 day", "api_key_id", key.id):
+            stack.sql(
+                "UPDATE idempotency_keyedrequest SET created_at = created_at - '1 day'::interval "
+                "WHERE api_key_id = %s",
+                key.id,
+            )
             assert http.post(path, json=asked, headers=header).content != answers[0]
     assert _runs(stack, key.id) == 2
+
+
+def test_what_writes_is_done_once_however_many_send_it_at_once(stack: ServedStack) -> None:
+    key = make_key(stack)
+
+    def send(_: int) -> httpx.Response:
+        return http.post("/v1/conversations", json={"metadata": {"a": "b"}}, headers=keyed("made"))
+
+    with key.http(stack) as http, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(send, range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    made = "SELECT count(*) FROM responses_api_conversation WHERE project_id = %s"
+    assert stack.sql(made, key.project_id)[0][0] == 1
+
+
+def test_an_answer_is_not_kept_once_its_response_is_deleted(stack: ServedStack) -> None:
+    key = make_key(stack)
+    asked = {"model": "scripted", "input": "[]", "background": True, "instructions": "secret"}
+    kept = "SELECT body FROM idempotency_keyedrequest WHERE api_key_id = %s"
+    with key.http(stack) as http:
+        made = http.post("/v1/responses", json=asked, headers=keyed("secret")).json()
+        assert "secret" in stack.sql(kept, key.id)[0][0]
+        assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
+    assert stack.sql(kept, key.id) == [("",)]
 
 
 def _runs(stack: ServedStack, api_key_id: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis.exceptions
+from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django.utils import timezone
 
@@ -23,6 +24,7 @@ from inference_site.gateway.hub.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.generations.whole_answer import failure
+from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Sent
 from inference_site.streams.ending import Ending
@@ -306,6 +308,61 @@ def test_who_comes_to_a_hole_in_the_log_of_what_is_over_reads_on_in_what_is_stor
     on_site(monkeypatch, scenario)
 
 
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_who_comes_to_a_hole_while_a_stored_response_runs_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    chain = Chain(api_key[0])
+    ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), TextDelta("b"), STOP)
+    runs = Generation.objects.filter(public_id=ended.public_id)
+    runs.update(status=Status.RUNNING, finished_at=None)
+    stored = StoredResponse.objects.filter(public_id=ended.public_id)
+    stored.update(status="in_progress", completed_at=None)
+
+    def end() -> None:
+        with lent_connection():
+            stored.update(status="completed", completed_at=long_ago())
+            runs.update(status=Status.COMPLETED, finished_at=long_ago())
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(ended.public_id)
+        await site.write(ended.public_id, Batch(0, sent[:3]), Batch(5, sent[5:]))
+        await site.hint((ended.public_id, b""))
+        assert frames(await site.next(follower)) == sent[:3]
+        await site.hint((ended.public_id, b""))
+        while not follower.waits_for_end:
+            await asyncio.sleep(0.01)
+        assert not follower.has_ended
+        await sync_to_async(end)()
+        rest = await site.next(follower)
+        numbers = [decode(frame).get("sequence_number") for frame in frames(rest)]
+        assert numbers == [decode(frame).get("sequence_number") for frame in sent[3:]]
+        assert rest[-1].ending is not None
+        assert rest[-1].ending.error_code == ""
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_misses_frames_of_an_earlier_attempt_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    chain = Chain(api_key[0])
+    row = chain.accept("x")
+    Generation.objects.filter(public_id=row.public_id).update(status=Status.RUNNING)
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id, after=6)
+        await site.write(row.public_id, Batch(Sent().beyond().next, [b"anew"]))
+        await site.hint((row.public_id, b""))
+        (last,) = await site.next(follower)
+        assert last.ending is not None
+        assert last.ending.error_code == "stream_lost"
+
+    on_site(monkeypatch, scenario)
+
+
 def test_readers_of_one_stream_share_what_they_hold(
     monkeypatch: pytest.MonkeyPatch, generation_id: str
 ) -> None:
@@ -406,15 +463,15 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
-        kinds = lost_streams._kinds
+        runs = lost_streams._runs
 
-        def written_meanwhile(*arguments: Any) -> dict[str, str]:
+        def written_meanwhile(*arguments: Any) -> dict[str, lost_streams.LostRun]:
             client: Any = client_for(row.public_id)
             end = Batch(0, [b"0", b"done"], END)
             client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
-            return kinds(*arguments)
+            return runs(*arguments)
 
-        monkeypatch.setattr(lost_streams, "_kinds", written_meanwhile)
+        monkeypatch.setattr(lost_streams, "_runs", written_meanwhile)
         batches = await site.next(follower)
         assert frames(batches) == [b"0", b"done"]
         assert batches[-1].ending == END

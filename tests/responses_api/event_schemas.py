@@ -7,6 +7,7 @@ from tests.responses_api.schemas import (
     ERROR,
     INTEGER,
     LOGPROB,
+    LOST_USAGE,
     OUTPUT_ITEM,
     OUTPUT_TEXT,
     REASONING_TEXT,
@@ -60,7 +61,7 @@ _EVENTS = (
         code=STRING,
         message=STRING,
         param=nullable(STRING),
-        error=record({**ERROR}),
+        error=record({**ERROR}, usage=LOST_USAGE),
     ),
 )
 EVENTS: dict[str, Schema] = {schema["properties"]["type"]["enum"][0]: schema for schema in _EVENTS}

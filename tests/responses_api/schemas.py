@@ -329,7 +329,8 @@ RESPONSE: Schema = {
 # --- The other objects ---------------------------------------------------------------------------
 
 ERROR = {"message": STRING, "type": STRING, "param": nullable(STRING), "code": nullable(STRING)}
-ERROR_ENVELOPE = record({"error": record(ERROR, partial_response=RESPONSE)})
+LOST_USAGE = record(dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), COUNT))
+ERROR_ENVELOPE = record({"error": record(ERROR, partial_response=RESPONSE, usage=LOST_USAGE)})
 DELETED_RESPONSE = record(
     {"id": prefixed("resp_"), "object": const("response"), "deleted": const(True)}
 )

@@ -6,6 +6,9 @@ tick; the frames between go out in ticks. A tick is one append, whatever the num
 one channel-layer message for each web process that follows any of them; if those go through another
 server, they are sent after it. The append also brings back who asked for cancellation, so that a
 stop needs no channel of its own and cannot be lost.
+
+A stream keeps the frames that it has sent. If Redis loses its log, it sends all of them again: its
+readers go on where they are, and whoever ends the stream in place of this process finds its text.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
 _LARGEST_BATCH = 256 * 1024
 """Bytes of a batch of several frames: readers hold whole batches. What is left comes next."""
+_MOST_KEPT = 2 * 1024 * 1024
+_MOST_KEPT_BY_ALL = 32 * 1024 * 1024
+"""Bytes of sent frames that one stream, and all streams of a server, keep in case of its loss."""
 
 
 class StopReason(Enum):
@@ -74,6 +80,9 @@ class Stream:
         self.texts: Sequence[bytes] = ()
         """The texts in the log that its frames refer to (see ``streams.shared_text``)."""
         self._started = self._is_released = False
+        self._sent: list[bytes] | None = []
+        """All frames in the log, or None if they are not kept."""
+        self.sent_bytes = 0
         self.is_urgent = False
         """Whether it has its first frames or its end to send, for which no tick is waited."""
         self.waiting_since: float | None = None
@@ -85,9 +94,44 @@ class Stream:
             self.stop_reason = reason
             self.cancelled = True
 
-    def start_at(self, number: int, texts: Sequence[bytes] = ()) -> None:
-        """Number the frames from here; those before it, and these texts, are in the log already."""
+    def start_at(
+        self, number: int, texts: Sequence[bytes] = (), sent: Sequence[bytes] = ()
+    ) -> None:
+        """Number the frames from here; those before it, and these texts, are in the log already.
+
+        ``sent`` are those frames, if they are known.
+        """
         self._next, self.texts = number, texts
+        if len(sent) == number:
+            self._keep(sent)
+        else:
+            self._forget_sent()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its log has frames, all of which it can send again."""
+        return bool(self._sent)
+
+    def _keep(self, frames: Sequence[bytes]) -> None:
+        if self._sent is None:
+            return
+        size = sum(map(len, frames))
+        self._sent.extend(frames)
+        self.sent_bytes += size
+        if self.sent_bytes > _MOST_KEPT or self._shard.sent_bytes > _MOST_KEPT_BY_ALL:
+            self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        """Keep none of the frames that were sent or will be."""
+        self._sent, self.sent_bytes = None, 0
+
+    def send_again(self) -> None:
+        """Send all frames again, from the first: the log is lost, and its texts with it."""
+        unacknowledged = self._unacknowledged.frames if self._unacknowledged else ()
+        self._pending[:0] = [*(self._sent or ()), *unacknowledged]
+        self._sent, self.sent_bytes = [], 0
+        self._unacknowledged, self._next, self.texts = None, 0, ()
+        self._hurry()
 
     def release(self) -> None:
         """Leave the stream open for another attempt; what was handed over still goes out."""
@@ -124,8 +168,10 @@ class Stream:
 
     def acknowledge(self) -> None:
         """The batch that ``take`` returned is in the log."""
-        if self._unacknowledged is not None and self._is_cut:
-            self._shard.wake()
+        if self._unacknowledged is not None:
+            self._keep(self._unacknowledged.frames)
+            if self._is_cut:
+                self._shard.wake()
         self._unacknowledged = None
         self.waiting_since = time.monotonic() if self._pending else None
 
@@ -222,6 +268,8 @@ class _Shard:
         self._is_idle = False
         """Whether it may wait for no tick, as no stream was open: one that opens then wakes it."""
         self._down_since: float | None = None
+        self.sent_bytes = 0
+        """Bytes of the frames that its streams keep, as of the last tick."""
 
     def open(self, generation_id: str, attempt: int) -> Stream:
         # A process that was frozen may be given a generation again that it still runs.
@@ -294,9 +342,14 @@ class _Shard:
             return
         answers = await self._log.append(
             [
-                Write(stream.id, batch.entry_id, payload, stream.attempt, _is_refusal(batch))
-                if batch
-                else Write(stream.id, b"", b"", stream.attempt)
+                Write(
+                    stream.id,
+                    batch.entry_id if batch else b"",
+                    payload,
+                    stream.attempt,
+                    is_refusal=_is_refusal(batch),
+                    goes_on=stream.goes_on,
+                )
                 for stream, batch, payload in writes
             ]
         )
@@ -305,7 +358,7 @@ class _Shard:
         messages: dict[str, list[tuple[str, bytes]]] = {}
         for (stream, batch, payload), answer in zip(writes, answers, strict=True):
             self._note_answer(stream, batch, answer)
-            if batch is not None and answer.state != LogState.CLOSED:
+            if batch is not None and answer.state not in (LogState.CLOSED, LogState.LOST):
                 for channel in answer.followers:
                     messages.setdefault(channel, []).append((stream.id, payload))
         if messages:
@@ -321,7 +374,10 @@ class _Shard:
     def _due(self, now: float, *, is_tick: bool) -> list[tuple[Stream, Batch | None, bytes]]:
         """Return the streams with something to send, and those that have not asked for a while."""
         writes: list[tuple[Stream, Batch | None, bytes]] = []
-        for stream in self.streams():
+        streams = self.streams()
+        if is_tick:
+            self.sent_bytes = sum(stream.sent_bytes for stream in streams)
+        for stream in streams:
             if not (is_tick or stream.is_urgent):
                 continue
             stream.is_urgent = False  # Before it is looked at: it may hurry again.
@@ -336,6 +392,10 @@ class _Shard:
         return writes
 
     def _note_answer(self, stream: Stream, batch: Batch | None, answer: Appended) -> None:
+        if answer.state == LogState.LOST:
+            logger.warning("publisher: the log of %s is lost; it is sent again", stream.id)
+            stream.send_again()
+            return
         stream.acknowledge()
         if answer.state == LogState.CLOSED:
             stream.stop(StopReason.LOST)
@@ -375,8 +435,8 @@ def _fitting(frames: Sequence[bytes]) -> int:
     return len(frames)
 
 
-def _is_refusal(batch: Batch) -> bool:
-    return batch.ending is not None and batch.ending.is_early
+def _is_refusal(batch: Batch | None) -> bool:
+    return batch is not None and batch.ending is not None and batch.ending.is_early
 
 
 def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:

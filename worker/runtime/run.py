@@ -269,7 +269,7 @@ class Run:
         if not sent.frames and (sent.next or self._claim.attempt > 1):
             sent = sent.beyond()
         if sent.next:
-            self._stream.start_at(sent.next, found.texts if sent.frames else ())
+            self._stream.start_at(sent.next, found.texts if sent.frames else (), sent.frames)
             opening += assembler.restart(sent)
         opening += assembler.begin()
         if opening:

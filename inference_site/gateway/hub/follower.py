@@ -32,6 +32,7 @@ class Follower:
         "is_behind",
         "next_number",
         "received_at",
+        "waits_for_end",
     )
 
     def __init__(self, generation_id: str, after: int = -1, grace_s: int = 0) -> None:
@@ -43,6 +44,8 @@ class Follower:
         self._held = 0
         self._ended = False
         self.is_behind = False
+        self.waits_for_end = False
+        """Whether frames before its next one are lost, but will be stored when the stream ends."""
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, batch: Batch) -> bool:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -25,13 +25,13 @@ from prometheus_client import Counter
 
 from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
 from inference_site.gateway.hub.grace import keep_from_cancelling
-from inference_site.gateway.hub.lost_streams import end_lost, kinds_of, replay_to
+from inference_site.gateway.hub.lost_streams import end_lost, replay_to, runs_of, stored_among
 from inference_site.gateway.hub.shared_batches import SharedBatches
 from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.batches import Batch, hinted
+from inference_site.streams.batches import Batch, hinted, is_beyond
 from inference_site.streams.event_log import AsyncEventLog, is_part
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ class Hub:
             if not followers:
                 continue
             batch = hinted(payload)
-            behind += [f for f in followers if batch is None or not f.offer(batch)]
+            reading = [f for f in followers if not f.waits_for_end]
+            behind += [f for f in reading if batch is None or not f.offer(batch)]
         if behind:
             _LOG_READS.labels("gap").inc(len(behind))
             await self._catch_up(behind)
@@ -205,12 +206,25 @@ class Hub:
                 continue
             _LOG_READS.labels("silence").inc(len(silent))
             try:
+                before = [f.next_number for f in silent]
                 await self._catch_up(silent)
+                missed = {
+                    f.generation_id
+                    for f, number in zip(silent, before, strict=True)
+                    if f.next_number > number and not f.has_ended
+                }
+                await self._follow_again(missed)
                 await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
             except DatabaseError as exc:
                 logger.warning("hub: cannot catch up: %s", exc)
             except Exception:
                 logger.exception("hub: cannot catch up")
+
+    async def _follow_again(self, generation_ids: Iterable[str]) -> None:
+        """Have hints sent of streams that went on without: Redis may have lost their followers."""
+        for generation_id in generation_ids:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
 
     async def _catch_up(self, followers: Sequence[Follower]) -> None:
         """Read the log for these followers, in one round trip for each server."""
@@ -236,13 +250,30 @@ class Hub:
             self._shared.note(reader.generation_id, batches)
             if not _goes_on(reader, batches):
                 torn.append(reader)
-            elif is_part(batches):
+                continue
+            reader.waits_for_end = False
+            if is_part(batches):
                 reader.is_behind = True
                 reader.wake()
         if torn:
-            await replay_to(torn, await kinds_of(torn, status__in=TERMINAL))
-            lost = [reader for reader in torn if not reader.has_ended]
-            end_lost(lost, await kinds_of(lost))
+            await self._end_torn(torn, found)
+
+    async def _end_torn(
+        self, torn: Sequence[Follower], found: Mapping[tuple[str, int], Sequence[Batch]]
+    ) -> None:
+        """End readers that miss frames, or have them wait for what will be stored.
+
+        ``found`` is what the log has for each, by the generation and the number of the next frame.
+        """
+        await replay_to(torn, await runs_of(torn, status__in=TERMINAL))
+        lost = [reader for reader in torn if not reader.has_ended]
+        runs = await runs_of(lost)
+        stored = await stored_among(runs)
+        for reader in lost:
+            batches = found[reader.generation_id, reader.next_number]
+            is_anew = bool(batches) and is_beyond(batches[0].first, reader.next_number)
+            reader.waits_for_end = reader.generation_id in stored and not is_anew
+        end_lost([reader for reader in lost if not reader.waits_for_end], runs)
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""
@@ -251,11 +282,11 @@ class Hub:
         if time.monotonic() - self._failed_at < _CLOSING_S:
             return
         ended_by = Now() - timedelta(seconds=_CLOSING_S)
-        kinds = await kinds_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
-        over = [follower for follower in followers if follower.generation_id in kinds]
+        runs = await runs_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
+        over = [follower for follower in followers if follower.generation_id in runs]
         await self._catch_up(over)  # The end may have come between the two looks.
-        await replay_to(over, kinds)
-        end_lost(over, kinds)
+        await replay_to(over, runs)
+        end_lost(over, runs)
 
 
 def _goes_on(reader: Follower, batches: Sequence[Batch]) -> bool:

@@ -1,50 +1,87 @@
-"""Streams that are over and whose log is gone: it expired before a slow reader came to its end, or
-was lost with its Redis. What is stored is read on from there; other readers get an error."""
+"""Streams whose log is lost: it expired before a slow reader came to its end, or Redis lost it.
+
+A reader of a generation that is over and stored gets the rest from what is stored. If it runs and
+is stored, the reader waits until it is over. Every other reader gets the error ``stream_lost``; of
+a generation that has ended it carries the usage, because that was computed and counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
 from asgiref.sync import sync_to_async
 
-from inference_site.errors.api_errors import UnavailableError
+from inference_site.errors.api_errors import StreamLostError
 from inference_site.gateway.hub.follower import Follower
 from inference_site.generations.kinds import kind_of
-from inference_site.generations.models import Generation
+from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Batch
 
 _id = attrgetter("generation_id")
 
 
-async def kinds_of(followers: Sequence[Follower], **states: object) -> dict[str, str]:
-    """Return the kinds of the generations that are followed, of those in these states."""
+@dataclass(frozen=True, slots=True)
+class LostRun:
+    """What is known of a generation whose stream is lost, from its row."""
+
+    kind: str
+    status: str
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def error(self) -> StreamLostError:
+        """What its readers are told."""
+        if self.status not in TERMINAL:
+            return StreamLostError()
+        usage = (self.input_tokens, self.output_tokens)
+        return StreamLostError(usage, has_completed=self.status == Status.COMPLETED)
+
+
+async def runs_of(followers: Sequence[Follower], **states: object) -> dict[str, LostRun]:
+    """Return the generations that are followed, of those in these states."""
     ids = {follower.generation_id for follower in followers}
     if not ids:
         return {}
-    return await sync_to_async(_kinds, thread_sensitive=False)(ids, states)
+    return await sync_to_async(_runs, thread_sensitive=False)(ids, states)
 
 
-def _kinds(ids: set[str], states: dict[str, object]) -> dict[str, str]:
+def _runs(ids: set[str], states: dict[str, object]) -> dict[str, LostRun]:
+    columns = ("public_id", "kind", "status", "input_tokens", "output_tokens")
     with lent_connection():
         found = Generation.objects.filter(public_id__in=ids, **states)
-        return dict(found.values_list("public_id", "kind"))
+        return {public_id: LostRun(*rest) for public_id, *rest in found.values_list(*columns)}
 
 
-async def replay_to(followers: Iterable[Follower], kinds: Mapping[str, str]) -> None:
-    """Offer the readers of the streams of these kinds, which are over, what comes next, where it is
-    stored. Those of one stream share what is made anew."""
+async def stored_among(runs: Mapping[str, LostRun]) -> Collection[str]:
+    """Return those of these that run and whose result is stored and readable."""
+    running = {id_: run for id_, run in runs.items() if run.status not in TERMINAL}
+    if not running:
+        return ()
+    return await sync_to_async(_stored, thread_sensitive=False)(running)
+
+
+def _stored(runs: Mapping[str, LostRun]) -> set[str]:
+    with lent_connection():
+        stores = {id_: kind_of(run.kind).is_deleted for id_, run in runs.items()}
+        return {id_ for id_, is_deleted in stores.items() if is_deleted and not is_deleted(id_)}
+
+
+async def replay_to(followers: Iterable[Follower], runs: Mapping[str, LostRun]) -> None:
+    """Offer the readers of these streams, which are over, what comes next, where it is stored.
+    Those of one stream share what is rebuilt."""
     replay = sync_to_async(_replayed, thread_sensitive=False)
-    waiting = [f for f in followers if not f.has_ended and f.generation_id in kinds]
+    waiting = [f for f in followers if not f.has_ended and f.generation_id in runs]
     for id_, of_stream in groupby(sorted(waiting, key=_id), _id):
         made: dict[bool, list[Batch]] = {}
         for follower in of_stream:
             is_begun = follower.next_number > 0
             if is_begun not in made:
-                made[is_begun] = await replay(id_, kinds[id_], is_begun=is_begun)
+                made[is_begun] = await replay(id_, runs[id_].kind, is_begun=is_begun)
             for batch in made[is_begun]:
                 follower.offer(batch)
 
@@ -56,12 +93,11 @@ def _replayed(public_id: str, kind: str, *, is_begun: bool) -> list[Batch]:
         return [] if remake is None else remake.make()
 
 
-def end_lost(followers: Sequence[Follower], kinds: Mapping[str, str]) -> None:
+def end_lost(followers: Sequence[Follower], runs: Mapping[str, LostRun]) -> None:
     """End the readers of streams whose frames are lost, in the words of their kind."""
     for follower in followers:
-        error = UnavailableError("The stream was lost. Please try again.", code="stream_lost")
-        kind, first = kinds.get(follower.generation_id), follower.next_number
-        if kind is None:
+        run, first = runs.get(follower.generation_id), follower.next_number
+        if run is None:
             continue
-        ending = kind_of(kind).failure(error, first=first)
+        ending = kind_of(run.kind).failure(run.error, first=first)
         follower.offer(Batch(first, ending.frames, replace(ending, frames=(), is_early=False)))

@@ -281,6 +281,27 @@ def test_a_redis_that_hangs_for_a_second_loses_and_doubles_nothing(
     assert not stream.cancelled
 
 
+def test_a_redis_that_is_emptied_gets_all_of_a_stream_again(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis], publisher: Publisher
+) -> None:
+    _, client = own_redis
+    stream, other = publisher.open(new_id("chatcmpl-")), publisher.open(new_id("chatcmpl-"))
+    for one in (stream, other):
+        one.append([b"0", b"1"])
+        wait_until(lambda: logged(client, stream.id))
+    stream.append([b"2"])
+    wait_until(lambda: len(logged(client, stream.id)) == 2)
+    client.flushall()
+    wait_until(lambda: logged(client, other.id))  # Though nothing comes of it.
+    stream.append([b"3"])
+    stream.close(END)
+    wait_until(lambda: (logged(client, stream.id) or [Batch(0, [])])[-1].ending)
+    batches = logged(client, stream.id)
+    assert [frame for b in batches for frame in b.frames] == [b"0", b"1", b"2", b"3", b"done"]
+    assert batches[0].first == 0
+    assert not stream.cancelled
+
+
 def test_a_redis_that_stays_away_past_the_limit_loses_its_streams(
     own_redis: tuple[subprocess.Popen[bytes], redis.Redis],
     publisher: Publisher,

@@ -19,6 +19,7 @@ class CountingShard:
 
     def __init__(self) -> None:
         self.wakes = 0
+        self.sent_bytes = 0
 
     def wake(self) -> None:
         self.wakes += 1
@@ -141,3 +142,42 @@ def test_no_order_of_calls_loses_repeats_or_reorders_a_frame(calls: list[str]) -
     assert [f for batch in batches for f in batch.frames] == [*appended, b"usage", b"done"]
     assert [batch.ending for batch in batches if batch.ending] == [END]
     assert [batch.next for batch in batches[:-1]] == [batch.first for batch in batches[1:]]
+
+
+def test_what_was_sent_is_sent_again_from_the_first_frame() -> None:
+    stream = new_stream()
+    stream.start_at(2, (b"text",), (b"0", b"1"))
+    for frame in (b"2", b"3"):
+        stream.append([frame])
+        stream.take()
+        stream.acknowledge()
+    stream.append([b"4"])
+    stream.take()
+    stream.append([b"5"])
+    assert stream.goes_on
+    stream.send_again()
+    assert not stream.goes_on
+    batch = stream.take()
+    assert batch is not None
+    assert (batch.first, list(batch.frames)) == (0, [b"0", b"1", b"2", b"3", b"4", b"5"])
+    assert not stream.texts
+    stream.close(END)
+    stream.acknowledge()
+    assert stream.goes_on
+    stream.take()
+    stream.send_again()
+    batch = stream.take()
+    assert batch is not None
+    assert (batch.first, len(batch.frames), batch.ending) == (0, 8, END)
+
+
+def test_frames_that_are_too_many_or_unknown_are_not_sent_again() -> None:
+    unknown, large, among_many = new_stream(), new_stream(), new_stream()
+    unknown.start_at(2)
+    large.append([b"x" * (3 * 1024 * 1024)])
+    among_many._shard.sent_bytes = 40 * 1024 * 1024
+    for stream in (unknown, large, among_many):
+        stream.append([b"0"])
+        while stream.take() is not None:
+            stream.acknowledge()
+        assert not stream.goes_on

@@ -1,0 +1,1 @@
+"""Requests with an ``Idempotency-Key``: what is sent again is answered alike and runs once."""

@@ -1,0 +1,240 @@
+"""KeyedRequest: one row for each ``Idempotency-Key`` that an API key used within a day.
+
+The row is written in the transaction that accepts the generation, or that does what the request
+asks for. So it exists if and only if that was done: no claim is left behind by a process that dies,
+and nothing has to time out. Of several requests that write the row of one key at the same time,
+PostgreSQL lets one commit; the others wait for that commit on the unique index, at most
+``_WAIT_MS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import OperationalError, models
+from django.utils import timezone
+
+from inference_site.storage.connections import is_held_up
+from inference_site.storage.prepared import execute_prepared, execute_together
+
+KEPT_S = 86_400
+MOST_BYTES = 8 * 1024 * 1024
+"""Bytes of answers that are kept of one project."""
+_WAIT_MS = 2_000
+_IDLE_MS = 10_000
+_TRIMMED_AT_ONCE = 500
+
+
+class KeyedRequest(models.Model):
+    """A request with an idempotency key, and its answer or the generation that answers it.
+
+    ``key`` and ``request`` are SHA-256 digests: of the idempotency key, and of path and body.
+    ``generation_id`` is the public id of the generation; empty if there is none. ``status`` and
+    ``body`` are of an answer that was given at once: 0 for one that the generation's stream gives;
+    ``body`` is empty if it was too large to keep. ``kept_bytes`` counts towards the limits of the
+    project; 0 for rows that hold no answer. A later request that takes the key over gets a new id.
+    """
+
+    api_key = models.ForeignKey(
+        "accounts.ApiKey", on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    project = models.ForeignKey(
+        "accounts.Project", on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    key = models.CharField(max_length=64)
+    request = models.CharField(max_length=64)
+    generation_id = models.CharField(max_length=64, blank=True, default="")
+    grace_s = models.PositiveIntegerField(default=0)
+    status = models.PositiveSmallIntegerField(default=0)
+    body = models.TextField(blank=True, default="")
+    kept_bytes = models.PositiveIntegerField(default=0)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["api_key", "key"], name="keyed_request_one_a_key"),
+        ]
+        indexes = [
+            models.Index(
+                fields=["project", "id"],
+                condition=models.Q(kept_bytes__gt=0),
+                name="keyed_request_kept",
+            ),
+            models.Index(
+                fields=["generation_id"],
+                condition=models.Q(kept_bytes__gt=0) & ~models.Q(generation_id=""),
+                name="keyed_request_of_generation",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.api_key_id}:{self.key[:12]}"
+
+
+# The second half finds runs that processes of the previous release accepted: those write only the
+# column of the generation. It goes, with the column, one release later.
+_FIND = """
+SELECT known.id, known.request, known.generation_id, known.grace_s, known.status, known.body,
+       known.created_at < now() - %(kept_s)s * interval '1 s', run.status, run.kind, run.streamed
+FROM idempotency_keyedrequest known
+LEFT JOIN generations_generation run
+       ON run.public_id = known.generation_id AND known.generation_id <> ''
+WHERE known.api_key_id = %(api_key)s AND known.key = %(key)s::text
+UNION ALL
+SELECT NULL, '', run.public_id, CASE WHEN run.background THEN 0 ELSE %(grace_s)s END, 0, '',
+       run.created_at < now() - %(kept_s)s * interval '1 s', run.status, run.kind, run.streamed
+FROM generations_generation run
+WHERE run.api_key_id = %(api_key)s AND run.idempotency_key = %(key)s::text
+      AND run.idempotency_key <> '' AND run.status IN ('queued', 'running', 'completed')
+      AND NOT EXISTS (
+          SELECT FROM idempotency_keyedrequest known
+          WHERE known.api_key_id = %(api_key)s AND known.key = %(key)s::text
+                AND known.generation_id = run.public_id
+      )
+"""
+_BOUND = (
+    "SELECT set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true), "
+    f"set_config('lock_timeout', '{_WAIT_MS}', true), "
+    f"set_config('idle_in_transaction_session_timeout', '{_IDLE_MS}', true)"
+)
+_UNBOUND = "SELECT set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)"
+_CLAIM = """
+INSERT INTO idempotency_keyedrequest AS known (
+    api_key_id, project_id, key, request, generation_id, grace_s, status, body, kept_bytes,
+    created_at
+) VALUES (
+    %(api_key)s, %(project)s, %(key)s, %(request)s, %(generation_id)s, %(grace_s)s, %(status)s,
+    %(body)s, %(kept_bytes)s, clock_timestamp()
+)
+ON CONFLICT (api_key_id, key) DO UPDATE SET
+    id = excluded.id, project_id = excluded.project_id, request = excluded.request,
+    generation_id = excluded.generation_id, grace_s = excluded.grace_s, status = excluded.status,
+    body = excluded.body, kept_bytes = excluded.kept_bytes, created_at = excluded.created_at
+WHERE known.id = %(replaces)s::bigint
+RETURNING id
+"""
+_TRIM = """
+WITH ranked AS (
+    SELECT id, row_number() OVER newest AS nth, sum(kept_bytes) OVER newest AS bytes
+    FROM idempotency_keyedrequest WHERE project_id = %(project)s AND kept_bytes > 0
+    WINDOW newest AS (ORDER BY id DESC)
+), excess AS (
+    SELECT known.id FROM idempotency_keyedrequest known JOIN ranked ON ranked.id = known.id
+    WHERE ranked.nth > %(keys)s OR ranked.bytes > %(bytes)s
+    ORDER BY known.id LIMIT %(limit)s FOR UPDATE OF known SKIP LOCKED
+), emptied AS (
+    UPDATE idempotency_keyedrequest SET body = '', kept_bytes = 0
+    WHERE id IN (SELECT id FROM excess) AND generation_id <> ''
+    RETURNING id
+), deleted AS (
+    DELETE FROM idempotency_keyedrequest
+    WHERE id IN (SELECT id FROM excess) AND generation_id = ''
+    RETURNING id
+)
+SELECT (SELECT count(*) FROM emptied) + (SELECT count(*) FROM deleted)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a key was used for. ``request`` is empty if its digest is unknown.
+
+    ``run_status``, ``kind`` and ``streamed`` are of the generation; None without one.
+    """
+
+    id: int | None
+    request: str
+    generation_id: str
+    grace_s: int
+    status: int
+    body: str
+    is_old: bool
+    run_status: str | None
+    kind: str | None
+    streamed: bool | None
+
+
+class KeyTaken(Exception):
+    """Another request with the same key was accepted meanwhile."""
+
+
+class KeyHeld(Exception):
+    """Another request with the same key is being accepted, and takes longer than ``_WAIT_MS``."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """The row of a request, to be written in the transaction of what the request does.
+
+    ``replaces`` is the id of the row that was found before, if its request came to nothing.
+    """
+
+    api_key_id: int
+    project_id: int
+    key: str
+    request: str
+    replaces: int | None = None
+    generation_id: str = ""
+    grace_s: int = 0
+    status: int = 0
+    body: str = ""
+
+    def write(self) -> None:
+        """Write the row. Raise KeyTaken or KeyHeld."""
+        given = {
+            "api_key": self.api_key_id,
+            "project": self.project_id,
+            "key": self.key,
+            "request": self.request,
+            "generation_id": self.generation_id,
+            "grace_s": self.grace_s,
+            "replaces": self.replaces,
+            **_answer(self.status, self.body),
+        }
+        try:
+            _, written, _ = execute_together((_BOUND, {}), (_CLAIM, given), (_UNBOUND, {}))
+        except OperationalError as exc:
+            if is_held_up(exc):
+                raise KeyHeld from exc
+            raise
+        if written.fetchone() is None:
+            raise KeyTaken
+
+    def keep_answer(self, status: int, body: str) -> None:
+        """Add an answer to the row, which this transaction has written."""
+        rows = KeyedRequest.objects.filter(api_key_id=self.api_key_id, key=self.key)
+        rows.update(**_answer(status, body))
+
+    def withdraw(self) -> None:
+        """Delete the row, which this transaction has written."""
+        KeyedRequest.objects.filter(api_key_id=self.api_key_id, key=self.key).delete()
+
+
+def _answer(status: int, body: str) -> dict[str, Any]:
+    kept_bytes = max(1, len(body.encode())) if status else 0
+    return {"status": status, "body": body, "kept_bytes": kept_bytes}
+
+
+def find(api_key_id: int, key: str, grace_s: int) -> list[Known]:
+    """Return what the key was used for. ``grace_s`` is that of runs of the previous release."""
+    given = {"api_key": api_key_id, "key": key, "kept_s": KEPT_S, "grace_s": grace_s}
+    return [Known(*row) for row in execute_prepared(_FIND, given)]
+
+
+def trim(project_id: int) -> int:
+    """Forget the oldest answers of a project beyond its limits; return how many, at most
+    ``_TRIMMED_AT_ONCE``.
+
+    The row of a generation stays without its answer: it still runs once.
+    """
+    limits = {"keys": settings.IDEMPOTENCY_KEYS, "bytes": MOST_BYTES, "limit": _TRIMMED_AT_ONCE}
+    row = execute_prepared(_TRIM, {"project": project_id, **limits}).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def forget_answer(generation_id: str) -> None:
+    """Delete the answer that is kept of a generation, whose result was deleted."""
+    kept = KeyedRequest.objects.filter(generation_id=generation_id, kept_bytes__gt=0)
+    kept.exclude(generation_id="").update(body="", kept_bytes=0)
