@@ -44,7 +44,11 @@ class PromptEcho:
 
         Raise EngineError. Return early when the sink is cancelled.
         """
-        prompts = [self._tokenized(request, prompt) for prompt in request.prompts]
+        prompts = []
+        for prompt in request.prompts:
+            if sink.cancelled:
+                return ()
+            prompts.append(self._tokenized(request, prompt))
         for number, (tokens, pieces) in enumerate(prompts):
             indices = range(number * request.choices, (number + 1) * request.choices)
             if request.scores_prompts:
