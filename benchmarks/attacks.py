@@ -36,6 +36,12 @@ MIB = 2**20
 _MODELS = {
     "demo": {"engine": "llama_cpp", "file": str(DEMO_FILE), "slots": 4, "threads": 1},
     "scripted": {"engine": "scripted", "slots": 16, "context_length": 1_000_000},
+    "short": {
+        "engine": "scripted",
+        "slots": 3,
+        "context_length": 1_000_000,
+        "script": [{"text": "x"}],
+    },
 }
 _ATTACKERS = 3
 _LIMIT = 20 * MIB
@@ -230,10 +236,12 @@ def _counts(attacker: Attacker) -> None:
 def _long_conversation(attacker: Attacker) -> None:
     """Continue a conversation of 30,000 items on a model of 2,048 tokens, cut and uncut."""
     if not attacker.conversation_id:
-        attacker.conversation_id = attacker.post("conversations", {}).json()["id"]
-        items = [{"role": "user", "content": "x"}] * 30_000
-        body = {"model": "scripted", "conversation": attacker.conversation_id, "input": items}
-        attacker.post("responses", body).raise_for_status()
+        conversation_id = attacker.post("conversations", {}).json()["id"]
+        items = [{"role": "user", "content": "x"}] * 2_000
+        body = {"model": "short", "conversation": conversation_id, "input": items}
+        for _ in range(15):
+            attacker.post("responses", body).raise_for_status()
+        attacker.conversation_id = conversation_id
     asked = {"model": "demo", "conversation": attacker.conversation_id, "max_output_tokens": 4}
     for truncation in ("auto", "disabled"):
         attacker.post("responses", {**asked, "input": "x", "truncation": truncation})

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from inference_site.domain.errors import ContextLengthExceeded
 from worker.engines.base import Sink
 
-_PIECE = 32_768
+PIECE = 32_768
 """Characters; the library takes a tenth of a second at most for so many."""
 _PARTED = 64
 """How many tokens more a cut may come to: those of the longest tokens that are known, cut in two,
@@ -38,13 +38,13 @@ def is_short_enough(
     """
     if sink.cancelled:
         return False
-    if len(text) <= _PIECE:
+    if len(text) <= PIECE:
         return True
     tokens = 0
-    for start in range(0, len(text), _PIECE):
+    for start in range(0, len(text), PIECE):
         if sink.cancelled:
             return False
-        end = min(start + _PIECE, len(text))
+        end = min(start + PIECE, len(text))
         tokens += max(0, count(text[start:end]) - _PARTED)
         if tokens > most_tokens:
             estimate = tokens * len(text) // end

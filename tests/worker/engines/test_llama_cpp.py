@@ -16,7 +16,7 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta
+from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta, TextDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
@@ -422,3 +422,38 @@ def test_nothing_is_begun_for_a_client_that_has_left(
     given: dict[str, Any] = {"messages": (Message("user", ACCENTS),), "prompts": (ACCENTS,)}
     assert not engine.start(GenerationRequest("demo", operation=operation, **given), sink, print)
     assert (watched.characters, watched.chats, sink.deltas) == ([], 0, [])
+
+
+def test_many_prompts_are_tokenized_one_by_one(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp would take all of them in one call."""
+    prompts = tuple(f"Once upon a time there was a fox, number {n}. " * 20 for n in range(60))
+    request = GenerationRequest(
+        "demo", operation="complete", prompts=prompts[:2], sampling=Sampling(temperature=0)
+    )
+    short = replace(request, max_output_tokens=4)
+    given: list[Any] = []
+    complete = engine._server.handle_completions
+
+    def watched(payload: bytes, on_chunk: Any) -> None:
+        given.append(orjson.loads(payload)["prompt"])
+        complete(payload, on_chunk)
+
+    monkeypatch.setattr(engine, "_server", SimpleNamespace(handle_completions=watched))
+    few, many = RecordingSink(), RecordingSink()
+    engine.complete(short, few)
+    engine.complete(replace(short, prompts=prompts), many)
+    assert given[0] == list(prompts[:2])
+    assert all(isinstance(token, int) for tokens in given[1] for token in tokens)
+    texts = [
+        ["".join(d.text for d in sink.deltas if isinstance(d, TextDelta) and d.index == n)]
+        for sink in (few, many)
+        for n in range(2)
+    ]
+    assert texts[:2] == texts[2:]
+    assert (len(few.finishes), len(many.finishes)) == (2, 60)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        engine.complete(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
+    assert caught.value.param == "prompt"
+    assert len(given) == 2

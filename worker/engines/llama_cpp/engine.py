@@ -8,7 +8,7 @@ token, with the GIL held, so it does little: one JSON parse, one delta.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,14 @@ from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_it
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
-from worker.engines.llama_cpp.tokens import detokenize, embed, fits, render, tokenize
+from worker.engines.llama_cpp.tokens import (
+    detokenize,
+    embed,
+    fits,
+    render,
+    tokenize,
+    with_short_prompts,
+)
 from worker.engines.llama_cpp.tuning import checked_gguf, tune
 from worker.engines.step_clock import StepClock
 
@@ -136,8 +143,12 @@ class LlamaCppEngine(Engine):
         if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).chat(request, sink)
             return
-        if sink.cancelled or not self._fits(request, [self._trial.check(request)], sink):
+        if sink.cancelled:
             return
+        prompt = self._trial.check(request)
+        with self._clock.watched(sink) as watched:
+            if not fits(self._loopback, self._spec, request, prompt, watched):
+                return
         encode = partial(encode_chat, may_think=self._may_think, stop_texts=self._stop_texts)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
@@ -145,8 +156,6 @@ class LlamaCppEngine(Engine):
         """Continue the prompts into the sink (see ``Engine.complete``)."""
         if not request.echo:
             self._complete(request, sink)
-            return
-        if not self._fits(request, request.prompts, sink):
             return
         prompts = self._echo.feed(request, sink)
         if sink.cancelled:
@@ -176,19 +185,12 @@ class LlamaCppEngine(Engine):
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> None:
-        if not self._fits(request, request.prompts, sink):
+        with self._clock.watched(sink) as watched:
+            ready = with_short_prompts(self._loopback, self._spec, request, watched)
+        if ready is None:
             return
         encode = partial(encode_completion, shown=shown)
-        self._drive(self._server.handle_completions, encode, request, sink, is_plain=not shown)
-
-    def _fits(
-        self, request: GenerationRequest, prompts: Iterable[str | tuple[int, ...]], sink: Sink
-    ) -> bool:
-        """Return whether llama.cpp can be given the prompts now (see ``tokens.fits``)."""
-        with self._clock.watched(sink) as watched:
-            return all(
-                fits(self._loopback, self._spec, request, prompt, watched) for prompt in prompts
-            )
+        self._drive(self._server.handle_completions, encode, ready, sink, is_plain=not shown)
 
     def _drive(
         self,

@@ -22,7 +22,7 @@ from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_token
-from worker.engines.llama_cpp.tokens import detokenized, piece_of
+from worker.engines.llama_cpp.tokens import detokenized, fits, piece_of
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
 
 Complete = Callable[[bytes], dict[str, Any]]
@@ -46,7 +46,7 @@ class PromptEcho:
         """
         prompts = []
         for prompt in request.prompts:
-            if sink.cancelled:
+            if not fits(self._loopback, self._spec, request, prompt, sink):
                 return ()
             prompts.append(self._tokenized(request, prompt))
         for number, (tokens, pieces) in enumerate(prompts):

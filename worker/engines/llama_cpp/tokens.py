@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,8 +25,8 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.payload import encode_chat
-from worker.engines.prompt_length import LEAST_TOKENS, is_short_enough
+from worker.engines.llama_cpp.payload import encode_chat, whole_prompt
+from worker.engines.prompt_length import LEAST_TOKENS, PIECE, is_short_enough
 
 _BATCH, _BATCH_SIZE = 32, 16_384
 """Prompts embedded between two looks at cancellation, and their characters or tokens, if several:
@@ -82,6 +83,28 @@ def fits(
         return len(_tokenized(loopback, request, text, add_special=False))
 
     return is_short_enough(prompt, most, spec.context_length, count, sink, request.subject)
+
+
+def with_short_prompts(
+    loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink
+) -> GenerationRequest | None:
+    """Return a completion whose prompts llama.cpp can be given now; None once it is cancelled.
+
+    llama.cpp tokenizes all prompts of a request in one call, which nothing can stop. Those that are
+    long together are tokenized here, one by one. Raise ContextLengthExceeded.
+    """
+    prompts = [whole_prompt(prompt, request.suffix, spec) for prompt in request.prompts]
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= PIECE:
+        return None if sink.cancelled else request
+    tokens = []
+    for prompt in prompts:
+        if not fits(loopback, spec, request, prompt, sink):
+            return None
+        found = _tokenized(loopback, request, prompt) if isinstance(prompt, str) else prompt
+        if len(found) > spec.context_length:
+            raise ContextLengthExceeded(spec.context_length, len(found), request.subject)
+        tokens.append(tuple(found))
+    return replace(request, prompts=tuple(tokens), suffix=None)
 
 
 def tokenize(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
