@@ -30,7 +30,7 @@ def check(text: str, most: int, counter: Counter, sink: RecordingSink) -> bool:
 
 def test_a_short_text_is_not_counted() -> None:
     counter = Counter(sink := RecordingSink())
-    assert check(LONG[:32_768], 10, counter, sink)
+    assert check(LONG[:8_192], 10, counter, sink)
     assert counter.pieces == []
 
 
@@ -38,14 +38,14 @@ def test_a_long_text_that_fits_is_counted_in_short_pieces() -> None:
     counter = Counter(sink := RecordingSink())
     assert check(LONG, len(LONG), counter, sink)
     assert "".join(counter.pieces) == LONG
-    assert max(map(len, counter.pieces)) == 32_768
+    assert max(map(len, counter.pieces)) == 8_192
 
 
 def test_counting_ends_once_the_text_has_too_many_tokens() -> None:
     counter = Counter(sink := RecordingSink())
     with pytest.raises(ContextLengthExceeded, match="an estimated") as caught:
         check(LONG, 40_000, counter, sink)
-    assert len(counter.pieces) == 2
+    assert len(counter.pieces) == 5
     assert caught.value.input_tokens == pytest.approx(len(LONG), rel=0.01)
     assert (caught.value.context_length, caught.value.param) == (1_000, "prompt")
 
