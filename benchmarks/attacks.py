@@ -36,6 +36,12 @@ MIB = 2**20
 _MODELS = {
     "demo": {"engine": "llama_cpp", "file": str(DEMO_FILE), "slots": 4, "threads": 1},
     "scripted": {"engine": "scripted", "slots": 16, "context_length": 1_000_000},
+    "short": {
+        "engine": "scripted",
+        "slots": 3,
+        "context_length": 1_000_000,
+        "script": [{"text": "x"}],
+    },
 }
 _ATTACKERS = 3
 _LIMIT = 20 * MIB
@@ -82,14 +88,17 @@ class Bystander:
         with client(self.endpoint, self.key) as http:
             while not self.is_over.is_set():
                 began = time.perf_counter()
-                with http.stream("POST", "chat/completions", json=body) as answer:
-                    pieces = (p for p in answer.iter_text() if '"content":"' in p)
-                    if next(pieces, None) is None:
-                        self.failures += 1
-                    else:
-                        self.ttft_ms.append((time.perf_counter() - began) * 1000)
-                        for _ in pieces:
-                            pass
+                try:
+                    with http.stream("POST", "chat/completions", json=body) as answer:
+                        pieces = (p for p in answer.iter_text() if '"content":"' in p)
+                        if next(pieces, None) is None:
+                            self.failures += 1
+                        else:
+                            self.ttft_ms.append((time.perf_counter() - began) * 1000)
+                            for _ in pieces:
+                                pass
+                except httpx.HTTPError:  # No answer within the client's time limit, or none whole.
+                    self.failures += 1
 
     def _read(self) -> None:
         body = {"model": "scripted", "stream": True, "messages": _user(json.dumps(_RUNNING))}
@@ -115,6 +124,7 @@ class Attacker:
     key: str
     http: httpx.Client
     long_id: str = ""
+    conversation_id: str = ""
 
     def post(self, path: str, body: object) -> httpx.Response:
         """Send it, and return the answer, whatever it is."""
@@ -207,6 +217,43 @@ def _logins(attacker: Attacker) -> None:
             browser.post(page, data={**form, "csrfmiddlewaretoken": token[1]})
 
 
+def _left_chats(attacker: Attacker) -> None:
+    """Send chats that take long to tokenize, and leave before their answers."""
+    for body in _ACCENT_CHATS:
+        with attacker.sockets(3, _head(len(body), attacker.key), body):
+            time.sleep(0.5)
+
+
+def _counts(attacker: Attacker) -> None:
+    """Have long texts tokenized by each endpoint that only counts or lists tokens."""
+    for text in _ACCENTS:
+        pieces = {"model": "demo", "prompt": text, "return_token_strs": True}
+        attacker.post("tokenize", pieces)
+        attacker.post("responses/input_tokens", {"model": "demo", "input": text})
+        attacker.post("chat/render", {"model": "demo", "messages": _user(text)})
+
+
+def _long_conversation(attacker: Attacker) -> None:
+    """Continue a conversation of 30,000 items on a model of 2,048 tokens, cut and uncut."""
+    if not attacker.conversation_id:
+        conversation_id = attacker.post("conversations", {}).json()["id"]
+        items = [{"role": "user", "content": "x"}] * 2_000
+        body = {"model": "short", "conversation": conversation_id, "input": items}
+        for _ in range(15):
+            attacker.post("responses", body).raise_for_status()
+        attacker.conversation_id = conversation_id
+    asked = {"model": "demo", "conversation": attacker.conversation_id, "max_output_tokens": 4}
+    for truncation in ("auto", "disabled"):
+        attacker.post("responses", {**asked, "input": "x", "truncation": truncation})
+
+
+_ACCENTS = ["e" + "\u0301" * (size // 2) for size in (900_000, 60_000)]
+"""Characters that the demo's vocabulary does not have: far more than its context, and less than
+is refused by its length alone."""
+_ACCENT_CHATS = [
+    json.dumps({"model": "demo", "messages": _user(text)}, ensure_ascii=False).encode()
+    for text in _ACCENTS
+]
 _MANY = b"0," * MIB
 _ENUM = {"name": "x", "schema": {"enum": [f"value-{n}" for n in range(300_000)]}}
 ATTACKS: dict[str, Callable[[Attacker], object]] = {
@@ -241,6 +288,9 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "readers that read nothing": _unread,
     "parts of WebSocket messages": _websockets,
     "logins of many names": _logins,
+    "chats of accents, left at once": _left_chats,
+    "counts of 900 KB of accents": _counts,
+    "conversations of 30,000 items": _long_conversation,
 }
 
 

@@ -37,7 +37,10 @@ class SamplerFields(BaseModel):
     dry_base: Annotated[float, Field(ge=1)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(min_length=1, max_length=64)] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Annotated[str, Field(max_length=256)]], Field(min_length=1, max_length=64)]
+        | None
+    ) = None
     xtc_probability: Probability | None = None
     xtc_threshold: Probability | None = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None

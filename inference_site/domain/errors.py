@@ -44,7 +44,7 @@ class InvalidRequest(EngineError):
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the model's context. Both counts are tokens.
 
-    The prompt ``has_more`` when its tokens were not all counted.
+    The number of the prompt's tokens ``is_estimated`` when they were not all counted.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class ContextLengthExceeded(InvalidRequest):
         input_tokens: int,
         param: str = "messages",
         *,
-        has_more: bool = False,
+        is_estimated: bool = False,
     ) -> None:
-        count = f"more than {input_tokens}" if has_more else str(input_tokens)
+        count = f"an estimated {input_tokens}" if is_estimated else str(input_tokens)
         super().__init__(
             f"This model's maximum context length is {context_length} tokens. "
             f"However, your {param} resulted in {count} tokens. "
@@ -64,6 +64,13 @@ class ContextLengthExceeded(InvalidRequest):
         )
         self.context_length = context_length
         self.input_tokens = input_tokens
+        self.is_estimated = is_estimated
+
+    def of(self, param: str) -> ContextLengthExceeded:
+        """Return the same error, naming another field of the request."""
+        return ContextLengthExceeded(
+            self.context_length, self.input_tokens, param, is_estimated=self.is_estimated
+        )
 
 
 class RequestTooLarge(InvalidRequest):

@@ -25,7 +25,7 @@ from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
-from inference_site.submission.context_bound import refuse_too_long
+from inference_site.submission.context_bound import fitted
 from inference_site.usage.settlement import settle_for_request
 
 
@@ -82,7 +82,7 @@ def submit(
     waits. When the generation is refused it leaves. One that is no longer wanted is not run.
     """
     try:
-        refuse_too_long(submission.document.request, submission.subject)
+        submission = _fitted(submission)
         with admitted(submission.caller, submission.document.request, submission.with_row) as held:
             if follower is not None and submission.grace_s:
                 attend(submission.generation_id, submission.grace_s)
@@ -97,6 +97,15 @@ def submit(
             hub.leave(follower)
         raise
     return held.headers | place.headers
+
+
+def _fitted(submission: Submission) -> Submission:
+    """Return it with a request that may fit into its model's context (see ``context_bound``)."""
+    document = submission.document
+    request = fitted(document.request, submission.subject)
+    if request is document.request:
+        return submission
+    return replace(submission, document=replace(document, request=request))
 
 
 def _enqueue(

@@ -17,7 +17,7 @@ from inference_site.request_fields.capabilities import ignored_fields
 from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
 from inference_site.streams.shared_text import long_texts
-from inference_site.submission.context_bound import refuse_too_long
+from inference_site.submission.context_bound import ContextBound, fitted
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission
 from responses_api.output.assembler import RESPONSE, ResponseAssembly
@@ -26,6 +26,7 @@ from responses_api.output.objects import new_response
 from responses_api.request.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.request.tools import hosted_tools
 from responses_api.state.context import Context, Memory, resolve
+from responses_api.state.history import Room
 from responses_api.state.storage import accept
 from responses_api.wire.request import ResponseRequest
 
@@ -67,7 +68,12 @@ def create(
     project_id = caller.project_id
     model = served_model(caller, body.model, background=bool(body.background))
     context = resolve(
-        project_id, body.input, body.previous_response_id, body.conversation_id, memory
+        project_id,
+        body.input,
+        body.previous_response_id,
+        body.conversation_id,
+        Room(ContextBound.of(model.spec), may_cut=body.truncation == "auto"),
+        memory,
     )
     if context.is_unstored and body.store is not False:
         raise InvalidRequestError(
@@ -129,7 +135,7 @@ def to_document(
 ) -> Document[ResponseAssembly]:
     """Return the request document. Raise InvalidRequestError for what the model cannot do."""
     asked = to_generation_request(body, context.placed(), model, project_id)
-    refuse_too_long(asked, "input")  # Before some megabytes become events.
+    asked = fitted(asked, "input")  # Before some megabytes become events.
     assembly = ResponseAssembly(
         response,
         emits=bool(body.stream) or response["store"],

@@ -7,13 +7,14 @@ from django.conf import settings
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Document
+from inference_site.submission.context_bound import ContextBound
 from inference_site.submission.model_access import resolved
 from responses_api.models import StoredResponse
 from responses_api.output.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.output.events import decode
 from responses_api.request.creation import to_document
 from responses_api.state.context import Context
-from responses_api.state.history import history_of, items_before
+from responses_api.state.history import Room, history_of, items_before
 from responses_api.state.items import IdentifiedItem
 from responses_api.state.reading import stored_response
 from responses_api.wire.request import ResponseRequest
@@ -45,9 +46,11 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         IdentifiedItem(item.public_id, item.data)
         for item in stored.items.filter(is_output=False).order_by("position")
     ]
-    before = history_of(stored.previous) if stored.previous else items_before(stored)
-    context = Context(new, before, stored.previous, stored.conversation)
     body = ResponseRequest.model_validate(stored.request)
+    room = Room(ContextBound.of(spec), may_cut=body.truncation == "auto")
+    previous = stored.previous
+    before = history_of(previous, room) if previous else items_before(stored, room)
+    context = Context(new, before, previous, stored.conversation)
     response = stored_response(stored, []).model_dump()
     return to_document(stored.project_id, body, context, resolved(spec), response)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from django.db.models import Q
+import orjson
+from django.conf import settings
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
 
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.storage.connections import end_if_still
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
-from responses_api.state.history import history_of, items_of
+from responses_api.state.history import Room, history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
 from responses_api.state.rows import row_of
 from responses_api.wire.items import InputItem, ItemReference
@@ -62,15 +65,22 @@ def resolve(
     given: Sequence[InputItem] | None,
     previous_response_id: str | None,
     conversation_id: str | None,
+    room: Room,
     memory: Memory | None = None,
 ) -> Context:
-    """Return the context. Raise InvalidRequestError or NotFoundError for what is not there."""
+    """Return the context, of which no more is read than there is ``room`` for.
+
+    Raise InvalidRequestError or NotFoundError for what is not there, ContextLengthExceeded for what
+    does not fit.
+    """
     if previous_response_id is not None and conversation_id is not None:
         raise InvalidRequestError(
             "Mutually exclusive parameters: 'previous_response_id' and 'conversation'.",
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
+    if len(given or ()) > room.bound.items and not room.may_cut:
+        raise room.bound.exceeded(0, len(given or ()), "input")
     new = new_items(project_id, given or ())
     if not new and previous_response_id is None and conversation_id is None:
         raise InvalidRequestError(
@@ -78,14 +88,19 @@ def resolve(
         )
     if conversation_id is not None:
         conversation = find_conversation(project_id, conversation_id, "conversation")
-        return Context(new, items_of(conversation), conversation=conversation)
+        return Context(new, items_of(conversation, room), conversation=conversation)
     if previous_response_id is None:
         return Context(new)
     if memory is not None and previous_response_id in memory:
-        before = list(memory[previous_response_id])
+        before = _in_memory(memory[previous_response_id], room)
         return Context(new, before, previous_response_id=previous_response_id)
     previous = _find_previous(project_id, previous_response_id)
-    return Context(new, history_of(previous), previous, previous_response_id=previous_response_id)
+    before = history_of(previous, room)
+    return Context(new, before, previous, previous_response_id=previous_response_id)
+
+
+def _in_memory(items: Sequence[IdentifiedItem], room: Room) -> list[IdentifiedItem]:
+    return room.fill(lambda most: items[: -most - 1 : -1], lambda most: items[:most], lambda i: i)
 
 
 def find_conversation(
@@ -156,19 +171,40 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
 def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedItem]:
     """Return the items of a request, each with an id of its own. Raise NotFoundError for a
     reference to an item that is not there."""
-    return [new_item(_data(project_id, item)) for item in given]
+    referred = _referred(project_id, {i.id for i in given if isinstance(i, ItemReference)})
+    new, copied = list[IdentifiedItem](), 0
+    for item in given:
+        if not isinstance(item, ItemReference):
+            new.append(new_item(to_data(item)))
+            continue
+        if item.id not in referred:
+            raise NotFoundError(
+                f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` "
+                "is set to false.",
+                param="input",
+            )
+        data, size = referred[item.id]
+        copied += size
+        if copied > settings.MAX_BODY_BYTES:
+            raise InvalidRequestError(
+                "The items that 'input' refers to are too large: together they have more than "
+                f"{settings.MAX_BODY_BYTES} bytes.",
+                param="input",
+            )
+        new.append(new_item(data))
+    return new
 
 
-def _data(project_id: int, item: InputItem) -> ItemData:
-    if not isinstance(item, ItemReference):
-        return to_data(item)
+def _referred(project_id: int, ids: set[str]) -> dict[str, tuple[ItemData, int]]:
+    """Return the stored items with these ids, each with its size in bytes as JSON."""
+    if not ids:
+        return {}
     hidden = Q(response__deleted_at__isnull=False, conversation__isnull=True)
-    found = Item.objects.filter(~hidden, project_id=project_id, public_id=item.id).first()
-    if found is None:
-        raise NotFoundError(
-            f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` is "
-            "set to false.",
-            param="input",
-        )
-    data: ItemData = found.data
-    return data
+    rows = Item.objects.filter(~hidden, project_id=project_id, public_id__in=ids)
+    found, size = dict[str, tuple[ItemData, int]](), 0
+    for public_id, text in rows.values_list("public_id", Cast("data", TextField())).iterator(100):
+        size += len(text)
+        found[public_id] = orjson.loads(text), len(text)
+        if size > settings.MAX_BODY_BYTES:
+            break  # Each of them is copied at least once, which is refused.
+    return found

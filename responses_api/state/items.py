@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference_site.generations.queue import new_id
+from inference_site.submission.context_bound import text_bytes
 from responses_api.wire import items as given
 from responses_api.wire import output as shown
 
@@ -50,6 +51,29 @@ def new_item(data: ItemData) -> IdentifiedItem:
 def to_data(item: given.InputItem) -> ItemData:
     """Return the item with all that the API shows of it. References must be resolved before."""
     return _shown(item, "").model_dump(exclude={"id"})
+
+
+def size_of(data: ItemData) -> int:
+    """Return how many bytes of text every template shows of an item.
+
+    Nothing of what the assistant thought, which most leave out, and of what is sealed.
+    """
+    return sum(map(text_bytes, _texts(data)))
+
+
+def _texts(data: ItemData) -> Iterator[str]:
+    for name in ("name", "arguments", "input"):
+        yield data.get(name) or ""
+    content = data.get("content" if data.get("type") == "message" else "output")
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part.get("text") or part.get("refusal") or "" for part in content or ())
+
+
+def is_instruction(data: ItemData) -> bool:
+    """Whether it is a message of the system or of the developer."""
+    return data.get("type") == "message" and data.get("role") in ("system", "developer")
 
 
 def _shown(item: given.InputItem, id_: str) -> shown.AnyItem:

@@ -14,12 +14,14 @@ from inference_site.api.views import ApiView
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import require_fields
 from inference_site.streams.request_documents import Assembly, Document
+from inference_site.submission.context_bound import ContextBound
 from inference_site.submission.model_access import served_model
 from inference_site.submission.submit import Submission, respond
 from responses_api.request.compaction import COMPACTION, CompactionAssembly, to_summary_request
 from responses_api.request.counting import INPUT_TOKENS
 from responses_api.request.mapping import to_counting_request
 from responses_api.state.context import resolve
+from responses_api.state.history import Room
 from responses_api.wire.request import CompactRequest, InputTokensRequest
 from responses_api.wire.response import CompactedResponse, InputTokens
 
@@ -34,7 +36,11 @@ class ResponseInputTokensView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model)
         context = resolve(
-            caller.project_id, body.input, body.previous_response_id, body.conversation_id
+            caller.project_id,
+            body.input,
+            body.previous_response_id,
+            body.conversation_id,
+            Room(ContextBound.of(model.spec)),
         )
         asked = to_counting_request(body, context.placed(), model, caller.project_id)
         submission = Submission(
@@ -58,7 +64,8 @@ class ResponseCompactView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model)
         require_fields(model, "chat", body)
-        context = resolve(caller.project_id, body.input, body.previous_response_id, None)
+        room = Room(ContextBound.of(model.spec))
+        context = resolve(caller.project_id, body.input, body.previous_response_id, None, room)
         items = [*context.before, *context.new]
         kept = [item.wire() for item in items if item.data.get("role") == "user"]
         assembly = CompactionAssembly(new_id("resp_"), int(time.time()), kept, caller.project_id)

@@ -263,7 +263,7 @@ def test_prompt_beyond_any_context_is_refused_without_a_worker(
     ]
     before = stack.sql("SELECT count(*) FROM generations_generation")
     for send, param in zip(asks, ("messages", "prompt", "input"), strict=True):
-        with pytest.raises(openai.BadRequestError, match=r"more than \d+ tokens") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"an estimated \d+ tokens") as caught:
             send()
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
     assert stack.sql("SELECT count(*) FROM generations_generation") == before

@@ -34,14 +34,14 @@ def attacker(stack: ServedStack) -> MadeKey:
 
 
 @contextlib.contextmanager
-def bystander(stack: ServedStack) -> Iterator[None]:
+def bystander(stack: ServedStack, model: str = "scripted") -> Iterator[None]:
     """Another project that asks one thing after the other; each has to succeed."""
     key, done, seen = make_key(stack), threading.Event(), list[Any]()
 
     def ask() -> None:
         with key.http(stack) as http:
             while not done.is_set():
-                answer = http.post(CHAT, json={"model": "scripted", "messages": "x"})
+                answer = http.post(CHAT, json={"model": model, "messages": "x", "max_tokens": 4})
                 seen.append(answer.status_code if answer.is_success else answer.text)
                 done.wait(0.2)
 

@@ -9,11 +9,14 @@ from django.utils import timezone
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import Delta, Finish, TextDelta
 from inference_site.domain.errors import GenerationFailed
+from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
+from inference_site.submission.context_bound import ContextBound
 from responses_api.models import StoredResponse
 from responses_api.output.objects import new_response
 from responses_api.state.context import resolve
+from responses_api.state.history import Room
 from responses_api.state.reading import current_response
 from responses_api.state.storage import accept, store_result
 from responses_api.wire.request import ResponseRequest
@@ -21,6 +24,7 @@ from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
 
 STOP = Finish("stop")
+ROOM = Room(ContextBound.of(ModelSpec("m", "scripted")))
 
 
 class Chain:
@@ -29,11 +33,11 @@ class Chain:
     def __init__(self, api_key: ApiKey) -> None:
         self._api_key, self.project_id = api_key, api_key.project_id
 
-    def accept(self, text: str, **fields: Any) -> StoredResponse:
+    def accept(self, text: str | list[dict[str, str]], **fields: Any) -> StoredResponse:
         """A response that was accepted."""
         body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
         context = resolve(
-            self.project_id, body.input, body.previous_response_id, body.conversation_id
+            self.project_id, body.input, body.previous_response_id, body.conversation_id, ROOM
         )
         response = new_response(
             body,

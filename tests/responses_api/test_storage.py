@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -17,24 +18,33 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
 from inference_site.storage import connections
+from inference_site.submission.context_bound import ContextBound
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.output.events import DONE
 from responses_api.request.mending import contradictions, mend
 from responses_api.request.recovery import rebuild
 from responses_api.state.context import Context, find_conversation, find_response
 from responses_api.state.deletion import delete, delete_conversation
-from responses_api.state.history import before, decoded, history_of, items_of, newest_before
+from responses_api.state.history import (
+    Room,
+    before,
+    decoded,
+    history_of,
+    items_of,
+    newest_before,
+)
 from responses_api.state.items import IdentifiedItem, new_item
 from responses_api.state.reading import current_response
 from responses_api.state.replay import replay
 from responses_api.state.storage import ConversationLocked, accept, append, store_result
 from responses_api.wire.request import ResponseRequest
-from tests.responses_api.chains import STOP, Chain, end_generation
+from tests.responses_api.chains import ROOM, STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
 from tests.statements import planned_each_time, prepared_runs, rows_fetched
@@ -61,7 +71,7 @@ def test_history_is_all_that_came_before_oldest_first(chain: Chain) -> None:
     first = chain.turn("a", "A")
     second = chain.turn("b", "B", previous_response_id=first.public_id)
     third = chain.accept("c", previous_response_id=second.public_id)
-    assert texts(history_of(third)) == ["a", "A", "b", "B", "c"]
+    assert texts(history_of(third, ROOM)) == ["a", "A", "b", "B", "c"]
     assert texts(before(second)) == ["a", "A", "b"]
 
 
@@ -69,9 +79,11 @@ def test_forks_share_their_beginning_and_nothing_else(chain: Chain) -> None:
     root = chain.turn("a", "A")
     left = chain.turn("l", "L", previous_response_id=root.public_id)
     right = chain.turn("r", "R", previous_response_id=root.public_id)
-    assert texts(history_of(left)) == ["a", "A", "l", "L"]
-    assert texts(history_of(right)) == ["a", "A", "r", "R"]
-    shared = {item.id for item in history_of(left)} & {item.id for item in history_of(right)}
+    assert texts(history_of(left, ROOM)) == ["a", "A", "l", "L"]
+    assert texts(history_of(right, ROOM)) == ["a", "A", "r", "R"]
+    shared = {item.id for item in history_of(left, ROOM)} & {
+        item.id for item in history_of(right, ROOM)
+    }
     assert len(shared) == 2
 
 
@@ -96,19 +108,103 @@ def thousand_turns(project: Project) -> list[StoredResponse]:
             public_id=f"msg_{n}",
             project=project,
             response=turn,
-            data={"content": [{"text": str(n)}]},
+            data={"type": "message", "role": "user", "content": [{"text": str(n)}]},
         )
         for n, turn in enumerate(turns)
     )
     return turns
 
 
-def test_history_a_thousand_turns_deep_is_one_statement(project: Project) -> None:
+def test_history_a_thousand_turns_deep_is_two_statements(project: Project) -> None:
     turns, runs = thousand_turns(project), prepared_runs()
     with CaptureQueriesContext(connection) as queries:
-        found = history_of(turns[-1])
+        found = history_of(turns[-1], ROOM)
     assert texts(found) == [str(number) for number in range(1000)]
-    assert (len(queries), prepared_runs() - runs) == (0, 1)
+    assert (len(queries), prepared_runs() - runs) == (0, 2)
+
+
+SMALL = ContextBound(context_length=100, size=1600, items=100)
+
+
+def test_a_history_is_read_no_further_than_the_context_can_hold(project: Project) -> None:
+    last = thousand_turns(project)[-1]
+    fetched = rows_fetched(StoredResponse._meta.db_table)
+    with pytest.raises(ContextLengthExceeded, match="an estimated"):
+        history_of(last, Room(SMALL))
+    newest = [str(number) for number in range(900, 1000)]
+    assert texts(history_of(last, Room(replace(SMALL, size=10**6), may_cut=True))) == newest
+    # Reading the root for instructions follows the thousand; nothing else does.
+    assert rows_fetched(StoredResponse._meta.db_table) - fetched < 2_500
+
+
+def add_items(project: Project, *contents: tuple[str, str], **of: Any) -> None:
+    Item.objects.bulk_create(
+        Item(
+            public_id=f"msg_{n}",
+            project=project,
+            data={"type": "message", "role": role, "content": [{"text": text}]},
+            conversation_position=n,
+            **of,
+        )
+        for n, (role, text) in enumerate(contents)
+    )
+
+
+def test_a_conversation_that_is_cut_keeps_its_instructions_and_its_newest_turns(
+    project: Project, conversation: Conversation
+) -> None:
+    turns = [(role, str(n)) for n in range(100) for role in ("user", "assistant")]
+    add_items(project, ("developer", "Be brief."), *turns, conversation=conversation)
+    room = Room(replace(SMALL, items=11), may_cut=True)
+    kept = [str(n) for n in range(95, 100) for _ in range(2)]
+    assert texts(items_of(conversation, room)) == ["Be brief.", *kept]
+    with pytest.raises(ContextLengthExceeded):
+        items_of(conversation, replace(room, may_cut=False))
+
+
+def test_a_few_long_items_are_enough_to_end_the_reading(
+    project: Project, conversation: Conversation
+) -> None:
+    add_items(project, *[("user", "x" * 100)] * 300, conversation=conversation)
+    with CaptureQueriesContext(connection) as queries, pytest.raises(ContextLengthExceeded):
+        items_of(conversation, Room(replace(SMALL, items=65_536)))
+    assert len(queries) == 1
+    assert "LIMIT 65" in queries[0]["sql"]
+
+
+def test_a_result_whose_call_was_cut_off_is_cut_off_too(
+    project: Project, conversation: Conversation
+) -> None:
+    one = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    other = {**one, "call_id": "b"}
+    results = [{"type": "function_call_output", "call_id": c, "output": "1"} for c in "ab"]
+    Item.objects.bulk_create(
+        Item(
+            public_id=f"i_{n}",
+            project=project,
+            data=data,
+            conversation_position=n,
+            conversation=conversation,
+        )
+        for n, data in enumerate([one, other, *results])
+    )
+    found = items_of(conversation, Room(replace(SMALL, items=3), may_cut=True))
+    assert [item.data.get("call_id") for item in found] == ["b", "b"]
+
+
+def test_many_references_are_read_at_once_and_only_up_to_a_size(
+    chain: Chain, settings: Settings
+) -> None:
+    first = chain.turn("a" * 1000)
+    item = first.items.get(is_output=False).public_id
+    reference = {"type": "item_reference", "id": item}
+    with CaptureQueriesContext(connection) as queries:
+        chain.accept([reference] * 50)
+    assert sum("IN (" in query["sql"] for query in queries) == 1
+    settings.MAX_BODY_BYTES = 40_000
+    with pytest.raises(InvalidRequestError, match="too large") as caught:
+        chain.accept([reference] * 50)
+    assert caught.value.param == "input"
 
 
 def test_what_reads_a_response_is_not_planned_each_time(chain: Chain) -> None:
@@ -150,7 +246,7 @@ def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversat
     second = chain.turn("b", "B", conversation=conversation.public_id)
     chain.turn("later", conversation=conversation.public_id)
     third = chain.accept("c", previous_response_id=second.public_id)
-    assert texts(history_of(third)) == ["a", "A", "b", "B", "c"]
+    assert texts(history_of(third, ROOM)) == ["a", "A", "b", "B", "c"]
     assert texts(before(second)) == ["a", "A", "b"]
 
 
@@ -266,9 +362,9 @@ def test_only_an_end_of_its_own_is_added_to_the_conversation(
     chain: Chain, conversation: Conversation, deltas: list[Delta], end: str, added: list[str]
 ) -> None:
     stored = chain.accept("a", conversation=conversation.public_id)
-    assert texts(items_of(conversation)) == []
+    assert texts(items_of(conversation, ROOM)) == []
     chain.settle(stored, *deltas, end=end)
-    assert texts(items_of(conversation)) == added
+    assert texts(items_of(conversation, ROOM)) == added
     conversation.refresh_from_db()
     assert conversation.locked_by == ""
     assert conversation.next_position == len(added)
@@ -279,7 +375,7 @@ def test_conversation_is_held_until_the_end(chain: Chain, conversation: Conversa
     with pytest.raises(ConversationLocked):
         chain.accept("b", conversation=conversation.public_id)
     chain.settle(first, TextDelta("A"), STOP)
-    assert texts(history_of(chain.accept("b", conversation=conversation.public_id))) == [
+    assert texts(history_of(chain.accept("b", conversation=conversation.public_id), ROOM)) == [
         *("a", "A", "b")
     ]
 
@@ -357,7 +453,7 @@ def test_deleted_response_stays_hidden_until_no_other_needs_it(chain: Chain) -> 
     delete(first)
     delete(second)
     assert kept() == {first.public_id, other.public_id}
-    assert texts(history_of(other)) == ["a", "ok", "c", "ok"]
+    assert texts(history_of(other, ROOM)) == ["a", "ok", "c", "ok"]
     delete(other)
     assert kept() == set()
 
@@ -373,7 +469,7 @@ def test_items_of_a_conversation_outlive_their_response(
     chain: Chain, conversation: Conversation
 ) -> None:
     delete(chain.turn("a", "A", conversation=conversation.public_id))
-    assert texts(items_of(conversation)) == ["a", "A"]
+    assert texts(items_of(conversation, ROOM)) == ["a", "A"]
 
 
 def test_deleted_conversation_goes_with_the_last_of_its_responses(
@@ -385,7 +481,7 @@ def test_deleted_conversation_goes_with_the_last_of_its_responses(
     delete_conversation(conversation)
     delete(first)
     delete(second)
-    assert texts(history_of(after)) == ["a", "ok", "c", "ok"]
+    assert texts(history_of(after, ROOM)) == ["a", "ok", "c", "ok"]
     delete(after)
     assert not kept()
     assert not Conversation.objects.exists()
@@ -509,7 +605,7 @@ def test_lock_of_a_response_that_runs_is_left_alone(
 def test_nul_is_kept_as_another_character(chain: Chain) -> None:
     stored = chain.turn("a\0", "b\0", metadata={"\0": "\0"}, instructions="\0")
     found = StoredResponse.objects.get(pk=stored.pk)
-    assert texts(history_of(found)) == ["a\ufffd", "b\ufffd"]
+    assert texts(history_of(found, ROOM)) == ["a\ufffd", "b\ufffd"]
     assert found.metadata == {"\ufffd": "\ufffd"}
     assert found.request["instructions"] == "\ufffd"
     assert StoredResponse.objects.filter(metadata__contains={"\0": "\0"}).exists()

@@ -1,4 +1,4 @@
-"""What is refused without counting its tokens."""
+"""What is refused, or cut, without counting its tokens."""
 
 from __future__ import annotations
 
@@ -8,58 +8,109 @@ import pytest
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart
-from inference_site.domain.request import GenerationRequest
-from inference_site.submission.context_bound import refuse_too_long
+from inference_site.domain.messages import Message, TextPart, ToolCall
+from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.submission.context_bound import ContextBound, fitted
 
-BOUND = 512 * catalogue().models["demo"].context_length
-LONG = "x" * (BOUND + 1)
+DEMO = catalogue().models["demo"]
+BOUND = ContextBound.of(DEMO).size
+MESSAGE = 32
+LONG = "x" * (BOUND - MESSAGE + 1)
 HALF = LONG[: BOUND // 2 + 1]
+ACCENTS = "e" + "\u0301" * (BOUND // 2)
 
 
 def is_refused(**fields: Any) -> bool:
     try:
-        refuse_too_long(GenerationRequest("demo", **fields))
+        fitted(GenerationRequest("demo", **fields))
     except ContextLengthExceeded:
         return True
     return False
 
 
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def test_the_bound_is_in_bytes_and_far_below_the_longest_token_times_the_context() -> None:
+    assert BOUND == 65_536 < 512 * DEMO.context_length
+    assert is_refused(messages=(user(ACCENTS),))
+    assert not is_refused(messages=(user(ACCENTS[: BOUND // 2 - MESSAGE]),))
+
+
+@pytest.mark.parametrize("operation", ["chat", "render"])
 @pytest.mark.parametrize(
     "fields",
     [
-        {"messages": (Message("user", LONG),)},
-        {"messages": (Message("user", HALF), Message("assistant", HALF))},
+        {"messages": (user(LONG),)},
+        {"messages": (user(HALF), Message("assistant", HALF))},
         {"messages": (Message("user", None, parts=(TextPart(HALF), TextPart(HALF))),)},
-        {"operation": "complete", "prompts": ("short", LONG)},
-        {"operation": "embed", "prompts": (LONG,)},
+        {"messages": (Message("assistant", "", tool_calls=(ToolCall("c", "f", LONG),)),)},
+        {"messages": (user("x"),) * (BOUND // MESSAGE)},
+        {"messages": (user(""),) * (BOUND // MESSAGE + 1)},
+        {"messages": (user("x"),), "response_prefix": LONG},
     ],
 )
-def test_what_fits_in_no_vocabulary_is_refused(fields: dict[str, Any]) -> None:
-    assert is_refused(**fields)
+def test_messages_that_cannot_fit_are_refused(operation: Any, fields: dict[str, Any]) -> None:
+    assert is_refused(operation=operation, **fields)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"messages": (Message("user", LONG[1:]),)},
-        {"messages": (Message("user", LONG),), "truncate": True},
-        {"operation": "complete", "prompts": (HALF, HALF)},
-        {"operation": "complete", "prompts": ((1, 2, 3),)},
-        {"operation": "tokenize", "prompts": (LONG,)},
-    ],
-)
-def test_what_may_fit_is_counted_by_the_worker(fields: dict[str, Any]) -> None:
-    assert not is_refused(**fields)
+@pytest.mark.parametrize("operation", ["complete", "embed", "tokenize"])
+def test_a_prompt_that_cannot_fit_is_refused(operation: Any) -> None:
+    assert is_refused(operation=operation, prompts=("short", "x" * (BOUND + 1)))
+    assert not is_refused(operation=operation, prompts=("x" * BOUND, HALF))
+
+
+def test_a_suffix_counts_with_each_prompt() -> None:
+    assert is_refused(operation="complete", prompts=("x" * (BOUND // 2),), suffix=HALF)
+
+
+def test_tokens_are_counted() -> None:
+    context = DEMO.context_length
+    for operation in ("complete", "embed"):
+        assert not is_refused(operation=operation, prompts=((1,) * context,))
+        assert is_refused(operation=operation, prompts=((1,) * (context + 1),))
+    assert not is_refused(operation="detokenize", prompts=((1,) * 65_536,))
+    with pytest.raises(ContextLengthExceeded) as caught:
+        fitted(GenerationRequest("demo", operation="detokenize", prompts=((1,) * 65_537,)))
+    assert caught.value.param == "tokens"
+
+
+def test_what_the_assistant_thought_does_not_count() -> None:
+    thought = Message("assistant", "Yes.", reasoning=LONG)
+    assert not is_refused(messages=(user("x"), thought, user("y")))
+
+
+def test_the_oldest_turns_go_where_the_request_allows_it() -> None:
+    told = Message("system", "Be brief.")
+    turns = [message for n in range(2_000) for message in (user(str(n)), Message("assistant", "x"))]
+    given = GenerationRequest("demo", messages=(told, *turns, user("last")), truncate=True)
+    kept = fitted(given).messages
+    assert (kept[0], kept[1].role, kept[-1].text) == (told, "user", "last")
+    assert kept[1:] == given.messages[-len(kept) + 1 :]
+    assert BOUND // MESSAGE * 0.9 < len(kept) <= BOUND // MESSAGE
+    with pytest.raises(ContextLengthExceeded):  # The last turn stays.
+        fitted(GenerationRequest("demo", messages=(*turns, user(LONG)), truncate=True))
+
+
+def test_what_fits_stays_as_it_is() -> None:
+    given = GenerationRequest("demo", messages=(user("a"), user("b")), truncate=True)
+    assert fitted(given) is given
 
 
 def test_a_model_without_a_file_has_a_server_that_knows_its_context() -> None:
     remote = next(spec.id for spec in catalogue().models.values() if spec.file is None)
-    refuse_too_long(GenerationRequest(remote, messages=(Message("user", LONG),)))
+    fitted(GenerationRequest(remote, messages=(user(LONG * 100),)))
+    with pytest.raises(ContextLengthExceeded):  # More than a million tokens.
+        fitted(GenerationRequest(remote, messages=(user("x" * 2**24),)))
 
 
-def test_the_field_of_the_request_is_named() -> None:
+def test_the_field_of_the_request_is_named_and_the_numbers() -> None:
     for subject, param in (("", "messages"), ("input", "input")):
-        with pytest.raises(ContextLengthExceeded) as caught:
-            refuse_too_long(GenerationRequest("demo", messages=(Message("user", LONG),)), subject)
+        with pytest.raises(ContextLengthExceeded, match=r"2048 .* an estimated \d{5} ") as caught:
+            fitted(GenerationRequest("demo", messages=(user(LONG),)), subject)
         assert caught.value.param == param
+    tool = Tool("f", LONG, {"type": "object"})
+    with pytest.raises(ContextLengthExceeded) as caught:
+        fitted(GenerationRequest("demo", messages=(user("x"),), tools=(tool,)))
+    assert caught.value.param == "tools"

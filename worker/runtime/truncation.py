@@ -13,6 +13,7 @@ from functools import partial
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
+from inference_site.domain.turns import without_oldest
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000
@@ -27,16 +28,17 @@ def start_truncating(
 ) -> bool:
     """Start the request; when its turns do not fit and it allows it, without the oldest of them.
 
-    Raise, or end with, ContextLengthExceeded when even the last turn does not fit. Otherwise like
-    ``Engine.start``.
+    Nothing is begun once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even
+    the last turn does not fit. Otherwise like ``Engine.start``.
     """
 
     def start(request: GenerationRequest) -> bool:
-        while True:
+        while not sink.cancelled:
             try:
                 return engine.start(request, sink, partial(on_end, request))
             except ContextLengthExceeded as exc:
                 request = _fitting(request, exc)
+        return False
 
     def on_end(request: GenerationRequest, error: Exception | None) -> None:
         if not isinstance(error, ContextLengthExceeded):
@@ -67,18 +69,7 @@ def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tupl
     answer = min(request.max_output_tokens or context // 4, context // 2)
     lengths = [_length(message) for message in request.messages]
     too_many = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    last_turn = max((i for i, m in enumerate(request.messages) if m.role == "user"), default=0)
-    dropped: set[int] = set()
-    for position in range(last_turn):
-        message = request.messages[position]
-        if message.role == "system":
-            continue
-        # All up to what the user says next: a conversation begins with the user, for templates
-        # insist on it, and no result stays without its call.
-        if message.role == "user" and dropped and sum(lengths[i] for i in dropped) >= too_many:
-            break
-        dropped.add(position)
-    return tuple(m for i, m in enumerate(request.messages) if i not in dropped)
+    return without_oldest(request.messages, lengths, too_many)
 
 
 def _length(message: Message) -> int:

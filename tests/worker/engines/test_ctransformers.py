@@ -31,6 +31,7 @@ from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
 from worker.engines.ctransformers.sampler import Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
+from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
@@ -209,6 +210,29 @@ def test_prompt_longer_than_the_context_is_refused_with_both_counts(engine: Engi
         complete(engine, FRANCE, prompts=("word " * 300,))
     assert caught.value.context_length == 256
     assert caught.value.input_tokens > 256
+
+
+def test_a_long_text_is_counted_in_pieces_and_not_for_a_client_that_has_left(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, pieces = Vocabulary._found, list[int]()
+
+    def watched(vocabulary: Vocabulary, encoded: bytes) -> list[int]:
+        pieces.append(len(encoded))
+        return found(vocabulary, encoded)
+
+    monkeypatch.setattr(Vocabulary, "_found", watched)
+    accents = "\u0301" * 300_000
+    with pytest.raises(ContextLengthExceeded, match="an estimated"):
+        complete(engine, FRANCE, prompts=(accents,))
+    with pytest.raises(ContextLengthExceeded, match="an estimated"):
+        engine.tokenize(replace(FRANCE, operation="tokenize", prompts=(accents,)), RecordingSink())
+    assert max(pieces) < 70_000
+    pieces.clear()
+    sink = RecordingSink(cancel_after=0)
+    engine.tokenize(replace(FRANCE, operation="tokenize", prompts=(accents,)), sink)
+    engine.complete(replace(FRANCE, prompts=(accents,)), sink)
+    assert (pieces, sink.finishes) == ([], [])
 
 
 def test_characters_of_many_bytes_overrun_nothing(engine: Engine) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta
-from inference_site.domain.errors import EngineLoadError, InvalidRequest
+from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta, TextDelta
+from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
@@ -23,7 +25,7 @@ from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines.base import Engine
-from worker.engines.llama_cpp.engine import _params
+from worker.engines.llama_cpp.engine import LlamaCppEngine, _params
 from worker.engines.registry import load_engine
 
 SPEC = ModelSpec(
@@ -98,14 +100,14 @@ def test_who_waits_for_tokens_does_not_interrupt_who_computes_them(engine: Engin
 
 
 class ImpatientSink(RecordingSink):
-    """Is cancelled from the second look on."""
+    """Is cancelled from the fourth look on: two are before llama.cpp is asked."""
 
     looks = 0
 
     @property
     def cancelled(self) -> bool:
         self.looks += 1
-        return self.looks > 1
+        return self.looks > 3
 
     @cancelled.setter
     def cancelled(self, value: bool) -> None:
@@ -114,10 +116,10 @@ class ImpatientSink(RecordingSink):
 
 def test_a_long_prompt_is_abandoned_between_two_batches(engine: Engine) -> None:
     sink = ImpatientSink()
-    prompt = Message("user", "word " * 1800)
+    prompt = Message("user", "word " * 1600)
     engine.chat(GenerationRequest("demo", (prompt,)), sink)
     assert (sink.pieces, sink.finishes) == ([], [])
-    assert 0 < sink.usage.input_tokens < 1800
+    assert 0 < sink.usage.input_tokens < 1600
 
 
 @pytest.mark.parametrize(
@@ -354,3 +356,104 @@ def test_template_is_shown_the_same_tools_whether_a_call_is_forced_or_not(engine
     prompt = rendered(engine, asked)
     assert '"weather", "description": "Of a city", "parameters": {"type"' in prompt
     assert rendered(engine, replace(asked, must_call=True)) == prompt
+
+
+ACCENTS = "e" + "\u0301" * 300_000
+"""Of characters that the vocabulary does not have: the library takes the square of their number."""
+
+
+class Watched:
+    """The calls into llama.cpp that tokenize, and how many characters each of them had."""
+
+    def __init__(self, engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.characters: list[int] = []
+        self.chats = 0
+        post, server = engine._loopback.post, engine._server
+
+        def watched(path: str, payload: bytes) -> dict[str, Any]:
+            if path == "/tokenize":
+                self.characters.append(len(orjson.loads(payload)["content"]))
+            return post(path, payload)
+
+        def chat(payload: bytes, on_chunk: Any) -> None:
+            self.chats += 1
+            server.handle_chat_completions(payload, on_chunk)
+
+        monkeypatch.setattr(engine._loopback, "post", watched)
+        monkeypatch.setattr(engine, "_server", SimpleNamespace(handle_chat_completions=chat))
+
+
+@pytest.mark.parametrize("operation", ["chat", "render", "tokenize", "complete"])
+def test_a_long_text_is_refused_without_a_long_call(
+    engine: LlamaCppEngine, operation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(engine, monkeypatch)
+    is_chat = operation in ("chat", "render")
+    given: dict[str, Any] = {"messages": (Message("user", ACCENTS),)}
+    given = given if is_chat else {"prompts": (ACCENTS,)}
+    with pytest.raises(ContextLengthExceeded) as caught:
+        engine.start(
+            GenerationRequest("demo", operation=operation, **given), RecordingSink(), print
+        )
+    assert caught.value.param == ("messages" if is_chat else "prompt")
+    assert caught.value.input_tokens == pytest.approx(600_000, rel=0.05)
+    assert max(watched.characters) <= 8_192
+    assert len(watched.characters) <= 6
+    assert watched.chats == 0
+
+
+def test_a_long_text_that_may_be_tokenized_has_the_tokens_of_one_call(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Once upon a time there was a fox. " * 4_000
+    whole = engine._loopback.post("/tokenize", orjson.dumps({"content": text, "add_special": True}))
+    watched, sink = Watched(engine, monkeypatch), RecordingSink()
+    engine.tokenize(GenerationRequest("demo", operation="tokenize", prompts=(text,)), sink)
+    assert list(sink.deltas[0].ids) == whole["tokens"]  # type: ignore[union-attr]  # A TokensDelta.
+    assert watched.characters[-1] == len(text)
+
+
+@pytest.mark.parametrize("operation", ["chat", "render", "tokenize", "complete"])
+def test_nothing_is_begun_for_a_client_that_has_left(
+    engine: LlamaCppEngine, operation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, sink = Watched(engine, monkeypatch), RecordingSink(cancel_after=0)
+    monkeypatch.setattr(engine, "_trial", None)  # It would render the template.
+    given: dict[str, Any] = {"messages": (Message("user", ACCENTS),), "prompts": (ACCENTS,)}
+    assert not engine.start(GenerationRequest("demo", operation=operation, **given), sink, print)
+    assert (watched.characters, watched.chats, sink.deltas) == ([], 0, [])
+
+
+def test_many_prompts_are_tokenized_one_by_one(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp would take all of them in one call."""
+    prompts = tuple(f"Once upon a time there was a fox, number {n}. " * 20 for n in range(60))
+    request = GenerationRequest(
+        "demo", operation="complete", prompts=prompts[:2], sampling=Sampling(temperature=0)
+    )
+    short = replace(request, max_output_tokens=4)
+    given: list[Any] = []
+    complete = engine._server.handle_completions
+
+    def watched(payload: bytes, on_chunk: Any) -> None:
+        given.append(orjson.loads(payload)["prompt"])
+        complete(payload, on_chunk)
+
+    monkeypatch.setattr(engine, "_server", SimpleNamespace(handle_completions=watched))
+    few, many = RecordingSink(), RecordingSink()
+    engine.complete(short, few)
+    engine.complete(replace(short, prompts=prompts), many)
+    assert given[0] == list(prompts[:2])
+    assert all(isinstance(token, int) for tokens in given[1] for token in tokens)
+    texts = [
+        ["".join(d.text for d in sink.deltas if isinstance(d, TextDelta) and d.index == n)]
+        for sink in (few, many)
+        for n in range(2)
+    ]
+    assert texts[:2] == texts[2:]
+    assert (len(few.finishes), len(many.finishes)) == (2, 60)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        engine.complete(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
+    assert caught.value.param == "prompt"
+    assert len(given) == 2

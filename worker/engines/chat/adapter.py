@@ -55,6 +55,8 @@ class ChatAdapter(Engine):
         if chat := self._chosen(request):
             chat.chat(replace(request, prompt_template=""), sink)
             return
+        if sink.cancelled:
+            return
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
             sink_ = ChatSink(
@@ -91,10 +93,17 @@ class ChatAdapter(Engine):
         if chat := self._chosen(request):
             chat.render(replace(request, prompt_template=""), sink)
             return
+        if sink.cancelled:
+            return
         prompt = self._prompt(request)
         tokens = _Tokens(sink)
         text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))
-        self._engine.tokenize(text, tokens)
+        try:
+            self._engine.tokenize(text, tokens)
+        except ContextLengthExceeded as exc:
+            raise exc.of("messages") from exc
+        if sink.cancelled:
+            return
         sink.feed(PromptDelta(prompt, tokens.ids))
         sink.feed(Finish("stop"))
 
@@ -163,7 +172,7 @@ class ChatAdapter(Engine):
         try:
             self._engine.complete(request, sink)
         except ContextLengthExceeded as exc:
-            raise ContextLengthExceeded(exc.context_length, exc.input_tokens) from exc
+            raise exc.of("messages") from exc
         except InvalidRequest as exc:
             param = "messages" if exc.param == "prompt" else exc.param
             raise InvalidRequest(str(exc), param) from exc

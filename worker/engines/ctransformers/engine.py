@@ -37,6 +37,7 @@ from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.tokenizers import own_tokenizer
 from worker.engines.ctransformers.vocabulary import Vocabulary
+from worker.engines.prompt_length import LEAST_TOKENS, is_short_enough
 from worker.engines.step_clock import StepClock
 
 _BREAKERS = ("\n", ":", '"', "*")
@@ -152,11 +153,14 @@ class CtransformersEngine(Engine):
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts, one choice after the other (see ``Engine.complete``)."""
-        prompts = [self._tokens(prompt) for prompt in request.prompts]
-        for prompt in prompts:
-            if len(prompt) >= self._context_length:
-                raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
         with self._clock.watched(sink) as watched:
+            prompts = []
+            for text in request.prompts:
+                if not self._fits(request, text, self._context_length, watched):
+                    return
+                prompts.append(prompt := self._tokens(text))
+                if len(prompt) >= self._context_length:
+                    raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
             self._continue(request, prompts, watched)
 
     def _continue(self, request: GenerationRequest, prompts: list[list[int]], sink: Sink) -> None:
@@ -191,6 +195,21 @@ class CtransformersEngine(Engine):
         seed = None if sampling.seed is None else sampling.seed + index
         return Sampler(sampling, tokens, seed)
 
+    def _fits(
+        self, request: GenerationRequest, prompt: str | tuple[int, ...], most: int, sink: Sink
+    ) -> bool:
+        """Return whether the prompt can be tokenized now; False once the sink is cancelled.
+
+        Raise ContextLengthExceeded for a long text with more tokens than ``most``.
+        """
+        if not isinstance(prompt, str):
+            return not sink.cancelled
+
+        def count(text: str) -> int:
+            return len(self._vocabulary.tokens(text))
+
+        return is_short_enough(prompt, most, self._context_length, count, sink, request.subject)
+
     def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, tuple):
             return self._vocabulary.checked(prompt, "prompt")
@@ -200,7 +219,10 @@ class CtransformersEngine(Engine):
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         with self._clock.watched(sink) as watched:
+            most = max(self._context_length, LEAST_TOKENS)
             for index, prompt in enumerate(request.prompts):
+                if not self._fits(request, prompt, most, watched):
+                    return
                 tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
                 pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
                 texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)

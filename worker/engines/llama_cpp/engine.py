@@ -32,7 +32,14 @@ from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_it
 from worker.engines.llama_cpp.payload import encode_chat, encode_completion
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
-from worker.engines.llama_cpp.tokens import detokenize, embed, render, tokenize
+from worker.engines.llama_cpp.tokens import (
+    detokenize,
+    embed,
+    fits,
+    render,
+    tokenize,
+    with_short_prompts,
+)
 from worker.engines.llama_cpp.tuning import checked_gguf, tune
 from worker.engines.step_clock import StepClock
 
@@ -136,7 +143,12 @@ class LlamaCppEngine(Engine):
         if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).chat(request, sink)
             return
-        self._trial.check(request)
+        if sink.cancelled:
+            return
+        prompt = self._trial.check(request)
+        with self._clock.watched(sink) as watched:
+            if not fits(self._loopback, self._spec, request, prompt, watched):
+                return
         encode = partial(encode_chat, may_think=self._may_think, stop_texts=self._stop_texts)
         self._drive(self._server.handle_chat_completions, encode, request, sink)
 
@@ -173,8 +185,12 @@ class LlamaCppEngine(Engine):
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> None:
+        with self._clock.watched(sink) as watched:
+            ready = with_short_prompts(self._loopback, self._spec, request, watched)
+        if ready is None:
+            return
         encode = partial(encode_completion, shown=shown)
-        self._drive(self._server.handle_completions, encode, request, sink, is_plain=not shown)
+        self._drive(self._server.handle_completions, encode, ready, sink, is_plain=not shown)
 
     def _drive(
         self,
@@ -201,12 +217,12 @@ class LlamaCppEngine(Engine):
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
         with self._clock.watched(sink) as watched:
-            embed(self._server, self._spec, request, watched)
+            embed(self._server, self._loopback, self._spec, request, watched)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         with self._clock.watched(sink) as watched:
-            tokenize(self._loopback, request, watched)
+            tokenize(self._loopback, self._spec, request, watched)
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
@@ -217,6 +233,8 @@ class LlamaCppEngine(Engine):
         """Apply the chat template (see ``Engine.render``)."""
         if request.prompt_template or reads_its_own_way(self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
+            return
+        if sink.cancelled:
             return
         self._trial.check(request)
         with self._clock.watched(sink) as watched:

@@ -67,7 +67,7 @@ def own_chat(
         if template:
             raise InvalidRequest(str(exc), "prompt_template") from exc
         raise InvalidRequest(f"Tools cannot be used together with this: {exc}", "tools") from exc
-    completions = _Completions(complete, chat.syntax.tags, loopback)
+    completions = _Completions(complete, chat.syntax.tags, loopback, spec)
     return ChatAdapter(completions, chat, frozenset({"grammar"}))
 
 
@@ -79,8 +79,11 @@ def _adds_bos(loopback: Loopback) -> bool:
 class _Completions(Engine):
     """The completions of the model; it is closed by who owns it."""
 
-    def __init__(self, complete: Complete, tags: tuple[str, ...], loopback: Loopback) -> None:
+    def __init__(
+        self, complete: Complete, tags: tuple[str, ...], loopback: Loopback, spec: ModelSpec
+    ) -> None:
         self._complete, self._tags, self._loopback = complete, tags, loopback
+        self._spec = spec
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         raise NotImplementedError
@@ -89,7 +92,7 @@ class _Completions(Engine):
         self._complete(request, sink, self._tags)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        tokenize(self._loopback, request, sink)
+        tokenize(self._loopback, self._spec, request, sink)
 
     def close(self) -> None:
         """Nothing of its own is open."""

@@ -62,7 +62,7 @@ def encode_completion(
         **_shared(request, spec),
         **constraint_fields(request.constraint, from_start=True),
         **_given(logprobs=None if top is None else max(1, top)),
-        "prompt": [_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
+        "prompt": [whole_prompt(prompt, request.suffix, spec) for prompt in request.prompts],
         "preserved_tokens": shown,
         "return_progress": request.return_progress,
     }
@@ -84,7 +84,9 @@ def encode_token(
     return orjson.dumps(payload)
 
 
-def _prompt(prompt: str | tuple[int, ...], suffix: str | None, spec: ModelSpec) -> str | list[int]:
+def whole_prompt(
+    prompt: str | tuple[int, ...], suffix: str | None, spec: ModelSpec
+) -> str | list[int]:
     """Return a prompt; with a suffix, between the model's marks for filling in the middle."""
     if isinstance(prompt, tuple):
         return list(prompt)

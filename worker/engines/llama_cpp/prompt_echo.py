@@ -22,7 +22,7 @@ from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
 from worker.engines.llama_cpp.payload import encode_token
-from worker.engines.llama_cpp.tokens import detokenized, piece_of
+from worker.engines.llama_cpp.tokens import detokenized, fits, piece_of
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
 
 Complete = Callable[[bytes], dict[str, Any]]
@@ -44,7 +44,11 @@ class PromptEcho:
 
         Raise EngineError. Return early when the sink is cancelled.
         """
-        prompts = [self._tokenized(request, prompt) for prompt in request.prompts]
+        prompts = []
+        for prompt in request.prompts:
+            if not fits(self._loopback, self._spec, request, prompt, sink):
+                return ()
+            prompts.append(self._tokenized(request, prompt))
         for number, (tokens, pieces) in enumerate(prompts):
             indices = range(number * request.choices, (number + 1) * request.choices)
             if request.scores_prompts:

@@ -40,34 +40,41 @@ class TemplateTrial:
         self._sources = [named] if named else _templates_of_file(spec)
         for source in self._sources:
             for conversation in _CONVERSATIONS:
-                if self._is_too_complex(source, conversation, LOAD_PATIENCE_S):
+                error, _ = self._rendered(source, conversation, LOAD_PATIENCE_S)
+                if error == TOO_COMPLEX:
                     raise EngineLoadError(f"Model '{spec.id}': its chat template: {TOO_COMPLEX}.")
 
-    def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidRequest for a conversation that takes too much."""
-        variables = {
-            **request.template_vars,
-            "messages": [
-                wire_message(
-                    message,
-                    "".join(part.text for part in message.parts if isinstance(part, TextPart))
-                    or message.text,
-                    str,
-                )
-                for message in request.messages
-            ],
-            "tools": [template_tool(tool) for tool in request.tools] or None,
-        }
-        for source in self._sources:
-            if self._is_too_complex(source, variables):
-                raise InvalidRequest(f"TemplateError: {TOO_COMPLEX}", "messages")
+    def check(self, request: GenerationRequest) -> str:
+        """Return the shortest prompt of a conversation, as far as it is known.
 
-    def _is_too_complex(
+        llama.cpp chooses among the model's templates, and knows a way around what one refuses: then
+        it is the text of the messages. Raise InvalidRequest for a conversation that takes too much.
+        """
+        messages = [
+            wire_message(
+                message,
+                "".join(part.text for part in message.parts if isinstance(part, TextPart))
+                or message.text,
+                str,
+            )
+            for message in request.messages
+        ]
+        tools = [template_tool(tool) for tool in request.tools] or None
+        variables = {**request.template_vars, "messages": messages, "tools": tools}
+        prompts = []
+        for source in self._sources:
+            error, prompt = self._rendered(source, variables)
+            if error == TOO_COMPLEX:
+                raise InvalidRequest(f"TemplateError: {TOO_COMPLEX}", "messages")
+            prompts += [] if error else [prompt]
+        plain = (str(message.get("content") or "") for message in messages)
+        return min(prompts, key=len) if prompts else "".join(plain)
+
+    def _rendered(
         self, source: str, variables: dict[str, Any], patience_s: float = PATIENCE_S
-    ) -> bool:
+    ) -> tuple[str, str]:
         asked = {"add_generation_prompt": True, **self._variables, **variables}
-        error, _ = rendered(source, asked, patience_s)
-        return error == TOO_COMPLEX
+        return rendered(source, asked, patience_s)
 
 
 def _templates_of_file(spec: ModelSpec) -> list[str]:

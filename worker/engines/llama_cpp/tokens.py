@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +25,8 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.llama_cpp.chunks import engine_error
 from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.payload import encode_chat
+from worker.engines.llama_cpp.payload import encode_chat, whole_prompt
+from worker.engines.prompt_length import LEAST_TOKENS, PIECE, is_short_enough
 
 _BATCH, _BATCH_SIZE = 32, 16_384
 """Prompts embedded between two looks at cancellation, and their characters or tokens, if several:
@@ -32,11 +34,15 @@ the watchdog sees no step meanwhile."""
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
 
 
-def embed(server: Any, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
+def embed(
+    server: Any, loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink
+) -> None:
     """Embed the prompts (see ``Engine.embed``)."""
     tokens = first = 0
     while first < len(request.prompts) and not sink.cancelled:
         batch = _next_batch(request.prompts[first : first + _BATCH])
+        if not all(fits(loopback, spec, request, text, sink) for text in batch):
+            return
         answer = server.handle_embeddings({"input": batch, "encoding_format": "base64"})
         _check(answer, request, spec)
         for entry in answer["data"]:
@@ -55,9 +61,57 @@ def _next_batch(prompts: Sequence[str | tuple[int, ...]]) -> list[str | list[int
     return [list(p) if isinstance(p, tuple) else p for p in prompts[:count]]
 
 
-def tokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
+def fits(
+    loopback: Loopback,
+    spec: ModelSpec,
+    request: GenerationRequest,
+    prompt: str | Sequence[int],
+    sink: Sink,
+) -> bool:
+    """Return whether llama.cpp can be given the prompt now; False once the sink is cancelled.
+
+    Raise ContextLengthExceeded for a long text with more tokens than the context, or than may be
+    tokenized without being read.
+    """
+    if not isinstance(prompt, str):
+        return not sink.cancelled
+    most = spec.context_length
+    if request.operation in ("tokenize", "render"):
+        most = max(most, LEAST_TOKENS)
+
+    def count(text: str) -> int:
+        return len(_tokenized(loopback, request, text, add_special=False))
+
+    return is_short_enough(prompt, most, spec.context_length, count, sink, request.subject)
+
+
+def with_short_prompts(
+    loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink
+) -> GenerationRequest | None:
+    """Return a completion whose prompts llama.cpp can be given now; None once it is cancelled.
+
+    llama.cpp tokenizes all prompts of a request in one call, which nothing can stop. Those that are
+    long together are tokenized here, one by one. Raise ContextLengthExceeded.
+    """
+    prompts = [whole_prompt(prompt, request.suffix, spec) for prompt in request.prompts]
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= PIECE:
+        return None if sink.cancelled else request
+    tokens = []
+    for prompt in prompts:
+        if not fits(loopback, spec, request, prompt, sink):
+            return None
+        found = _tokenized(loopback, request, prompt) if isinstance(prompt, str) else prompt
+        if len(found) > spec.context_length:
+            raise ContextLengthExceeded(spec.context_length, len(found), request.subject)
+        tokens.append(tuple(found))
+    return replace(request, prompts=tuple(tokens), suffix=None)
+
+
+def tokenize(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
     for index, text in _prompts(request, sink):
+        if not fits(loopback, spec, request, text, sink):
+            return
         sink.feed(_tokens_delta(loopback, request, str(text), index))
         sink.feed(Finish("stop", index))
 
@@ -86,7 +140,9 @@ def render(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink
     answer = loopback.post("/apply-template", encode_chat(request, spec))
     _check(answer, request)
     text = answer["prompt"]
-    sink.feed(PromptDelta(text, tuple(_tokens(loopback, request, text))))
+    if not fits(loopback, spec, request, text, sink):
+        return
+    sink.feed(PromptDelta(text, tuple(_tokenized(loopback, request, text))))
     sink.feed(Finish("stop"))
 
 
@@ -97,23 +153,31 @@ def _prompts(request: GenerationRequest, sink: Sink) -> Iterator[tuple[int, Any]
         yield index, prompt
 
 
-def _tokens(loopback: Loopback, request: GenerationRequest, text: str) -> list[int]:
-    payload = {"content": text, "add_special": True, "parse_special": True}
-    answer = loopback.post("/tokenize", orjson.dumps(payload))
+def _tokenized(
+    loopback: Loopback,
+    request: GenerationRequest,
+    text: str,
+    *,
+    add_special: bool = True,
+    with_pieces: bool = False,
+) -> list[Any]:
+    """Return llama.cpp's tokens of a text: ids, or with pieces an object for each."""
+    payload = {"content": text, "add_special": add_special, "parse_special": True}
+    answer = loopback.post("/tokenize", orjson.dumps({**payload, "with_pieces": with_pieces}))
     _check(answer, request)
-    tokens: list[int] = answer["tokens"]
+    tokens: list[Any] = answer["tokens"]
     return tokens
 
 
 def _tokens_delta(
     loopback: Loopback, request: GenerationRequest, text: str, index: int
 ) -> TokensDelta:
-    payload = {"content": text, "add_special": request.add_special_tokens, "parse_special": True}
-    answer = loopback.post("/tokenize", orjson.dumps({**payload, "with_pieces": True}))
-    _check(answer, request)
-    texts = [piece_of(entry).decode("utf-8", "replace") for entry in answer["tokens"]]
-    ids = tuple(entry["id"] for entry in answer["tokens"])
-    return TokensDelta(ids, index, tuple(texts) if request.token_texts else ())
+    wanted, special = request.token_texts, request.add_special_tokens
+    found = _tokenized(loopback, request, text, add_special=special, with_pieces=wanted)
+    if not wanted:
+        return TokensDelta(tuple(found), index)
+    texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in found)
+    return TokensDelta(tuple(entry["id"] for entry in found), index, texts)
 
 
 def piece_of(entry: dict[str, Any]) -> bytes:
