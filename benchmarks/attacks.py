@@ -197,6 +197,14 @@ def _websockets(attacker: Attacker) -> None:
         time.sleep(1)
 
 
+def _background(attacker: Attacker) -> None:
+    """Fill the project's share of the queue of the bystander's model, and keep it full."""
+    body = {"model": "demo", "input": "Hello", "background": True, "max_output_tokens": 16}
+    for _ in range(200):
+        if not attacker.post("responses", body).is_success:
+            return
+
+
 def _logins(attacker: Attacker) -> None:
     page = attacker.url.replace("/v1", "/admin/login/")
     with httpx.Client(timeout=60) as browser:
@@ -241,6 +249,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "readers that read nothing": _unread,
     "parts of WebSocket messages": _websockets,
     "logins of many names": _logins,
+    "background responses": _background,
 }
 
 

@@ -232,7 +232,7 @@ async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """4,990 of a project wait, 5,000 may: 200 come at once. What a claim takes then, and when all expire."""
+    """4,990 of a project wait, 5,000 may: 200 come at once. How long a claim takes, and expiry."""
     del other
     held = chat("few", _SLOW, stream=True)
     holding = sender(endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4)

@@ -9,9 +9,8 @@ from typing import Any
 
 from inference_site.domain.sampling import Sampling
 
-
 HIGHEST_PRICE = 100_000_000
-"""Of a million tokens, in any currency. With higher ones, sums of costs would not fit their columns."""
+"""Of a million tokens, in any currency: sums of costs have to fit their columns."""
 _HIGHEST_COST = Decimal("999999999.999999999")
 """What the column of a generation's cost can hold."""
 

@@ -256,14 +256,13 @@ def require_room(row: Generation) -> None:
 
     Raise QueueFull when as many wait as may, ProjectQueueFull when as many of its project do.
     """
-    asked = {"project": row.project_id, "model": row.model, "background": ServiceClass.BACKGROUND}
+    asked: dict[str, str | int] = {"project": row.project_id, "model": row.model}
+    asked["background"] = ServiceClass.BACKGROUND.value
     with connection.cursor() as cursor:
         cursor.execute(_LOCK, [row.model])
         cursor.execute(_COUNT, asked)
         counts = cursor.fetchone()
     for part in _parts(row.service_class, counts):
         if (error := part.refusal) is not None:
-            crowds.note_refusal(
-                row.model, row.project_id, error, is_background=part.is_background
-            )
+            crowds.note_refusal(row.model, row.project_id, error, is_background=part.is_background)
             raise error

@@ -84,9 +84,10 @@ def enqueue(
     preferred.
 
     Raise QueueFull when the model's queue is at its bound, ProjectQueueFull when the project has
-    its share of it (see ``places``), and what ``save_document`` raises when there is no room for the document; UnavailableError when it ``is_wanted`` no more. When Redis or
-    PostgreSQL is down their errors pass through and nothing is accepted, except that a wake-up that
-    cannot be sent is no error: the row is committed, and maintenance sends one later.
+    its share of it (see ``places``), and what ``save_document`` raises when there is no room for
+    the document; UnavailableError when it ``is_wanted`` no more. When Redis or PostgreSQL is down
+    their errors pass through and nothing is accepted, except that a wake-up that cannot be sent is
+    no error: the row is committed, and maintenance sends one later.
     """
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)

@@ -32,8 +32,8 @@ _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
 _PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """The default and the greatest number of buckets per page, by bucket width."""
 _MOST_RESULTS = 1500
-"""Results in the buckets of a page. With a day of minutes for each key and model, one page had 43,000
-results and 17 MB, and kept the web process from other requests for half a second at a time."""
+"""Results in the buckets of a page. A day of minutes by key and model had 43,000 in one page of
+17 MB, and kept the web process from other requests for half a second at a time."""
 _LISTS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
 _COLUMNS = ("project_id", "api_key_id", "model")
 """The fields that roll-ups can be grouped by; all other fields are always null."""

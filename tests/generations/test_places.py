@@ -207,9 +207,9 @@ def test_the_background_never_takes_the_places_of_the_foreground(
     settings.QUEUE_LIMIT = 40
     keys = keys_of_projects(41)
     assert sum(accepted(key, model, 40, LATE) for key in keys[:40]) == 20
+    row, document = new_row(keys[40], model)
+    row.service_class = LATE
     with pytest.raises(QueueFull):
-        row, document = new_row(keys[40], model)
-        row.service_class = LATE
         enqueue(row, document, "web.one")
     assert accepted(keys[40], model, 5) == 5
 
