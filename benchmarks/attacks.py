@@ -207,6 +207,14 @@ def _websockets(attacker: Attacker) -> None:
         time.sleep(1)
 
 
+def _background(attacker: Attacker) -> None:
+    """Fill the project's share of the queue of the bystander's model, and keep it full."""
+    body = {"model": "demo", "input": "Hello", "background": True, "max_output_tokens": 16}
+    for _ in range(200):
+        if not attacker.post("responses", body).is_success:
+            return
+
+
 def _logins(attacker: Attacker) -> None:
     page = attacker.url.replace("/v1", "/admin/login/")
     with httpx.Client(timeout=60) as browser:
@@ -291,6 +299,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "chats of accents, left at once": _left_chats,
     "counts of 900 KB of accents": _counts,
     "conversations of 30,000 items": _long_conversation,
+    "background responses": _background,
 }
 
 

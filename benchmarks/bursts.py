@@ -109,7 +109,7 @@ async def connects(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def more_than_fit(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """5,000 streams at once, for 64 slots and a queue of 2,000; and somebody else's requests.
+    """5,000 streams at once, for 64 slots and a share of 1,000; and somebody else's requests.
 
     The floor is what the same requests find at Daphne with nothing but a 503.
     """
@@ -127,7 +127,7 @@ async def more_than_fit(endpoint: Endpoint, other: str) -> dict[str, object]:
     late = sender(endpoint, sent, 200, 30)
     again = await asyncio.to_thread(late.wait)
     late.leave()
-    refused = spread([s for outcome, s in volley.answers if outcome.startswith("503")])
+    refused = spread([s for outcome, s in volley.answers if outcome.startswith(("429", "503"))])
     found: dict[str, object] = {
         "answers": volley.figures(),
         "refused": refused,
@@ -232,7 +232,7 @@ async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """4,990 wait, 5,000 may: 200 come at once. What a claim takes then, and when all expire."""
+    """4,990 of a project wait, 5,000 may: 200 come at once. How long a claim takes, and expiry."""
     del other
     held = chat("few", _SLOW, stream=True)
     holding = sender(endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4)
@@ -260,7 +260,7 @@ def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
     from inference_site.generations.models import CLAIM
 
     given: dict[str, object] = {"model": "few", "worker": "w", "served": list[int]()}
-    given |= {"is_idle": True, "may_empty": False}
+    given |= {"is_idle": True, "may_drain": False}
     database.execute("BEGIN")
     began = time.perf_counter()
     database.execute(CLAIM.encode(), given)
@@ -277,7 +277,7 @@ BURSTS: dict[str, Callable[[Endpoint, str], Awaitable[dict[str, object]]]] = {
     "fairness": fairness,
     "deep_queue": deep_queue,
 }
-_SETTINGS = {"deep_queue": {"QUEUE_LIMIT": "5000"}}
+_SETTINGS = {"deep_queue": {"QUEUE_LIMIT": "10000"}}
 
 
 async def measure(endpoint: Endpoint, name: str) -> dict[str, object]:

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.gguf_header import model_context
 from inference_site.catalogue.operator_settings import GgufFile, OperatorSettings, WeightsFile
 from inference_site.catalogue.sampler_fields import SamplerDefaults
-from inference_site.domain.model_spec import ModelSpec, Price
+from inference_site.domain.model_spec import HIGHEST_PRICE, ModelSpec, Price
 
 _DEFAULT = ModelSpec(id="", engine="llama_cpp")
 LLAMA_CPP_SLOTS = 4
@@ -52,12 +52,15 @@ def context_of(context_length: int) -> int:
     return min(context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT)
 
 
+_Amount = Annotated[float, Field(ge=0, le=HIGHEST_PRICE)]
+
+
 class PriceEntry(OperatorSettings):
     """What a million tokens cost; cached ones cost as much as others unless it says otherwise."""
 
-    input: NonNegativeFloat = 0.0
-    cached: NonNegativeFloat | None = None
-    output: NonNegativeFloat = 0.0
+    input: _Amount = 0.0
+    cached: _Amount | None = None
+    output: _Amount = 0.0
 
     def to_price(self) -> Price:
         """Return the domain's value."""

@@ -14,6 +14,7 @@
         ├── WorkerLost            the worker died
         ├── Cancelled             its client, or another sending of it, has cancelled it
         ├── QueueFull             too many requests wait for this model
+        ├── ProjectQueueFull      too many of them are of this project
         ├── RedisFull             no room for another request
         ├── ProjectQuotaReached   the project's requests and streams take too much room
         ├── QueueTimeout          waited too long for a slot
@@ -141,6 +142,10 @@ class Cancelled(_Documented):
 
 class QueueFull(_Documented):
     """Too many requests wait for this model. Please try again later."""
+
+
+class ProjectQueueFull(_Documented):
+    """This project has too many requests waiting for this model. Please try again later."""
 
 
 class RedisFull(_Documented):

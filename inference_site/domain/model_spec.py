@@ -10,6 +10,11 @@ from typing import Any
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.sampling import Sampling
 
+HIGHEST_PRICE = 100_000_000
+"""Of a million tokens, in any currency: sums of costs have to fit their columns."""
+_HIGHEST_COST = Decimal("999999999.999999999")
+"""What the column of a generation's cost can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -20,13 +25,16 @@ class Price:
     output: float = 0.0
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
-        """Return what these cost, to the billionth; cached ⊂ input."""
+        """Return what these cost, to the billionth and below a billion; cached ⊂ input.
+
+        A cost that is higher is written as the highest: no request fails for its price.
+        """
         millionths = (
             Decimal(str(self.input)) * (input_tokens - cached_tokens)
             + Decimal(str(self.cached)) * cached_tokens
             + Decimal(str(self.output)) * output_tokens
         )
-        return (millionths / 1_000_000).quantize(Decimal("1e-9"))
+        return min(millionths / 1_000_000, _HIGHEST_COST).quantize(Decimal("1e-9"))
 
 
 _SEEN_BY_REQUESTS = ("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling")

@@ -177,10 +177,12 @@ class RateLimitError(ApiError):
         self,
         message: str | None = None,
         *,
+        code: str | None = None,
         retry_after_s: int = RETRY_AFTER_S,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message, headers={**(headers or {}), "Retry-After": str(retry_after_s)})
+        headers = {**(headers or {}), "Retry-After": str(retry_after_s)}
+        super().__init__(message, code=code, headers=headers)
 
 
 class QuotaError(RateLimitError):

@@ -64,6 +64,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ),
     ((domain.ModelGone,), lambda e: NotFoundError(str(e), code="model_not_found")),
     ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
+    ((domain.ProjectQueueFull,), lambda e: RateLimitError(str(e), code="project_queue_full")),
     ((domain.RedisFull,), lambda e: UnavailableError(str(e), code="queue_memory_full")),
     (
         (redis.exceptions.OutOfMemoryError,),

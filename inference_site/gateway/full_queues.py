@@ -1,4 +1,4 @@
-"""Requests for a queue that was full a moment ago: refused before they wait for a thread."""
+"""Requests for a queue without room a moment ago: refused before they wait for a thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 from django.conf import settings
 
-from inference_site.domain.errors import QueueFull
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.places import crowds
 
@@ -15,12 +14,12 @@ _LARGEST = 64 * 1024
 """Bytes of a body that is decoded on the event loop; the view looks into a larger one."""
 
 
-def refuse_if_full(scope: dict[str, Any], body: bytes) -> None:
-    """Raise UnavailableError, ``queue_full``, if the view would find the queue full.
+def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -> None:
+    """Raise what the view would raise if it finds the queue full, or the project's share of it.
 
     A request that may be a repeated one is left to the view, which may know its answer.
     """
-    if not crowds.any_full() or len(body) > _LARGEST:
+    if not crowds.any_refused() or len(body) > _LARGEST:
         return
     if any(name == b"idempotency-key" for name, _ in scope["headers"]):
         return
@@ -29,5 +28,9 @@ def refuse_if_full(scope: dict[str, Any], body: bytes) -> None:
     except ValueError:
         return
     model = asked.get("model", settings.DEFAULT_MODEL) if isinstance(asked, dict) else None
-    if isinstance(model, str) and crowds.is_full(model):
-        raise api_error(QueueFull())
+    if not isinstance(model, str):
+        return
+    is_background = asked.get("background") is True or asked.get("service_tier") == "flex"
+    refusal = crowds.refusal(model, project_id, is_background=is_background)
+    if refusal is not None:
+        raise api_error(refusal)

@@ -142,7 +142,7 @@ class Relay:
         async with body_room.held(head.project_id, size):
             body = await read_body(receive)
             if head.is_queued:
-                refuse_if_full(scope, body)
+                refuse_if_full(scope, body, head.project_id)
             return await self._call(scope, body, share, started_at, is_queued=head.is_queued)
 
     async def _call(
@@ -164,7 +164,7 @@ class Relay:
         try:
             response = await self._run(
                 scope,
-                partial(self._respond, scope, body, outcome, is_queued=is_queued),
+                partial(self._respond, scope, body, outcome, share, is_queued=is_queued),
                 share,
                 on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
             )
@@ -175,12 +175,18 @@ class Relay:
         return Attempt((response, outcome), outcome.wait, started_id)
 
     def _respond(
-        self, scope: dict[str, Any], body: bytes, outcome: Outcome, *, is_queued: bool
+        self,
+        scope: dict[str, Any],
+        body: bytes,
+        outcome: Outcome,
+        share: Share,
+        *,
+        is_queued: bool,
     ) -> HttpResponseBase:
         """Have the view answer, unless its queue got full while it waited for this thread."""
         try:
             if is_queued:
-                refuse_if_full(scope, body)
+                refuse_if_full(scope, body, share.project_id)
         except ApiError as exc:
             return self._handler.refuse(scope, exc, time.monotonic())
         return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)

@@ -42,7 +42,6 @@ from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.kinds import mendings
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
-    MAX_ATTEMPTS_DYING,
     TERMINAL,
     Generation,
     ServiceClass,
@@ -153,7 +152,7 @@ def give_up_abandoned() -> None:
         logger.warning("worker %s is dead", worker)
     if dead:
         running = Generation.objects.filter(status=Status.RUNNING, worker__in=dead)
-        _give_up(running, MAX_ATTEMPTS_DYING, alone=True)
+        _give_up(running, worker_died=True)
 
 
 @repeated
@@ -176,27 +175,30 @@ def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int
         )
         known = running()
         orphans = [row for row in claimed if (row.public_id, row.attempt) not in known]
-        _give_up(orphans, MAX_ATTEMPTS)
+        _give_up(orphans, worker_died=False)
 
 
-def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = False) -> None:
+def _give_up(generations: Iterable[Generation], *, worker_died: bool) -> None:
     """Give up those that still run on the worker they are seen with.
 
-    Those in the background are begun anew, ``alone`` or not, up to ``most`` attempts; the others
-    are failed, and their streams ended.
+    Those in the background are begun anew, up to ``MAX_ATTEMPTS``; the others are failed, and their
+    streams ended. If the worker of the last attempt but one has died, the run may be the cause,
+    so its last attempt is isolated. The attempts before that are not: most runs of a dead worker
+    did not end it, and would wait for each other.
     """
-    _each((each.public_id, partial(_give_up_one, each, most, alone)) for each in generations)
+    _each((each.public_id, partial(_give_up_one, each, worker_died)) for each in generations)
 
 
-def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
+def _give_up_one(generation: Generation, worker_died: bool) -> None:
     held = (generation.public_id, generation.worker, generation.attempt)
     if generation.background and _is_to_stop(generation):
         cancel_held = partial(Generation.objects.cancel_abandoned, *held)
         end_in_place(generation, Status.CANCELLED, cancel_held, None)
         return
-    if generation.background and generation.attempt < most:
+    if generation.background and generation.attempt < MAX_ATTEMPTS:
+        isolated = worker_died and generation.attempt == MAX_ATTEMPTS - 1
         with impatient_transaction():
-            is_waiting = Generation.objects.requeue(*held, alone=alone)
+            is_waiting = Generation.objects.requeue(*held, isolated=isolated)
         if is_waiting and is_cancel_requested(generation.public_id):
             cancel_waiting([generation.public_id])  # It may be long until a worker reads the flag.
         elif is_waiting:

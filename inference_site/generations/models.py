@@ -33,9 +33,8 @@ TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
 MAX_ATTEMPTS = 3
-"""How often a generation in the background is begun before it is given up."""
-MAX_ATTEMPTS_DYING = 2
-"""The same where its worker has died: it may be what the worker has died of."""
+"""How often a generation in the background is begun before it is given up. If the worker of the
+attempt before has died, the last one is isolated (see ``requeue``)."""
 
 
 class ServiceClass(models.IntegerChoices):
@@ -55,7 +54,7 @@ _MAY_BEGIN = """
     AND (waiting.preferred_until IS NULL OR waiting.preferred_worker = %(worker)s::text
          OR waiting.preferred_until <= clock_timestamp())
     AND (waiting.alone_since IS NULL OR %(is_idle)s::bool
-         OR %(may_empty)s::bool AND waiting.alone_since <= clock_timestamp() - interval '20 s')
+         OR %(may_drain)s::bool AND waiting.alone_since <= clock_timestamp() - interval '20 s')
 """
 CLAIM = f"""
 WITH RECURSIVE line (service_class, project_id, since) AS (
@@ -154,8 +153,8 @@ class Claim:
     model: str = ""
     waited_s: float = field(default=0.0, compare=False)
     project_id: int = field(default=0, compare=False)
-    alone: bool = False
-    """Its last worker died: it may be what that died of, so it begins with nothing beside it."""
+    is_isolated: bool = False
+    """Its workers have died before: it may be the cause, so it begins with nothing beside it."""
     others_waited: bool = field(default=True, compare=False)
     """Whether more of its model waited when it was claimed."""
 
@@ -175,17 +174,17 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         served: Sequence[int] = (),
         *,
         is_idle: bool = True,
-        may_empty: bool = True,
+        may_drain: bool = True,
     ) -> Claim | None:
         """Take the best waiting generation of this model, or None when none waits.
 
         Best: service class, then the project with the fewest running, then the one that is not
         among the projects ``served`` last, or first of them, then age. One that prefers another
-        worker is left to that until its time. One that must begin alone is left to a worker that
-        is idle, for 20 s; then a worker takes it that ``may_empty`` itself for it. Two workers
+        worker is left to that until its time. An isolated one is left to a worker that is idle,
+        for 20 s; then a busy worker takes it that ``may_drain`` its other runs for it. Two workers
         never take the same row, and none waits for the other.
         """
-        given = {"model": model, "worker": worker, "is_idle": is_idle, "may_empty": may_empty}
+        given = {"model": model, "worker": worker, "is_idle": is_idle, "may_drain": may_drain}
         projects = f"{{{','.join(map(str, served))}}}"
         with lent_connection():
             row = execute_prepared(CLAIM, {**given, "served": projects}).fetchone()
@@ -205,13 +204,13 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return execute_impatiently(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
 
-    def requeue(self, public_id: str, worker: str, attempt: int, *, alone: bool = False) -> bool:
+    def requeue(self, public_id: str, worker: str, attempt: int, *, isolated: bool = False) -> bool:
         """Have another worker begin it anew; False if this attempt does not run any more.
 
-        ``alone``: with nothing beside it, now and whenever it is begun again.
+        ``isolated``: with nothing beside it, now and whenever it is begun again.
         """
         held = self._held(public_id, worker, attempt)
-        since = {"alone_since": timezone.now()} if alone else {}
+        since = {"alone_since": timezone.now()} if isolated else {}
         with lent_connection():
             return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **since))
 
@@ -297,7 +296,7 @@ class Generation(models.Model):
     # Who has its prefix in memory, and until when it waits for nobody else.
     preferred_worker = models.CharField(max_length=128, blank=True, default="")
     preferred_until = models.DateTimeField(null=True, blank=True)
-    # Its worker died then; from there on nothing runs beside it.
+    # It is isolated since then: its workers have died, and nothing runs beside it.
     alone_since = models.DateTimeField(null=True, blank=True)
     # Somebody wants one in the background stopped, which ran then: Redis may lose its cancel flag.
     cancel_requested_at = models.DateTimeField(null=True, blank=True)

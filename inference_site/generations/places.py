@@ -2,6 +2,11 @@
 
 What waits and runs for a model is counted at most twice a second in a process, and only while the
 model has no free slot. In between, a process adds what it has accepted itself.
+
+``QUEUE_LIMIT`` generations may wait for a model, and half as many of the service class background.
+Of both, a project may take no more than it leaves free: one project alone can have half of the
+places, two a third each. So no project fills a queue, and no number of projects fills it with work
+in the background: others find room for theirs.
 """
 
 from __future__ import annotations
@@ -17,17 +22,59 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Count
 
-from inference_site.domain.errors import QueueFull
+from inference_site.domain.errors import EngineUnavailable, ProjectQueueFull, QueueFull
 from inference_site.fleet.leases import LiveWorker, ModelReport, live_view
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.models import Generation, ServiceClass, Status
 
 _COUNTED_S = 0.5
 _FULL_S = 0.25
-"""For how long a queue that was full is taken to be so."""
+"""For how long a refusal holds for the requests that come after it."""
 _MARGIN = 500
 """More than all processes accept between two counts: so near to its bound a queue is counted for
 each request, under a lock."""
 _LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0003, hashtext(%s))"
+_ALL_PROJECTS = 0
+_COUNT = """
+SELECT count(*), count(*) FILTER (WHERE project_id = %(project)s),
+    count(*) FILTER (WHERE service_class >= %(background)s),
+    count(*) FILTER (WHERE service_class >= %(background)s AND project_id = %(project)s)
+FROM generations_generation WHERE model = %(model)s AND status = 'queued'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A queue, or its part for the background: its places, what waits, and what of one project."""
+
+    is_background: bool
+    places: int
+    waiting: int
+    of_project: int
+
+    @property
+    def is_near_bound(self) -> bool:
+        return self.waiting + self.of_project + _MARGIN >= self.places
+
+    @property
+    def refusal(self) -> type[EngineUnavailable] | None:
+        """The error of one more generation of the project; None if it may wait."""
+        if self.waiting >= self.places:
+            return QueueFull
+        return ProjectQueueFull if self.waiting + self.of_project >= self.places else None
+
+
+def _parts(service_class: int, waiting: tuple[int, ...]) -> list[_Part]:
+    """Return the parts of a queue that a generation of this class needs a place in.
+
+    ``waiting`` counts all, those of its project, and of both those in the background.
+    """
+    everything, of_project, background, background_of_project = waiting
+    places = settings.QUEUE_LIMIT
+    parts = [_Part(False, places, everything, of_project)]
+    if service_class >= ServiceClass.BACKGROUND:
+        places = (places + 1) // 2
+        parts.append(_Part(True, places, background, background_of_project))
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +107,18 @@ class Crowd:
     running: Counter[int] = field(default_factory=Counter)
     counted_at: float = 0.0
 
+    def parts(self, project_id: int, service_class: int) -> list[_Part]:
+        """Return the parts of the queue that one more needs a place in, as they are known."""
+        counts = [0, 0, 0, 0]
+        for (project, class_), count in self.waiting.items():
+            of_project = count if project == project_id else 0
+            counts[0] += count
+            counts[1] += of_project
+            if class_ >= ServiceClass.BACKGROUND:
+                counts[2] += count
+                counts[3] += of_project
+        return _parts(service_class, tuple(counts))
+
     def position(self, project_id: int, service_class: int, before: int | None = None) -> int:
         """Return the position of a generation of this project, by the order of claims.
 
@@ -84,7 +143,8 @@ class Crowds:
 
     def __init__(self) -> None:
         self._crowds: dict[str, Crowd] = {}
-        self._full: dict[str, float] = {}
+        self._refusals: dict[tuple[str, int, bool], tuple[float, type[EngineUnavailable]]] = {}
+        self._refuses_until = 0.0
         self._lock = threading.Lock()
 
     def of(self, model: str) -> Crowd:
@@ -101,17 +161,37 @@ class Crowds:
             if (crowd := self._crowds.get(model)) is not None:
                 crowd.waiting[project_id, service_class] += 1
 
-    def note_full(self, model: str) -> None:
-        """Note that the queue of a model was full just now."""
-        self._full[model] = time.monotonic() + _FULL_S
+    def note_refusal(
+        self, model: str, project_id: int, error: type[EngineUnavailable], *, is_background: bool
+    ) -> None:
+        """Note that one was refused just now: for its project, or because a queue was full.
 
-    def is_full(self, model: str) -> bool:
-        """Whether the queue of a model was full a moment ago."""
-        return self.any_full() and self._full.get(model, 0.0) > time.monotonic()
+        ``is_background``: only what comes in the background is refused.
+        """
+        project_id = project_id if error is ProjectQueueFull else _ALL_PROJECTS
+        now = time.monotonic()
+        with self._lock:
+            kept = {key: value for key, value in self._refusals.items() if value[0] > now}
+            kept[model, project_id, is_background] = now + _FULL_S, error
+            self._refusals, self._refuses_until = kept, now + _FULL_S
 
-    def any_full(self) -> bool:
-        """Whether that of any model was: at once, for every request."""
-        return bool(self._full) and max(self._full.copy().values()) > time.monotonic()
+    def refusal(
+        self, model: str, project_id: int | None, *, is_background: bool
+    ) -> EngineUnavailable | None:
+        """Return the error of a request that would have been refused a moment ago."""
+        if not self.any_refused():
+            return None
+        refusals, now = self._refusals, time.monotonic()
+        for owner in (_ALL_PROJECTS, project_id):
+            for part in (False, True) if is_background else (False,):
+                until, error = refusals.get((model, owner or _ALL_PROJECTS, part), (0.0, QueueFull))
+                if until > now:
+                    return error()
+        return None
+
+    def any_refused(self) -> bool:
+        """Whether any request was refused a moment ago: at once, for every request."""
+        return self._refuses_until > time.monotonic()
 
 
 crowds = Crowds()
@@ -165,19 +245,24 @@ def _reports(workers: Iterable[LiveWorker], model: str) -> list[ModelReport]:
     return [report for worker in workers if (report := worker.model(model)) is not None]
 
 
-def is_near_bound(model: str) -> bool:
-    """Whether it takes a count to say that one more may wait."""
-    return crowds.of(model).waiting.total() + _MARGIN >= settings.QUEUE_LIMIT
+def is_near_bound(row: Generation) -> bool:
+    """Whether it takes a count to say that this one may wait, too."""
+    parts = crowds.of(row.model).parts(row.project_id, row.service_class)
+    return any(part.is_near_bound for part in parts)
 
 
-def require_room(model: str) -> None:
-    """Hold the queue of a model for this transaction, in which one more is to be written.
+def require_room(row: Generation) -> None:
+    """Hold the queue of a model for this transaction, in which this row is to be written.
 
-    Raise QueueFull when as many wait as may.
+    Raise QueueFull when as many wait as may, ProjectQueueFull when as many of its project do.
     """
+    asked: dict[str, str | int] = {"project": row.project_id, "model": row.model}
+    asked["background"] = ServiceClass.BACKGROUND.value
     with connection.cursor() as cursor:
-        cursor.execute(_LOCK, [model])
-    waiting = Generation.objects.filter(model=model, status=Status.QUEUED)
-    if waiting.count() >= settings.QUEUE_LIMIT:
-        crowds.note_full(model)
-        raise QueueFull
+        cursor.execute(_LOCK, [row.model])
+        cursor.execute(_COUNT, asked)
+        counts = cursor.fetchone()
+    for part in _parts(row.service_class, counts):
+        if (error := part.refusal) is not None:
+            crowds.note_refusal(row.model, row.project_id, error, is_background=part.is_background)
+            raise error

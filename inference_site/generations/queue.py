@@ -12,13 +12,12 @@ import redis.exceptions
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, transaction
 
-from inference_site.domain.errors import QueueFull
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.cancel import cancel
-from inference_site.generations.models import Generation
+from inference_site.generations.models import Generation, ServiceClass
 from inference_site.generations.places import (
     Place,
     crowds,
@@ -85,16 +84,19 @@ def enqueue(
     what that begins with. ``continues`` is the generation whose prefix it has; its worker is
     preferred. ``before_row`` is written before the row, ``with_row`` after it, in one transaction.
 
-    Raise QueueFull when the model's queue is at its bound, and what ``save_document`` raises when
-    there is no room for the document; UnavailableError when it ``is_wanted`` no more. When Redis or
-    PostgreSQL is down their errors pass through and nothing is accepted, except that a wake-up that
-    cannot be sent is no error: the row is committed, and maintenance sends one later.
+    Raise QueueFull when the model's queue is at its bound, ProjectQueueFull when the project has
+    its share of it (see ``places``), and what ``save_document`` raises when there is no room for
+    the document; UnavailableError when it ``is_wanted`` no more. When Redis or PostgreSQL is down
+    their errors pass through and nothing is accepted, except that a wake-up that cannot be sent is
+    no error: the row is committed, and maintenance sends one later.
     """
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
-        if crowds.is_full(row.model):  # Before its document is kept, which may be long.
-            raise QueueFull
+        is_background = row.service_class >= ServiceClass.BACKGROUND
+        refusal = crowds.refusal(row.model, row.project_id, is_background=is_background)
+        if refusal is not None:  # Before its document is kept, which may be long.
+            raise refusal
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         if span.traceparent:
@@ -135,7 +137,7 @@ def _commit(
     """
     try:
         waits = unread > 0 or not has_free_slot(row.model)
-        is_near_end = waits and is_near_bound(row.model)
+        is_near_end = waits and is_near_bound(row)
         place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
         # Before the row is committed: when Redis fails, nothing is accepted.
         if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
@@ -147,7 +149,7 @@ def _commit(
             if before_row is not None:  # It may wait for another, so before the model's lock.
                 before_row.write()
             if is_near_end:
-                require_room(row.model)
+                require_room(row)
             row.insert()
             if with_row is not None:
                 with_row.write()

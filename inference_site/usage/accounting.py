@@ -76,34 +76,30 @@ AFFECTS = """
 
 SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
 
+_USED = f"""
+SELECT budget.id, {SPEND_START}, sum({USED}),
+    coalesce(sum({RESERVED}) FILTER (WHERE {HAS_RESERVATION}), 0)
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
+WHERE generation.id = ANY(%(ids)s)
+GROUP BY 1, 2
+"""  # noqa: S608
+_SETTLED = """unnest(
+    %(budgets)s::bigint[], %(starts)s::date[], %(amounts)s::numeric[], %(held)s::numeric[]
+) AS used (budget_id, start, amount, held)"""
+_OPEN_SPENDS = f"""
+INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+SELECT budget_id, start, 0, 0 FROM {_SETTLED} ON CONFLICT DO NOTHING
+"""  # noqa: S608
 # Locked in the order of their ids, as ``budgets.reserve`` does, so that no deadlock can arise.
 _LOCK_SPENDS = f"""
 SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
-    SELECT budget.id, {SPEND_START}
-    FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-    WHERE generation.id = ANY(%(ids)s)
+    SELECT budget_id, start FROM {_SETTLED}
 ) ORDER BY id FOR UPDATE
 """  # noqa: S608
-
-_OPEN_SPENDS = f"""
-INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
-SELECT DISTINCT budget.id, {SPEND_START}, 0, 0
-FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-WHERE generation.id = ANY(%(ids)s)
-ON CONFLICT DO NOTHING
-"""  # noqa: S608
-
 _SETTLE = f"""
 UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
-FROM (
-    SELECT budget.id AS budget_id, {SPEND_START} AS start, sum({USED}) AS amount,
-        coalesce(sum({RESERVED}) FILTER (WHERE {HAS_RESERVATION}), 0) AS held
-    FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-    WHERE generation.id = ANY(%(ids)s)
-    GROUP BY 1, 2
-) used
-WHERE spend.budget_id = used.budget_id AND spend.start = used.start
+FROM {_SETTLED} WHERE spend.budget_id = used.budget_id AND spend.start = used.start
 """  # noqa: S608
 
 
@@ -129,7 +125,19 @@ def _has_lock(cursor: Any, wait_ms: int) -> bool:
     return True
 
 
-_STEP = (_ROLL_UP, _ROLL_UP_LATENCY, _OPEN_SPENDS, _LOCK_SPENDS, _SETTLE, _MARK)
+def _settle_budgets(cursor: Any, ids: dict[str, list[int]]) -> None:
+    """Add what these generations used to their budgets, and give back what was reserved for them.
+
+    The last part of a step: until it is committed, requests with these budgets wait. When the rows
+    of generations were read and marked after the locks, such a request waited up to 0.6 s for a
+    step of 5,000.
+    """
+    cursor.execute(_USED, ids)
+    names = ("budgets", "starts", "amounts", "held")
+    used = dict(zip(names, map(list, zip(*cursor.fetchall(), strict=True)), strict=False))
+    if used:
+        for statement in (_OPEN_SPENDS, _LOCK_SPENDS, _SETTLE):
+            cursor.execute(statement, used)
 
 
 def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
@@ -145,6 +153,9 @@ def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
         ids = {"ids": [id_ for (id_,) in cursor.fetchall()]}
         if not ids["ids"]:
             return []
-        for statement in _STEP:
-            cursor.execute(statement, ids)
-        return [Accounted(*row) for row in cursor.fetchall()]
+        cursor.execute(_ROLL_UP, ids)
+        cursor.execute(_ROLL_UP_LATENCY, ids)
+        cursor.execute(_MARK, ids)
+        accounted = [Accounted(*row) for row in cursor.fetchall()]
+        _settle_budgets(cursor, ids)
+        return accounted

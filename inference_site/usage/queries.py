@@ -87,13 +87,32 @@ def reading() -> Iterator[None]:
 GroupKey = tuple[Any, ...]
 
 
-def usage_by(span: Span, *group_by: str) -> dict[tuple[dt.datetime, GroupKey], Usage]:
-    """Return the usage of each bucket and group, without empty buckets.
+def usage_by(
+    span: Span, *group_by: str, most: int | None = None
+) -> dict[tuple[dt.datetime, GroupKey], Usage]:
+    """Return the usage of each bucket and group in order of time, without empty buckets.
 
     ``group_by`` names any of ``project_id``, ``api_key_id``, ``model``; a group is their values.
+    There are at most ``most``.
     """
-    sums = _sums(span, "start", *group_by)
+    sums = _sums(span, "start", *group_by, most=most)
     return {(start, tuple(group)): usage for (start, *group), usage in sums.items()}
+
+
+def first_usage_by(
+    span: Span, most: int, *group_by: str
+) -> tuple[dict[tuple[dt.datetime, GroupKey], Usage], Span]:
+    """Return usage as ``usage_by`` does, of the first whole buckets with at most ``most`` groups
+    together, and the span of these buckets. One bucket is returned whatever it has."""
+    found = usage_by(span, *group_by, most=most + 1)
+    if len(found) <= most:
+        return found, span
+    starts = [start for start, _ in found]
+    first, end = starts[0], starts[-1]  # Of the last one there may be more.
+    if first == end:
+        only = replace(span, start=first, end=first + LENGTH[span.period])
+        return usage_by(only, *group_by), replace(span, end=only.end)
+    return {key: usage for key, usage in found.items() if key[0] < end}, replace(span, end=end)
 
 
 def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
@@ -102,7 +121,7 @@ def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
     return {group[1:]: usage for group, usage in _sums(span, "period", *group_by).items()}
 
 
-def _sums(span: Span, *columns: str) -> dict[GroupKey, Usage]:
+def _sums(span: Span, *columns: str, most: int | None = None) -> dict[GroupKey, Usage]:
     rows = _rows(UsageRollup, span).values(*columns).order_by(*columns)
     names = [field.name for field in fields(Usage)]
     summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
@@ -110,7 +129,7 @@ def _sums(span: Span, *columns: str) -> dict[GroupKey, Usage]:
         tuple(row[column] for column in columns): Usage(
             **{name: row[f"sum_{name}"] for name in names}
         )
-        for row in summed
+        for row in summed[:most]
     }
 
 

@@ -77,7 +77,7 @@ class UsageQuery(BaseModel):
         None,
         description=(
             "Buckets per page: 7 days (at most 31), 24 hours (at most 168) or 60 minutes "
-            "(at most 1440)."
+            "(at most 1440). A page ends earlier when its buckets have 1,500 results together."
         ),
     )
     page: str | SkipJsonSchema[None] = Field(

@@ -41,6 +41,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),
     (domain.Cancelled(), 503, SERVER, "cancelled", "1"),
     (domain.QueueFull(), 503, SERVER, "queue_full", "5"),
+    (domain.ProjectQueueFull(), 429, "requests", "project_queue_full", "5"),
     (domain.RedisFull(), 503, SERVER, "queue_memory_full", "5"),
     (redis.exceptions.OutOfMemoryError("secret"), 503, SERVER, "queue_memory_full", "5"),
     (domain.ProjectQuotaReached(), 429, "requests", "rate_limit_exceeded", "5"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import httpx
+from websockets.sync.client import connect
 
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import ENDLESS, script
@@ -23,13 +26,14 @@ WHERE one.api_key_id = %s AND crowd.api_key_id = %s
 """
 _FILL = """
 INSERT INTO generations_generation
-SELECT filled.* FROM generations_generation one, generate_series(1, 2000) number,
+SELECT filled.* FROM generations_generation one, generate_series(1, %s) number,
     LATERAL jsonb_populate_record(one, jsonb_build_object(
         'id', nextval(pg_get_serial_sequence('generations_generation', 'id')),
-        'public_id', 'filling-' || number, 'status', 'queued', 'worker', '', 'claimed_at', null,
-        'attempt', 0, 'service_class', 10)) filled
+        'public_id', format('filling-%%s-%%s', number, txid_current()), 'status', 'queued',
+        'worker', '', 'claimed_at', null, 'attempt', 0, 'service_class', %s)) filled
 WHERE one.id = (SELECT max(id) FROM generations_generation WHERE status = 'running')
 """
+_EMPTY = "DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'"
 
 
 @contextmanager
@@ -93,21 +97,71 @@ def test_a_crowd_delays_another_project_by_one_run_of_each_slot(stack: ServedSta
         wait_until(lambda: has_ended(many, made[-1]), 120, "the end of the crowd")
 
 
+def test_a_project_that_floods_a_queue_is_refused_and_nobody_else(stack: ServedStack) -> None:
+    """By every door: what it sends in the background, and then in the foreground."""
+    flooder, one = make_key(stack), make_key(stack)
+    late = {**BRIEF, "background": True}
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": BRIEF["input"]}]}
+    with flooder.http(stack) as flood, one.http(stack) as other:
+        try:
+            with all_slots_held(stack, flooder):
+                fill(stack, 500, 10)
+                assert_refused(flood.post("/v1/responses", json=late))
+                flex = {**chat, "service_tier": "flex"}
+                assert_refused(flood.post("/v1/chat/completions", json=flex))
+                assert place(other.post("/v1/responses", json=late)) > 0
+                fill(stack, 500, 0)
+                assert_refused(flood.post("/v1/responses", json=BRIEF))
+                assert_refused(flood.post("/v1/chat/completions", json=chat))
+                ollama = flood.post("/api/chat", json=chat)
+                assert (ollama.status_code, list(ollama.json())) == (429, ["error"])
+                assert refused_on_socket(stack, flooder) == "project_queue_full"
+                # Of the other project, one is accepted, and goes before all that waits.
+                answer = other.stream("POST", "/v1/chat/completions", json={**chat, "stream": True})
+                with answer as stream:
+                    assert place(stream) <= SLOTS
+            assert other.post("/v1/chat/completions", json=chat).status_code == 200
+        finally:
+            stack.sql(_EMPTY)
+
+
+def fill(stack: ServedStack, count: int, service_class: int) -> None:
+    """Have so many wait of the project that holds the slots; return when that is known."""
+    stack.sql(_FILL, count, service_class)
+    time.sleep(1)  # A web process counts what waits each half second.
+
+
+def assert_refused(answer: httpx.Response) -> None:
+    """Assert that it is refused because its project has its share of the queue."""
+    assert answer.status_code == 429, answer.text
+    assert answer.json()["error"]["code"] == "project_queue_full"
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def refused_on_socket(stack: ServedStack, key: MadeKey) -> str:
+    """The code of the error that a response over a WebSocket gets."""
+    url = f"{stack.url.replace('http', 'ws', 1)}/v1/responses"
+    headers = {"Authorization": f"Bearer {key.secret}"}
+    with connect(url, additional_headers=headers, proxy=None) as socket:
+        socket.send(json.dumps({"type": "response.create", **BRIEF}))
+        return str(json.loads(socket.recv(60))["error"]["code"])
+
+
 def test_a_full_queue_refuses_at_once_and_has_room_again(stack: ServedStack) -> None:
     filler, one = make_key(stack), make_key(stack)
     late = {**BRIEF, "background": True}
     with one.http(stack) as http:
         try:
             with all_slots_held(stack, filler):
-                stack.sql(_FILL)
+                fill(stack, 2000, 10)
                 wait_until(lambda: is_full(http, late), 120, "a full queue")
                 refused = [http.post("/v1/responses", json=late) for _ in range(5)]
                 assert {answer.status_code for answer in refused} == {503}
                 assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
-                stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
+                stack.sql(_EMPTY)
                 wait_until(lambda: not is_full(http, late), 120, "room")
         finally:
-            stack.sql("DELETE FROM generations_generation WHERE public_id LIKE 'filling-%%'")
+            stack.sql(_EMPTY)
 
 
 def is_full(http: httpx.Client, body: dict[str, Any]) -> bool:

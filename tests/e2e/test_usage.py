@@ -127,6 +127,36 @@ def test_buckets_are_paged_without_gap_or_overlap(stack: ServedStack) -> None:
     assert starts == [first + 3600 * i for i in range(6)]
 
 
+_MINUTES = """
+INSERT INTO usage_usagerollup (period, start, project_id, api_key_id, model, requests, completed,
+    failed, cancelled, input_tokens, cached_tokens, output_tokens, reasoning_tokens, queue_ms,
+    prefill_ms, decode_ms, cost)
+SELECT 'minute', to_timestamp(%s) + n * interval '1 minute', %s, key, 'm',
+    1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0 FROM generate_series(0, 39) n, generate_series(1, %s) key
+"""
+
+
+@pytest.mark.parametrize(("keys", "pages"), [(50, [30, 10]), (1600, [1, 1, 1])])
+def test_a_page_ends_before_it_has_too_many_results(
+    stack: ServedStack, keys: int, pages: list[int]
+) -> None:
+    """At a whole bucket, and the next page goes on there; one bucket is whole in any case."""
+    key, since = make_key(stack), int(time.time()) // 60 * 60 - 3 * 3600
+    stack.sql(_MINUTES, since, key.project_id, keys)
+    asked: dict[str, Any] = {"bucket_width": "1m", "limit": 1440, "group_by": "api_key_id"}
+    asked |= {"start_time": since, "end_time": since + 2400}
+    buckets: list[dict[str, Any]] = []
+    with key.http(stack) as http:
+        for length in pages:
+            page = http.get("/v1/usage", params=asked).json()
+            assert len(page["data"]) == length
+            buckets += page["data"]
+            asked["page"] = page["next_page"]
+    assert [b["start_time"] for b in buckets] == [since + 60 * n for n in range(sum(pages))]
+    assert {len(bucket["results"]) for bucket in buckets} == {keys}
+    assert page["has_more"] == (len(buckets) < 40)
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

@@ -81,7 +81,7 @@ def claim_plan() -> dict[str, Any]:
         "worker": "w",
         "served": "{}",
         "is_idle": True,
-        "may_empty": True,
+        "may_drain": True,
     }
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)
@@ -163,19 +163,19 @@ def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None
     assert claim.waited_s == pytest.approx(row.queue_ms / 1000)
 
 
-def test_what_must_run_alone_is_left_to_an_idle_worker_for_a_minute(api_key: Key) -> None:
+def test_an_isolated_run_is_left_to_an_idle_worker_for_a_minute(api_key: Key) -> None:
     suspect = waiting(api_key[0], age_s=90, alone_since=timezone.now())
     assert Generation.objects.claim("m", "busy", is_idle=False) is None
     claim = Generation.objects.claim("m", "idle")
     assert claim is not None
-    assert claim.alone
+    assert claim.is_isolated
     Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
     assert Generation.objects.claim("m", "busy", is_idle=False) is None
     later = timezone.now() - timedelta(seconds=61)
     Generation.objects.filter(pk=suspect.pk).update(alone_since=later)
     claim = Generation.objects.claim("m", "busy", is_idle=False)
     assert claim is not None
-    assert claim.alone
+    assert claim.is_isolated
 
 
 @pytest.mark.django_db(transaction=True)

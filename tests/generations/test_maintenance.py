@@ -139,16 +139,19 @@ def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
     assert state(row) == expected
 
 
-@pytest.mark.parametrize(("attempt", "status"), [(1, Status.QUEUED), (2, Status.FAILED)])
-def test_what_may_have_killed_its_worker_is_tried_once_more(
-    api_key: Key, worker: str, model: str, attempt: int, status: Status
+@pytest.mark.parametrize(
+    ("attempt", "status", "is_isolated"),
+    [(1, Status.QUEUED, False), (2, Status.QUEUED, True), (3, Status.FAILED, False)],
+)
+def test_the_third_attempt_after_deaths_of_workers_is_isolated_and_the_last(
+    api_key: Key, worker: str, model: str, attempt: int, status: Status, is_isolated: bool
 ) -> None:
     row = running(api_key, worker)
     Generation.objects.filter(id=row.id).update(background=True, attempt=attempt, model=model)
     suspect(worker, ago_s=30)
     give_up_abandoned()
     assert state(row)[0] == status
-    assert (row.alone_since is not None) == (status == Status.QUEUED)
+    assert (row.alone_since is not None) == is_isolated
 
 
 @pytest.mark.parametrize("kept_in", ["Redis", "the row"])

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 
 import pytest
@@ -15,8 +16,9 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
-from inference_site.accounts.models import ApiKey
-from inference_site.domain.errors import QueueFull
+from inference_site.accounts.keys import create_key
+from inference_site.accounts.models import ApiKey, Project
+from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.generations import places
 from inference_site.generations.models import Generation, ServiceClass, Status
@@ -147,29 +149,81 @@ def test_who_finds_a_free_slot_has_no_place(monkeypatch: pytest.MonkeyPatch, api
     assert place_of_waiting(ended.public_id) is None
 
 
+def accepted(key: ApiKey, model: str, tries: int, service_class: int = NORMAL) -> int:
+    """How many of so many are accepted for a project, until it is refused."""
+    for number in range(tries):
+        row, document = new_row(key, model)
+        row.service_class = service_class
+        try:
+            enqueue(row, document, "web.one")
+        except (QueueFull, ProjectQueueFull):
+            return number
+    return tries
+
+
+def keys_of_projects(count: int) -> list[ApiKey]:
+    return [create_key(Project.objects.create(name=f"p{n}"), "test")[0] for n in range(count)]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_however_many_come_at_once_no_more_wait_than_may(
     api_key: Key, model: str, settings: Settings
 ) -> None:
-    settings.QUEUE_LIMIT = 20
+    settings.QUEUE_LIMIT = 40
     began = threading.Barrier(4)
 
     def come(_: int) -> int:
-        accepted = 0
         began.wait()
-        for _ in range(12):
-            try:
-                enqueue(*new_row(api_key[0], model), "web.one")
-                accepted += 1
-            except QueueFull:
-                pass
-            finally:
-                connection.close()
-        return accepted
+        try:
+            return accepted(api_key[0], model, 12)
+        finally:
+            connection.close()
 
     with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(come, range(4))) == 20
+        assert sum(pool.map(come, range(4))) == 20  # As many as are free then.
     assert Generation.objects.filter(model=model).count() == 20
     Generation.objects.claim(model, "w")
-    places.crowds._full.clear()  # A moment later.
-    enqueue(*new_row(api_key[0], model), "web.one")
+    places.crowds._refusals.clear()  # A moment later.
+    assert accepted(api_key[0], model, 5) == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("service_class", "shares"), [(NORMAL, [50, 25, 13]), (LATE, [25, 13, 6])])
+def test_a_project_takes_no_more_places_than_it_leaves_free(
+    model: str, settings: Settings, service_class: int, shares: list[int]
+) -> None:
+    settings.QUEUE_LIMIT = 100
+    keys = keys_of_projects(4)
+    assert [accepted(key, model, 100, service_class) for key in keys[:3]] == shares
+    assert accepted(keys[3], model, 1, service_class) == 1
+    # What a project has in the background counts against its own share of the whole queue only.
+    assert accepted(keys[3], model, 5) == 5
+
+
+@pytest.mark.django_db
+def test_the_background_never_takes_the_places_of_the_foreground(
+    model: str, settings: Settings
+) -> None:
+    settings.QUEUE_LIMIT = 40
+    keys = keys_of_projects(41)
+    assert sum(accepted(key, model, 40, LATE) for key in keys[:40]) == 20
+    row, document = new_row(keys[40], model)
+    row.service_class = LATE
+    with pytest.raises(QueueFull):
+        enqueue(row, document, "web.one")
+    assert accepted(keys[40], model, 5) == 5
+
+
+@pytest.mark.django_db
+def test_a_refusal_of_one_project_is_none_of_another(
+    api_key: Key, model: str, settings: Settings
+) -> None:
+    settings.QUEUE_LIMIT = 20
+    (other,) = keys_of_projects(1)
+    assert accepted(api_key[0], model, 20, LATE) == 5
+    refusal = partial(places.crowds.refusal, model)
+    error = refusal(api_key[0].project_id, is_background=True)
+    assert isinstance(error, ProjectQueueFull)
+    assert refusal(api_key[0].project_id, is_background=False) is None
+    assert refusal(other.project_id, is_background=True) is None
+    assert accepted(api_key[0], model, 1) == 1

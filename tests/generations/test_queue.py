@@ -20,7 +20,7 @@ from redis.retry import Retry
 from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.celery import app
-from inference_site.domain.errors import QueueFull
+from inference_site.domain.errors import ProjectQueueFull
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.generations import queue, wake_ups
@@ -210,12 +210,12 @@ def test_no_wake_up_is_sent_for_a_row_that_was_refused(api_key: Key, model: str)
 def test_the_queue_is_full_at_its_bound_and_not_before(
     api_key: Key, model: str, settings: Settings
 ) -> None:
-    settings.QUEUE_LIMIT = 3
+    settings.QUEUE_LIMIT = 6
     for _ in range(3):
         enqueue(*new_row(api_key[0], model), "web.one")
     for _ in range(2):  # The second is refused by what the first has found.
         refused, document = new_row(api_key[0], model)
-        with pytest.raises(QueueFull):
+        with pytest.raises(ProjectQueueFull):
             enqueue(refused, document, "web.one")
         assert not client_for(refused.public_id).exists(document_key(refused.public_id))
     assert Generation.objects.filter(model=model).count() == 3
@@ -224,14 +224,14 @@ def test_the_queue_is_full_at_its_bound_and_not_before(
 def test_the_bound_counts_only_what_waits_for_the_same_model(
     api_key: Key, model: str, settings: Settings
 ) -> None:
-    settings.QUEUE_LIMIT = 2
+    settings.QUEUE_LIMIT = 3
     create_generation(api_key[0], model=model)
     for _ in range(2):
         create_generation(api_key[0], model=model, status=Status.RUNNING)
         create_generation(api_key[0], model="another")
         send_wake_up(model)
     enqueue(*new_row(api_key[0], model), "web.one")
-    with pytest.raises(QueueFull):
+    with pytest.raises(ProjectQueueFull):
         enqueue(*new_row(api_key[0], model), "web.one")
 
 

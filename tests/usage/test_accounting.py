@@ -124,10 +124,37 @@ def test_concurrent_steps_count_every_generation_once() -> None:
     assert not Generation.objects.filter(is_accounted=False).exists()
 
 
-def test_a_step_waits_for_another_at_most_wait_ms(db: None) -> None:
+def other_connection() -> psycopg.Connection[tuple[Any, ...]]:
     url = connection.get_connection_params()
-    own = {k: url[k] for k in ("dbname", "user", "host", "port") if k in url}
-    with psycopg.connect(**own) as other:
+    return psycopg.connect(**{k: url[k] for k in ("dbname", "user", "host", "port") if k in url})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_budgets_are_locked_at_the_end_of_a_step_only(api_key: Key) -> None:
+    """Whoever reserves waits for them; the step marks thousands of rows before."""
+    budget = Budget.objects.create(project=api_key[0].project, unit="tokens", every="day", amount=9)
+    BudgetSpend.objects.create(budget=budget, start=NOON.date())
+    ended(api_key[0])
+    seen: list[tuple[str, bool]] = []
+
+    def look(execute: Any, sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        with other_connection() as other:
+            free = "SELECT id FROM accounts_budgetspend WHERE start = %s FOR UPDATE SKIP LOCKED"
+            seen.append((sql, bool(other.execute(free, [NOON.date()]).fetchall())))
+        return done
+
+    with connection.execute_wrapper(look):
+        assert len(account()) == 1
+    first = next(n for n, (_, is_free) in enumerate(seen) if not is_free)
+    assert any("is_accounted = true" in sql for sql, _ in seen[:first])
+    assert [is_free for _, is_free in seen] == [True] * first + [False] * (len(seen) - first)
+    assert len(seen) - first <= 2
+    assert spend(budget) == (21.0, 0.0)
+
+
+def test_a_step_waits_for_another_at_most_wait_ms(db: None) -> None:
+    with other_connection() as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", [accounting._LOCK])
         assert account() == []
         assert account(wait_ms=50) == []

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
-from worker.runtime.company import Company, Place
+from worker.runtime.isolation import Isolation, Permit
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
 from worker.runtime.served_model import ServedModel
@@ -43,16 +43,16 @@ class Runs:
         takes_nothing: Callable[[], bool],
         changed: Callable[[], None],
     ) -> None:
-        self._changed, self._company = changed, Company()
+        self._changed, self._isolation = changed, Isolation()
         self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
-        self._running: dict[Claim, tuple[ServedModel, Stream, Place]] = {}
+        self._running: dict[Claim, tuple[ServedModel, Stream, Permit]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For what an engine's own thread must not be blocked by."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a run may begin: not while one must have nothing beside it."""
-        return self._company.is_open
+        """Whether a run may begin: not while an isolated run is on trial."""
+        return self._isolation.is_open
 
     @property
     def attempts(self) -> set[tuple[str, int]]:
@@ -106,9 +106,9 @@ class Runs:
             while model.state == ModelState.READY and not self._takes_nothing():
                 if (claimed := self._claimed(model)) is None:
                     break
-                claim, place = claimed
+                claim, permit = claimed
                 model.note_served(claim.project_id)
-                if self._run(model, claim, place):
+                if self._run(model, claim, permit):
                     return False
                 if not self._may_wait(model, claim):
                     break
@@ -123,14 +123,14 @@ class Runs:
 
         What came while a slot was free has one that is read, or has been.
         """
-        if claim.others_waited or claim.may_restart or claim.alone or model.missed_wake_up:
+        if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not (model.is_open and self.is_open)
 
-    def _claimed(self, model: ServedModel) -> tuple[Claim, Place] | None:
+    def _claimed(self, model: ServedModel) -> tuple[Claim, Permit] | None:
         """Claim what may run now, beside what runs; None when there is nothing."""
-        place = self._company.enter()
-        if place is None:
+        permit = self._isolation.enter()
+        if permit is None:
             return None
         claim = None
         try:
@@ -138,27 +138,27 @@ class Runs:
                 model.spec.id,
                 self._worker,
                 model.served,
-                is_idle=place.is_single,
-                may_empty=place.may_be_alone,
+                is_idle=permit.is_only_run,
+                may_drain=permit.may_drain,
             )
         finally:
             if claim is None:
-                place.leave()
-        return None if claim is None else (claim, place)
+                permit.leave()
+        return None if claim is None else (claim, permit)
 
     def _leave(self, claim: Claim) -> None:
         """Let others begin, once a run has ended."""
-        _, _, place = self._running.pop(claim)
-        if place.leave():
+        _, _, permit = self._running.pop(claim)
+        if permit.leave():
             self._changed()
 
-    def _run(self, model: ServedModel, claim: Claim, place: Place) -> bool:
+    def _run(self, model: ServedModel, claim: Claim, permit: Permit) -> bool:
         """Run what was claimed; return whether its engine goes on by itself."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream)
-        self._running[claim] = model, stream, place
-        if claim.alone:
-            self._begin_trial(model, place, run)
+        self._running[claim] = model, stream, permit
+        if claim.is_isolated:
+            self._isolate(model, permit, run)
         began_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
@@ -174,13 +174,13 @@ class Runs:
                 model.note_run(time.monotonic() - began_at)
         return goes_on
 
-    def _begin_trial(self, model: ServedModel, place: Place, run: Run) -> None:
+    def _isolate(self, model: ServedModel, permit: Permit, run: Run) -> None:
         """Have nothing run beside this one, which may end the process, at its beginning."""
-        place.be_alone()
+        permit.isolate()
         self._changed()
 
         def watch() -> None:
-            if place.watch(run):
+            if permit.share_after_trial(run):
                 self._changed()
                 send_wake_up(model.spec.id)  # One may have come meanwhile, for nothing.
 

@@ -1,4 +1,4 @@
-"""A model in this process, its state, its engine and its slots; and who runs beside whom."""
+"""A model in this process, its state, its engine and its slots."""
 
 from __future__ import annotations
 

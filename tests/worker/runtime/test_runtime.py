@@ -37,7 +37,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import company, runs, served_model
+from worker.runtime import isolation, runs, served_model
 from worker.runtime.children.fork_server import ChildOrder
 from worker.runtime.host import memory
 from worker.runtime.runtime import Runtime
@@ -149,8 +149,8 @@ def test_nothing_runs_beside_what_may_have_killed_its_worker(
 def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
     runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(company, "_TRIAL_S", 0.2)
-    monkeypatch.setattr(company, "_EMPTY_S", 0.2)
+    monkeypatch.setattr(isolation, "_TRIAL_S", 0.2)
+    monkeypatch.setattr(isolation, "_DRAIN_S", 0.2)
     endless: list[dict[str, Any]] = [{"text": "a"}, {"sleep_ms": 60_000}]
     running = Generation.objects.filter(status=Status.RUNNING)
     with ThreadPoolExecutor(4) as pool:
@@ -175,7 +175,7 @@ def test_a_worker_makes_room_for_one_at_a_time(api_key: Key) -> None:
     claim = partial(Generation.objects.claim, "m", "w", is_idle=False)
     assert claim() is None  # It is left to an idle worker first.
     Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now() - timedelta(hours=1))
-    assert claim(may_empty=False) is None
+    assert claim(may_drain=False) is None
     assert claim() is not None
 
 
