@@ -13,7 +13,7 @@ import pytest
 from tests.flaky import MOST, Outcomes
 
 ROOT = Path(__file__).parent.parent
-TESTS = '''
+TESTS = """
 import os
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def untidy():
 
 def test_whose_fixture_fails_once(untidy):
     pass
-'''
+"""
 
 
 MAKE = """#!/bin/sh

@@ -151,7 +151,7 @@ async def long_answer(http: httpx.AsyncClient) -> None:
 
 async def socket(http: httpx.AsyncClient) -> None:
     """Have a response made over a WebSocket."""
-    url = str(http.base_url).replace("http", "ws", 1) + "v1/responses"
+    url = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/v1/responses"
     headers = {"Authorization": http.headers["Authorization"]}
     async with connect(url, additional_headers=headers, proxy=None) as opened:
         await opened.send(json.dumps({"type": "response.create", **_response()}))

@@ -30,8 +30,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class _Mallinfo2(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")
-        + ("uordblks", "fordblks", "keepcost")
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks".split()
+        + "uordblks fordblks keepcost".split()
     ]
 
 
