@@ -18,8 +18,13 @@ from worker.runtime.hooks import Chunk, HookContext
 
 
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
-    """Write in capitals; drop, raise or return nonsense where the text says so."""
+    """Write in capitals; drop, raise or return nonsense where the text says so.
+
+    While a test has a file ``slow``, the model ``demo`` says less than 20 tokens a second.
+    """
     if not context.model.startswith("hooked"):
+        if context.model == "demo" and Path(os.environ["DATA_DIR"], "slow").exists():
+            time.sleep(0.05)
         return chunk
     if isinstance(chunk, ToolCallDelta):
         return None if chunk.call == 0 and context.model == "hooked-demo" else chunk

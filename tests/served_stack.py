@@ -183,6 +183,16 @@ class ServedStack:
             self._database = psycopg.connect(self.services["DATABASE_URL"], autocommit=True)
             return self._database.execute(statement.encode(), parameters)
 
+    @contextmanager
+    def file(self, name: str) -> Iterator[None]:
+        """Have a file in the data directory, which the hooks of tests look for."""
+        path = self.data_dir / name
+        path.touch()
+        try:
+            yield
+        finally:
+            path.unlink()
+
     def redis(self) -> redis.Redis:
         """A client of its Redis."""
         return redis.Redis.from_url(self.services["REDIS_URL"])

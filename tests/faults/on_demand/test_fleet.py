@@ -131,17 +131,6 @@ def says_three_tokens(stack: ServedStack, name: str) -> bool:
     return True
 
 
-@contextmanager
-def held(stack: ServedStack) -> Iterator[None]:
-    """Have what the models in libraries generate stand still after the first chunk."""
-    file = stack.data_dir / "hold"
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink()
-
-
 def is_unloaded(http: httpx.Client, name: str) -> bool:
     """Have the model unloaded; return whether nobody has it any more."""
     is_gone = http.post("/v1/models/unload", json={"model": name}).status_code == 409
@@ -165,8 +154,8 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
         wait_until(lambda: model(http, "apart")["workers"] == 1, 120, "the second library model")
     parent = stack.pid_of("worker")
     for victim, beside in (("demo", "apart"), ("apart", "demo")):
-        # Without it, the models may have said all that they may before the signal is sent.
-        with held(stack):
+        # Each stands still after its first chunk: else it may have ended before the signal is sent.
+        with stack.file("hold"):
             going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
             next(going_on)
             scripted = stream(

@@ -27,12 +27,14 @@ _LARGE, _MOST = 300, 60
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks".split()
-        + "uordblks fordblks keepcost".split()
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 def census() -> dict[str, Any]:
