@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--kinds", default=",".join(SMALL))
     parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc")
+    parser.add_argument("--env", nargs="*", default=[], help="NAME=VALUE, for the stack")
     parser.add_argument("--rest", type=float, default=15.0, help="seconds before each census")
     options = parser.parse_args()
     kinds = options.kinds.split(",")
@@ -272,6 +273,7 @@ def main() -> None:
             "HEAP_OUT": name,
             "HEAP_TRACE": str(options.trace),
             "SPARE_PROCESSES": "false",
+            **dict(pair.split("=", 1) for pair in options.env),
         }
         with served_stack(MODEL, **env) as stack:
             before: dict[str, Census] = {}
