@@ -17,7 +17,7 @@ from tests.served_stack import ServedStack, wait_until
 CHAT = "/v1/chat/completions"
 
 
-def ask(max_tokens: int = 5, model: str = "demo", text: str = "Hi", **fields: Any) -> Any:
+def ask(max_tokens: int | None = 5, model: str = "demo", text: str = "Hi", **fields: Any) -> Any:
     messages = [{"role": "user", "content": text}]
     return {"model": model, "messages": messages, "max_tokens": max_tokens, **fields}
 
