@@ -4,9 +4,10 @@
 import os
 import sys
 
-from inference_site.gc_freeze import collect_rarely
+from inference_site.gc_freeze import collect_rarely, give_large_blocks_back
 
 collect_rarely()
+give_large_blocks_back()
 
 from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 

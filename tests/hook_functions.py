@@ -18,8 +18,13 @@ from worker.runtime.hooks import Chunk, HookContext
 
 
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
-    """Write in capitals; drop, raise or return nonsense where the text says so."""
+    """Write in capitals; drop, raise or return nonsense where the text says so.
+
+    While a test has a file ``slow``, the model ``demo`` says less than 20 tokens a second.
+    """
     if not context.model.startswith("hooked"):
+        if context.model == "demo" and Path(os.environ["DATA_DIR"], "slow").exists():
+            time.sleep(0.05)
         return chunk
     if isinstance(chunk, ToolCallDelta):
         return None if chunk.call == 0 and context.model == "hooked-demo" else chunk
@@ -51,4 +56,21 @@ def freeze(context: HookContext, chunk: Chunk) -> Chunk:
     if context.model == "demo" and file.exists():
         file.unlink()
         time.sleep(600)
+    return chunk
+
+
+_begun: set[str] = set()
+"""The generations of this process whose first chunk ``hold`` has seen."""
+
+
+def hold(context: HookContext, chunk: Chunk) -> Chunk:
+    """Pass the first chunk on; at the second, wait while the file ``hold`` of a test exists.
+
+    A generation of a model in a library is then certain to run until the file is removed.
+    """
+    if context.model in ("demo", "apart"):
+        if context.generation_id in _begun:
+            while Path(os.environ["DATA_DIR"], "hold").exists():
+                time.sleep(0.02)
+        _begun.add(context.generation_id)
     return chunk

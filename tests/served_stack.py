@@ -183,6 +183,16 @@ class ServedStack:
             self._database = psycopg.connect(self.services["DATABASE_URL"], autocommit=True)
             return self._database.execute(statement.encode(), parameters)
 
+    @contextmanager
+    def file(self, name: str) -> Iterator[None]:
+        """Have a file in the data directory, which the hooks of tests look for."""
+        path = self.data_dir / name
+        path.touch()
+        try:
+            yield
+        finally:
+            path.unlink()
+
     def redis(self) -> redis.Redis:
         """A client of its Redis."""
         return redis.Redis.from_url(self.services["REDIS_URL"])
@@ -213,7 +223,7 @@ class ServedStack:
         assert self.process is not None
         children = psutil.Process(self.process.pid).children()
         for child in sorted(children, key=lambda child: child.create_time()):
-            if child.status() != psutil.STATUS_ZOMBIE and marks[name] in " ".join(child.cmdline()):
+            if _runs(child, marks[name]):
                 return int(child.pid)
         raise AssertionError(f"{name} does not run")
 
@@ -222,16 +232,24 @@ class ServedStack:
         left = []
         for process in psutil.process_iter():
             try:
-                environ = process.environ()
-            except psutil.Error:
+                is_own = process.environ().get("DATA_DIR") == str(self.data_dir)
+                if is_own and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+            except psutil.Error:  # It has ended, or is somebody else's.
                 continue
-            if environ.get("DATA_DIR") == str(self.data_dir):
-                left.append(process)
-        return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+        return left
 
     def postgres_pid(self) -> int:
         """The process id of the postmaster."""
         return int((self.data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+
+
+def _runs(process: psutil.Process, mark: str) -> bool:
+    """Whether its command has this mark, and it has not ended."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and mark in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # It was gone between two looks.
+        return False
 
 
 def wait_until(condition: Any, timeout_s: float, what: str) -> float:

@@ -81,7 +81,7 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
         model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
     )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
-    wait_until(lambda: stack.sql(counted)[0][0] >= 1, 30, "the requests are accounted")
+    wait_until(lambda: stack.sql(counted)[0][0] >= 1, 120, "the requests are accounted")
 
 
 def test_the_pages_that_are_looked_at_are_those_of_the_menu(page: Page) -> None:
@@ -198,7 +198,7 @@ def test_a_running_response_is_watched_and_stopped(
     expect(answer).to_contain_text(f"{seen} x x")  # It goes on while it is looked at.
     press(page, page.get_by_role("button", name="Stop"))
     expect(page.get_by_text(f"Stopping {running.id}…")).to_be_visible()
-    wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 30, "it is stopped")
+    wait_until(lambda: stack.row(running.id)["status"] == "cancelled", 120, "it is stopped")
     expect(page.locator(".response-title")).to_contain_text("cancelled")
     assert client.responses.retrieve(running.id).status == "cancelled"
     page.goto("/admin/admin/logentry/")
@@ -234,7 +234,7 @@ def full(client: openai.OpenAI, stack: ServedStack) -> Iterator[list[str]]:
         client.responses.create(model="scripted", input=slow(4000), background=True).id
         for _ in range(6)
     ]
-    wait_until(lambda: len(_waiting(stack)) == 2, 30, "two wait")
+    wait_until(lambda: len(_waiting(stack)) == 2, 120, "two wait")
     yield _waiting(stack)
     for id_ in made:
         client.responses.cancel(id_)
@@ -288,7 +288,7 @@ def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
     page.goto("/admin/settings/")
     page.get_by_label("Content of unstored requests (hours)").fill("1")
     press(page, page.get_by_role("button", name="Save"))
-    wait_until(ask, 60, "it is kept")
+    wait_until(ask, 120, "it is kept")
     page.goto("/admin/requests/")
     log = page.get_by_role("region", name="Requests")
     row = log.get_by_role("row").filter(has_text="It is kept for an hour.").first
@@ -301,7 +301,7 @@ def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
         page.reload()
         return kept.get_by_text("It is kept for an hour.", exact=True).is_visible()
 
-    wait_until(lambda: not is_shown(), 60, "it is not shown any more, though not deleted yet")
+    wait_until(lambda: not is_shown(), 120, "it is not shown any more, though not deleted yet")
 
 
 def test_the_queue_moves_up_and_stops_what_waits(

@@ -25,7 +25,7 @@ def waiting(client: openai.OpenAI, stack: ServedStack, page: Page) -> Iterator[N
         for _ in range(5)
     ]
     count = "SELECT count(*) FROM generations_generation WHERE status = "
-    wait_until(lambda: stack.sql(f"{count} 'running'")[0][0] == 4, 60, "four run")
+    wait_until(lambda: stack.sql(f"{count} 'running'")[0][0] == 4, 120, "four run")
     page.goto("/admin/fleet/")
     row = page.get_by_role("region", name="Models").get_by_role("row", name="scripted")
     row.get_by_role("button", name="Unload").click()

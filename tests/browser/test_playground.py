@@ -129,7 +129,7 @@ def test_a_new_conversation_builds_on_nothing_that_was_running(
     page.get_by_role("button", name="New conversation").click()
     say(page, {"text": "first"})
     expect(usage(page, 0)).to_contain_text("completed")
-    wait_until(lambda: stack.row(running)["status"] == "cancelled", 30, "it is stopped")
+    wait_until(lambda: stack.row(running)["status"] == "cancelled", 120, "it is stopped")
     say(page, {"text": "second"})
     expect(usage(page, 1)).to_contain_text("completed")
     chain = stack.sql(
@@ -209,7 +209,7 @@ def test_who_leaves_the_page_stops_the_answer(
     page = open_page()
     running = begun(page, stack)
     page.goto("/admin/")
-    wait_until(lambda: stack.row(running)["status"] == "cancelled", 30, "it is stopped")
+    wait_until(lambda: stack.row(running)["status"] == "cancelled", 120, "it is stopped")
 
 
 def test_an_answer_is_bound_by_a_json_schema(open_page: Callable[..., Page]) -> None:

@@ -107,7 +107,7 @@ def test_an_answer_that_runs_during_a_reload_is_shown_as_far_as_it_came(
     page.reload()
     expect(usage(page, 0)).to_contain_text("cancelled")
     expect(answers(page)).to_contain_text("x x x")
-    wait_until(lambda: newest(stack)[1] == "cancelled", 30, "leaving has stopped it")
+    wait_until(lambda: newest(stack)[1] == "cancelled", 120, "leaving has stopped it")
 
 
 def test_an_edited_message_makes_a_branch_and_one_can_go_back(
@@ -336,12 +336,12 @@ def test_stop_takes_what_waits_out_of_the_queue(
         for _ in range(4)
     ]
     running = "SELECT count(*) FROM generations_generation WHERE status = 'running'"
-    wait_until(lambda: stack.sql(running)[0][0] == 4, 30, "all slots are busy")
+    wait_until(lambda: stack.sql(running)[0][0] == 4, 120, "all slots are busy")
     ask(playground, "I wait")
-    wait_until(lambda: newest(stack)[1] == "queued", 30, "it waits")
+    wait_until(lambda: newest(stack)[1] == "queued", 120, "it waits")
     playground.get_by_role("button", name="Stop").click()
     expect(usage(playground, 0)).to_contain_text("cancelled")
-    wait_until(lambda: newest(stack)[1] == "cancelled", 30, "it is out of the queue")
+    wait_until(lambda: newest(stack)[1] == "cancelled", 120, "it is out of the queue")
     for id_ in busy:
         client.responses.cancel(id_)
 

@@ -81,8 +81,9 @@ class Container:
         return time.monotonic() - started
 
     def lines(self) -> list[dict[str, object]]:
-        """What it has logged: each line is a JSON object."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        """What it has logged: each line is a JSON object. The last may be half written."""
+        whole = self.log.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 class LocalSite:

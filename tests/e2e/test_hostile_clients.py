@@ -59,10 +59,10 @@ def bystander(stack: ServedStack, model: str = "scripted") -> Iterator[None]:
 
 
 class Web:
-    """The web process: what it has used since."""
+    """The web process, or another: what it has used since."""
 
-    def __init__(self, stack: ServedStack) -> None:
-        self._process = psutil.Process(stack.pid_of("web"))
+    def __init__(self, stack: ServedStack, process: str = "web") -> None:
+        self._process = psutil.Process(stack.pid_of(process))
         self._memory = self._process.memory_info().rss
         self._cpu = self._cpu_s()
 
@@ -249,6 +249,24 @@ def test_readers_that_do_not_read_cost_no_memory_and_lose_nothing(
     assert [len(body) for body in bodies] == [len(whole)] * patient
     assert set(bodies) == {whole}
     _check_readers_without_a_log(stack, made["id"], head)
+
+
+def test_memory_that_large_answers_took_is_given_back(
+    stack: ServedStack, attacker: MadeKey
+) -> None:
+    text = script({"repeat": 300, "steps": [{"text": "abcdefgh" * 1280}]})
+    used = [Web(stack, process) for process in ("web", "worker")]
+
+    def ask_and_read(_: int) -> int:
+        asked = {"model": "scripted", "input": text, "stream": True}
+        length = len(http.post("/v1/responses", json=asked).content)
+        for made in http.get("/v1/responses?limit=1").json()["data"]:
+            length += len(http.get(f"/v1/responses/{made['id']}").content)
+        return length
+
+    with attacker.http(stack) as http, ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(ask_and_read, range(16))) > 5 * MIB
+    wait_until(lambda: all(process.grown < 60 * MIB for process in used), 60, "little is kept")
 
 
 def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str) -> None:

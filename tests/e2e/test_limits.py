@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,13 +11,13 @@ import openai
 import pytest
 
 from tests.e2e.keys import MadeKey, make_budget, make_key
-from tests.e2e.scripts import slow
+from tests.e2e.scripts import ENDLESS
 from tests.served_stack import ServedStack, wait_until
 
 CHAT = "/v1/chat/completions"
 
 
-def ask(max_tokens: int = 5, model: str = "demo", text: str = "Hi", **fields: Any) -> Any:
+def ask(max_tokens: int | None = 5, model: str = "demo", text: str = "Hi", **fields: Any) -> Any:
     messages = [{"role": "user", "content": text}]
     return {"model": model, "messages": messages, "max_tokens": max_tokens, **fields}
 
@@ -106,15 +107,21 @@ def statuses(stack: ServedStack, key: MadeKey, count: int, **fields: Any) -> lis
 
 def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
     key = make_key(stack, concurrent_runs=2)
-    # They run for long, so that none ends before the last has come.
-    answers = statuses(stack, key, 12, model="scripted", text=slow(300), max_tokens=400)
-    codes = sorted(answer.status_code for answer in answers)
-    assert codes.count(200) == 2
-    assert codes.count(429) == 10
-    [told] = {a.json()["error"]["message"] for a in answers if a.status_code == 429}
-    assert "2 runs at one time of this key" in told
-    with key.http(stack) as http:
-        assert http.post(CHAT, json=ask()).status_code == 200, "they have ended"
+    endless = ask(model="scripted", text=ENDLESS, max_tokens=None, stream=True)
+
+    def begin(_: int) -> httpx.Response:
+        return http.send(http.build_request("POST", CHAT, json=endless), stream=True)
+
+    with key.http(stack) as http, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(begin, range(12)))  # None ends before the last has come.
+        codes = sorted(answer.status_code for answer in answers)
+        told = {json.loads(a.read())["error"]["message"] for a in answers if a.status_code == 429}
+        for answer in answers:
+            answer.close()
+        assert (codes.count(200), codes.count(429)) == (2, 10)
+        assert len(told) == 1
+        assert "2 runs at one time of this key" in told.pop()
+        wait_until(lambda: http.post(CHAT, json=ask()).status_code == 200, 120, "their end")
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(80, marks=pytest.mark.stress)])

@@ -37,12 +37,12 @@ def begin(client: openai.OpenAI, given: str = ENDLESS, **fields: Any) -> Any:
 def running(client: openai.OpenAI, **fields: Any) -> Any:
     """Create one and wait until it has said something."""
     made = begin(client, **fields)
-    wait_until(lambda: client.responses.retrieve(made.id).output_text, 15, "output")
+    wait_until(lambda: client.responses.retrieve(made.id).output_text, 120, "output")
     return made
 
 
 def test_background_answers_at_once_and_is_polled(client: openai.OpenAI) -> None:
-    made = begin(client, slow(10, 100))
+    made = begin(client, slow(10, 300))  # It runs for many times as long as a look takes.
     assert (made.status, made.output, made.background) == ("queued", [], True)
     seen: list[Any] = []
 
@@ -71,7 +71,7 @@ def test_background_goes_on_when_its_client_leaves(
         next(stream)
     stream.close()
     wait_until(
-        lambda: client.responses.retrieve(first.response.id).status == "completed", 5, "completed"
+        lambda: client.responses.retrieve(first.response.id).status == "completed", 120, "completed"
     )
     assert events(replay_raw(http, first.response.id))[-1]["type"] == "response.completed"
 
@@ -82,8 +82,8 @@ def test_foreground_is_stopped_when_its_client_leaves(client: openai.OpenAI) -> 
     for _ in range(6):
         next(stream)
     stream.close()
-    wait_until(
-        lambda: client.responses.retrieve(first.response.id).status == "cancelled", 1, "cancelled"
+    wait_until(  # It would have gone on for 80 s.
+        lambda: client.responses.retrieve(first.response.id).status == "cancelled", 60, "cancelled"
     )
     stored = client.responses.retrieve(first.response.id)
     assert stored.output_text.startswith("x ")

@@ -78,12 +78,16 @@ def test_what_follows_the_end_is_empty(client: openai.OpenAI, http: httpx.Client
 
 def test_silence_is_filled_with_comments(http: httpx.Client) -> None:
     """They come when the log is read again, too, and are no events."""
-    given = script({"text": "a"}, {"sleep_ms": 1300}, {"text": "b"})
+    given = script({"text": "a"}, {"sleep_ms": 60_000}, {"text": "b"})
     body = {"model": "scripted", "input": given, "background": True}
     made = http.post("/v1/responses", json=body).json()["id"]
-    query = {"stream": "true", "starting_after": "3"}
+    query, text, is_cancelled = {"stream": "true", "starting_after": "3"}, "", False
     with http.stream("GET", f"/v1/responses/{made}", params=query) as response:
-        text = "".join(response.iter_text())
+        for piece in response.iter_text():
+            text += piece
+            if ": ping\n\n" in text and not is_cancelled:
+                assert http.post(f"/v1/responses/{made}/cancel").status_code == 200
+                is_cancelled = True
     assert ": ping\n\n" in text
     assert replay_raw(http, made, 3) == [
         frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")

@@ -197,15 +197,20 @@ def test_cancelled_and_failed_requests_are_accounted_as_such(stack: ServedStack)
     client = stack.client(key.secret)
     with pytest.raises(openai.APIError):
         chat(client, model="scripted", messages=[{"role": "user", "content": '[{"fail": "x"}]'}])
-    with client.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "Count"}],
-        stream=True,
-        extra_body={"ignore_eos": True},
-    ) as stream:
-        for i, _ in enumerate(stream):
-            if i == 5:
-                break
+    with (
+        stack.file("slow"),
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Count"}],
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ) as stream,
+    ):
+        first = next(iter(stream))
+        for _ in range(4):
+            next(stream)
+        stream.close()
+        wait_until(lambda: stack.row(first.id)["status"] == "cancelled", 120, "cancelled")
     with key.http(stack) as http:
         wait_until(
             lambda: results(http) and results(http)[-1]["num_model_requests"] == 2, 120, "it"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from tests.faults.freezing import frozen, postgres_pids
+from tests.faults.freezing import frozen, frozen_postgres
 from tests.served_stack import ServedStack, wait_until
 
 
@@ -173,8 +173,8 @@ def test_killed_redis_ends_or_continues_streams(stack: ServedStack) -> None:
 
 
 def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
-    assert works(stack)
-    with frozen(*postgres_pids(stack)):
+    wait_until(lambda: works(stack), 120, "what an earlier test has killed")
+    with frozen_postgres(stack):
         with pytest.raises(openai.InternalServerError) as caught:
             stack.client().chat.completions.create(
                 model="scripted",
@@ -191,9 +191,9 @@ def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
 def test_a_web_process_in_which_a_thread_hangs_ends_when_it_is_asked_to(
     stack: ServedStack,
 ) -> None:
-    assert works(stack)
+    wait_until(lambda: works(stack), 120, "what an earlier test has killed")
     web = stack.pid_of("web")
-    with frozen(*postgres_pids(stack)):
+    with frozen_postgres(stack):
         assert not works(stack)  # Its thread waits for PostgreSQL from now on.
         os.kill(web, signal.SIGTERM)
         wait_until(lambda: not psutil.pid_exists(web), 60, "the end of the web process")
@@ -294,7 +294,7 @@ def test_a_hundred_requests_during_an_outage_are_told_side_by_side(
 
 
 def test_health_answers_while_the_database_hangs(stack: ServedStack) -> None:
-    with frozen(*postgres_pids(stack)):
+    with frozen_postgres(stack):
         threads = [threading.Thread(target=works, args=(stack,)) for _ in range(20)]
         for thread in threads:
             thread.start()

@@ -155,10 +155,7 @@ def test_foreground_stream_goes_on_though_redis_has_lost_its_log(stack: ServedSt
         for piece in response.iter_text():
             text += piece
             if not flushed and text.count("output_text.delta") > 8:
-                with stack.redis() as redis:
-                    redis.flushall()
-                    time.sleep(0.5)  # What is written in this time, without a hint to the reader,
-                    redis.flushall()  # is lost.
+                lose_frames(stack, text)
                 flushed = True
     frames = [frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")]
     assert frames[-1] == "data: [DONE]"
@@ -169,6 +166,18 @@ def test_foreground_stream_goes_on_though_redis_has_lost_its_log(stack: ServedSt
     stored = shown(stack, events[0]["response"]["id"])
     assert said == stored["output"][0]["content"][0]["text"] == "x " * 100
     assert events[-1]["response"] == stored
+
+
+def lose_frames(stack: ServedStack, text: str) -> None:
+    """Have Redis forget the reader of a stream, and then what was written without a hint to it.
+
+    That is over before the reader looks into the log because a second has passed without a hint.
+    """
+    response_id = json.loads(text.split("data: ")[1].split("\n")[0])["response"]["id"]
+    with stack.redis() as redis:
+        redis.flushall()
+        wait_until(lambda: redis.exists(f"{{{response_id}}}:log"), 120, "frames without a hint")
+        redis.flushall()
 
 
 def test_response_in_the_foreground_fails_with_its_worker_and_keeps_what_it_said(

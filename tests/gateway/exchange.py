@@ -49,7 +49,7 @@ class FakeHandler(ApiHandler):
 
     def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
         self.bodies.append(body)
-        self.may_answer.wait(5)
+        self.may_answer.wait(60)
         scope[SCOPE_KEY].started_id = "g"
         if self._stream is None:
             return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")
@@ -77,8 +77,7 @@ class Exchange:
 
     async def followed(self) -> Follower:
         """Return the follower once the view has answered."""
-        for _ in range(500):
-            if followers := self.hub.readers("g"):
-                return followers[0]
-            await asyncio.sleep(0.002)
-        raise AssertionError("no view has answered")
+        async with asyncio.timeout(60):
+            while not (followers := self.hub.readers("g")):
+                await asyncio.sleep(0.002)
+        return followers[0]

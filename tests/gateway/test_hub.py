@@ -63,11 +63,10 @@ class Site:
 
     async def next(self, follower: Follower) -> list[Batch]:
         """Return what comes to the follower next."""
-        for _ in range(100):
-            await follower.wait(0.05)
-            if batches := follower.take():
-                return batches
-        raise AssertionError("nothing came")
+        async with asyncio.timeout(60):
+            while not (batches := follower.take()):
+                await follower.wait(0.05)
+        return batches
 
 
 @asynccontextmanager
@@ -92,6 +91,23 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
             await asyncio.wait(pending, timeout=0.2)
         for client in clients:
             await client.aclose()
+
+
+def when_unqueued(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Awaitable[None]]:
+    """Return what waits until the hub has looked for a cancelled generation in the queue."""
+    looked_for, act = set[str](), hub_module._cancel_queued
+
+    def cancel_queued(ids: set[str]) -> None:
+        act(ids)
+        looked_for.update(ids)
+
+    async def unqueued(generation_id: str) -> None:
+        async with asyncio.timeout(60):
+            while generation_id not in looked_for:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(hub_module, "_cancel_queued", cancel_queued)
+    return unqueued
 
 
 def on_site(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Site], Awaitable[None]]) -> None:
@@ -491,8 +507,9 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
     async def scenario(site: Site) -> None:
         for row in (waiting, running_row):
             await site.hub.cancel(row.public_id)
-        await asyncio.sleep(0.3)  # The queue is seen to after the workers.
+            await unqueued(row.public_id)  # The queue is seen to after the workers.
 
+    unqueued = when_unqueued(monkeypatch)
     on_site(monkeypatch, scenario)
     assert load_document(waiting.public_id).document is None  # Its content is not kept for a day.
     found = load_document(running_row.public_id)
@@ -519,7 +536,7 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     monkeypatch.setattr(AsyncEventLog, "request_cancel", away_at_first)
 
     async def scenario(site: Site) -> None:
-        await asyncio.wait({site.hub.cancel(generation_id) for generation_id in ids}, timeout=5)
+        await asyncio.wait({site.hub.cancel(generation_id) for generation_id in ids}, timeout=60)
 
     on_site(monkeypatch, scenario)
     assert attempts == [400, 400]
@@ -544,7 +561,7 @@ def test_an_ending_is_waited_for_by_whoever_asks(
             client: Any = client_for(generation_id)
             assert client.smembers(f"{{{generation_id}}}:followers") == {site.hub.channel.encode()}
             await site.hint((generation_id, Batch(2, [b"2"], END).pack()))
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
         assert site.hub.readers(generation_id) == []
 
     on_site(monkeypatch, scenario)
@@ -554,7 +571,7 @@ def test_an_ending_that_does_not_come_is_waited_for_no_longer_than_asked(
     monkeypatch: pytest.MonkeyPatch, generation_id: str
 ) -> None:
     async def scenario(site: Site) -> None:
-        await asyncio.wait_for(site.hub.wait_for_ending(generation_id, 0.1), 5)
+        await asyncio.wait_for(site.hub.wait_for_ending(generation_id, 0.1), 60)
         assert site.hub.readers(generation_id) == []
 
     on_site(monkeypatch, scenario)

@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
                 exchange.client = client
             task = exchange.start()
             await scenario(exchange, task)
-            await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 5)
+            await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 60)
             assert exchange.hub.readers("g") == []  # Whatever happened, nobody follows.
             return exchange
 
@@ -93,7 +93,7 @@ def test_an_end_that_comes_before_the_view_is_back_is_sent(
         follower = exchange.hub.follow("g")
         follower.offer(Batch(0, [b"data: [DONE]\n\n"], END))
         monkeypatch.setattr(exchange.hub, "follow", lambda _: follower)
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, 60)
 
     exchange = run(scenario, stream=stream)
     assert exchange.client.writes[0] == (b"data: [DONE]\n\n" if stream else END.body)
@@ -250,7 +250,7 @@ class LeavingClient(FakeClient):
 def test_a_client_that_leaves_during_a_write_is_noticed_at_once(run: Run) -> None:
     async def scenario(exchange: Exchange, task: asyncio.Task[None]) -> None:
         (await exchange.followed()).offer(Batch(0, [b"data: 0\n\n"]))
-        await asyncio.wait_for(task, 2)  # Long before the next ping.
+        await asyncio.wait_for(task, 10)  # Before the next ping.
 
     assert run(scenario, client=LeavingClient()).hub.cancelled == ["g"]
 

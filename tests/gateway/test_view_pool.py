@@ -31,8 +31,15 @@ class Stuck:
 
     def __call__(self) -> HttpResponse:
         self.ran += 1
-        self.let_go.wait(10)
+        self.let_go.wait(60)
         return HttpResponse()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Return once threads of the pool have made it so."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def ignore() -> None:
@@ -81,7 +88,7 @@ def test_a_client_that_leaves_while_its_view_runs_is_told_of_its_end() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(ViewPool(1).run(stuck, told.set))
-        await asyncio.sleep(0.05)
+        await _until(lambda: stuck.ran == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -148,6 +155,7 @@ def test_a_project_has_at_most_half_of_the_threads() -> None:
     async def main() -> None:
         pool = ViewPool(4)
         busy = [asyncio.create_task(pool.run(stuck, ignore, Share(1))) for _ in range(20)]
+        await _until(lambda: stuck.ran == 2)
         await asyncio.sleep(0.05)
         assert stuck.ran == 2
         assert (await pool.run(answer(), ignore, Share(2))).status_code == 200
@@ -164,6 +172,7 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
         pool = ViewPool(4)
         large = Share(1, is_large=True)
         busy = [asyncio.create_task(pool.run(stuck, ignore, large)) for _ in range(3)]
+        await _until(lambda: stuck.ran == 1)
         await asyncio.sleep(0.05)
         assert stuck.ran == 1
         assert (await pool.run(answer(), ignore, Share(1))).status_code == 200
@@ -340,10 +349,10 @@ def test_who_leaves_the_line_keeps_no_thread() -> None:
 
 
 def test_a_long_line_that_moves_is_no_stall(settings: Settings) -> None:
-    settings.WEB_STALL_S = 0.3
+    settings.WEB_STALL_S = 1.0
 
     def brisk() -> HttpResponse:
-        time.sleep(0.05)
+        time.sleep(0.1)
         return HttpResponse()
 
     async def main() -> None:

@@ -25,7 +25,7 @@ from inference_site.streams.log_scripts import cancel_key, log_key
 from inference_site.streams.request_documents import Opening, load_document, save_document
 from responses_api.models import StoredResponse
 from responses_api.views import responses
-from tests.gateway.test_hub import on_site
+from tests.gateway.test_hub import on_site, when_unqueued
 from tests.generations.rows import chat_document, create_generation
 from tests.responses_api.chains import Chain, end_generation
 
@@ -36,9 +36,11 @@ Caller = Callable[[str, str, pytest.MonkeyPatch], None]
 
 
 def by_web_process(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unqueued = when_unqueued(monkeypatch)
+
     async def scenario(site: Any) -> None:
         await site.hub.cancel(generation_id)
-        await asyncio.sleep(0.3)  # The rows come after the flags, on a thread.
+        await unqueued(generation_id)  # The rows come after the flags, on a thread.
 
     on_site(monkeypatch, scenario)
 
@@ -158,7 +160,7 @@ def test_a_cancel_ends_while_the_event_loop_stands_still(stored: StoredResponse)
         acting = asyncio.ensure_future(sync_to_async(act, thread_sensitive=False)())
         while not has_begun.is_set():
             await asyncio.sleep(0.01)
-        is_in_time = has_ended.wait(20)  # Nothing else runs on this loop meanwhile.
+        is_in_time = has_ended.wait(60)  # Nothing else runs on this loop meanwhile.
         await acting
         return is_in_time
 

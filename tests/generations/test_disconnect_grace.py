@@ -50,13 +50,13 @@ def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
     assert generation_id in unattended()
     tell({generation_id: 3}, {})
     assert generation_id not in unattended()
-    assert 7.5 < seconds_left(generation_id) <= 8
+    assert 4 < seconds_left(generation_id) <= 8
 
 
 def test_one_that_is_left_has_its_grace(generation_id: str) -> None:
     attend(generation_id, 3)
     tell({}, {generation_id: 3})
-    assert 2.5 < seconds_left(generation_id) <= 3
+    assert 1 < seconds_left(generation_id) <= 3
 
 
 def test_reader_of_one_without_a_grace_gives_it_none(generation_id: str) -> None:

@@ -82,7 +82,7 @@ def test_a_late_run_is_followed_by_one_and_not_by_those_that_were_missed() -> No
     repeat("a job", act, 0.1, stopped)
     gaps = [after - before for before, after in pairwise(turns)]
     assert gaps[0] >= 0.5
-    assert min(gaps[1:]) >= 0.09
+    assert min(gaps[1:]) >= 0.05
 
 
 @pytest.mark.django_db(transaction=True)
@@ -95,7 +95,7 @@ def test_two_beats_at_once_end_and_account_each_generation_once(
     MAINTENANCE_DONE.set(0)
     stopped = threading.Event()
     beats = [in_thread(stopped) for _ in range(2)]
-    wait_until(lambda: not Generation.objects.filter(is_accounted=False).exists(), 20)
+    wait_until(lambda: not Generation.objects.filter(is_accounted=False).exists(), 90)
     wait_until(lambda: MAINTENANCE_DONE.collect()[0].samples[0].value > 0)  # type: ignore[index]
     stopped.set()
     for thread in beats:

@@ -25,6 +25,7 @@ from inference_site.streams.request_documents import save_document
 from inference_site.submission import model_access
 from inference_site.submission.model_access import require_served
 from tests.generations.rows import chat_document, create_generation
+from tests.waiting import wait_until
 
 Key = tuple[ApiKey, str]
 Show = Callable[..., None]
@@ -62,6 +63,7 @@ def test_a_worker_is_used_as_soon_as_it_is_ready(monkeypatch: pytest.MonkeyPatch
     lease = Lease(name, lambda: LiveWorker(name, (ModelReport(spec.id, 1, 0),)))
     lease.start()
     try:
+        wait_until(lambda: name in [worker.id for worker in leases.live_workers()])
         time.sleep(2 * leases._MOMENT_S)
         require_served(spec)
     finally:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from tests.faults.freezing import frozen, postgres_pids
+from tests.faults.freezing import frozen, frozen_postgres
 from tests.faults.matrix import surroundings
 from tests.served_stack import ROOT, ServedStack
 
@@ -36,7 +36,7 @@ def _freezes(process: str) -> Fault:
 
 
 def _freezes_postgres(stack: ServedStack) -> None:
-    with frozen(*postgres_pids(stack)):
+    with frozen_postgres(stack):
         time.sleep(_FROZEN_S)
 
 

@@ -160,7 +160,8 @@ def test_frames_arrive_in_order_with_the_ending_last(publisher: Publisher) -> No
         await web.follow(stream)
         for number in range(200):
             stream.append([b"%d" % number])
-            await asyncio.sleep(0.0005)
+            if number % 10 == 0:
+                await asyncio.sleep(0.005)
         stream.close(END)
         heard = [(await web.hear())[stream.id]]
         while heard[-1].ending is None:
@@ -176,7 +177,7 @@ def test_frames_arrive_in_order_with_the_ending_last(publisher: Publisher) -> No
 def test_a_cancel_request_reaches_a_stream_that_produces_nothing(publisher: Publisher) -> None:
     stream, bystander = (publisher.open(new_id("chatcmpl-")) for _ in range(2))
     client_for(stream.id).set(cancel_key(stream.id), 1, ex=60)
-    wait_until(lambda: stream.cancelled, timeout_s=2)
+    wait_until(lambda: stream.cancelled, timeout_s=60)
     assert stream.stop_reason is StopReason.REQUESTED
     assert not bystander.cancelled
 
@@ -189,7 +190,7 @@ def test_streams_that_open_at_once_while_others_end_are_all_looked_after(
     def one_is_stopped(_number: int) -> bool:
         stream = publisher.open(new_id("chatcmpl-"))
         client_for(stream.id).set(cancel_key(stream.id), 1, ex=60)
-        wait_until(lambda: stream.cancelled, timeout_s=5)
+        wait_until(lambda: stream.cancelled, timeout_s=60)
         stream.close(END)
         return True
 
