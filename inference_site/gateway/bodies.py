@@ -11,10 +11,15 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpResponse
 
-from inference_site.errors.api_errors import ApiError, RequestTimeoutError, UnavailableError
+from inference_site.errors.api_errors import (
+    ApiError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from inference_site.gateway.access import Application
 from inference_site.gateway.delivery import ClientGone
-from inference_site.gateway.head import length_of_body, too_large
+from inference_site.gateway.head import length_of_body, require_no_nul, too_large
 from inference_site.gateway.http_answers import Receive, Send, send_response
 
 ROOM_KEY = "inference_site.message_room"
@@ -139,17 +144,22 @@ class MessageRoom:
 def bounded_forms(application: Application) -> Application:
     """Return the application of pages, which takes in no more of a body than a form needs.
 
-    Django would take any body of anyone in before it looks at who sends it.
+    Django would take any body of anyone in before it looks at who sends it, and fail at a NUL,
+    which PostgreSQL does not take, wherever a page uses it in a query.
     """
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
+            require_no_nul(scope)
             length_of_body(scope, _LARGEST_FORM)
             body = await read_body(receive, _LARGEST_FORM)
+            _require_no_nul_in_form(scope, body)
         except ClientGone:
             return
         except ApiError as exc:
-            await send_response(HttpResponse(exc.message, status=exc.status), send)
+            await send_response(
+                HttpResponse(exc.message, content_type="text/plain", status=exc.status), send
+            )
             return
         messages = iter([{"type": "http.request", "body": body}])
 
@@ -159,6 +169,14 @@ def bounded_forms(application: Application) -> Application:
         await application(scope, again, send)
 
     return app
+
+
+def _require_no_nul_in_form(scope: dict[str, Any], body: bytes) -> None:
+    content_type = dict(scope["headers"]).get(b"content-type", b"")
+    if content_type.startswith(b"application/x-www-form-urlencoded") and (
+        b"%00" in body or b"\0" in body
+    ):
+        raise InvalidRequestError("The form must not hold a NUL character.")
 
 
 async def read_body(receive: Receive, most: int | None = None) -> bytes:
