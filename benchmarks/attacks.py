@@ -124,7 +124,7 @@ class Attacker:
 
     @contextlib.contextmanager
     def sockets(self, count: int, head: str, content: bytes = b"") -> Iterator[None]:
-        """Open connections, send this on each, and read nothing."""
+        """Open connections, send this on each, unless the head is empty, and read nothing."""
         url = urlsplit(self.url)
         with contextlib.ExitStack() as opened:
             for _ in range(count):
@@ -133,7 +133,9 @@ class Attacker:
                 connection.settimeout(5)
                 with contextlib.suppress(OSError):
                     connection.connect((url.hostname, url.port))
-                    connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + content)
+                    if head:
+                        lines = head.replace("\n", "\r\n").encode()
+                        connection.sendall(lines + b"\r\n\r\n" + content)
             yield
 
 
@@ -166,6 +168,21 @@ def _keyless(attacker: Attacker) -> None:
 
 def _slow(attacker: Attacker) -> None:
     with attacker.sockets(100, _head(_LIMIT, attacker.key), b"{"):
+        time.sleep(5)
+
+
+def _silent(attacker: Attacker) -> None:
+    with attacker.sockets(400, ""):
+        time.sleep(5)
+
+
+def _idle_websockets(attacker: Attacker) -> None:
+    head = (
+        f"GET /v1/responses HTTP/1.1\nHost: x\nAuthorization: Bearer {attacker.key}\n"
+        "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    )
+    with attacker.sockets(400, head):
         time.sleep(5)
 
 
@@ -241,6 +258,8 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "readers that read nothing": _unread,
     "parts of WebSocket messages": _websockets,
     "logins of many names": _logins,
+    "1,200 silent connections": _silent,
+    "1,200 idle WebSockets": _idle_websockets,
 }
 
 

@@ -49,7 +49,7 @@ class SmallWeb:
             limits = f"ulimit -Sn {FILES // 2} && ulimit -Hn {FILES}"
             serve = shlex.join([sys.executable, "manage.py", "web", "--port", str(self.port)])
             self.process = subprocess.Popen(
-                ["sh", "-c", f"{limits} && exec {serve}"],
+                ["/bin/sh", "-c", f"{limits} && exec {serve}"],
                 cwd=ROOT,
                 env=env,
                 stdout=log,

@@ -30,7 +30,6 @@ _LINGER_S = 30.0
 still sends would lose the answer if the connection were closed."""
 _TRY_AGAIN_LATER = 1013
 """The code with which a WebSocket is closed (IANA's registry of close codes)."""
-_FAILURE: ApiError = InternalError()
 _later: Any = reactor  # Its class is chosen at run time.
 
 
@@ -135,8 +134,14 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
 
     def basic_error(self, status: int, status_text: bytes, body: str) -> None:  # Daphne's name.
         """Answer what no application answers: a head that is none, or a failure of Daphne's."""
-        error = InvalidRequestError(f"{body}.") if status == HTTPStatus.BAD_REQUEST else _FAILURE
-        headers = {"Content-Type": "application/json", **SAFE_HEADERS}
+        error: ApiError = InternalError()
+        if status == HTTPStatus.BAD_REQUEST:
+            error = InvalidRequestError(f"{body}.")
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(error.body)),
+            **SAFE_HEADERS,
+        }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         start = {"type": "http.response.start", "status": error.status, "headers": encoded}
         self.handle_reply(start)

@@ -64,7 +64,7 @@ class Command(BaseCommand):
             specs = _good_models(_wanted(model))
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, _say, options["web"], options["workers"])
         made, is_up = FirstSecrets(None, None), False
         try:
