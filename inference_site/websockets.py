@@ -14,6 +14,8 @@ from responses_api.views.socket import ResponsesConsumer
 class UnroutedConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
     """Refuses the handshake of a WebSocket to any other path."""
 
+    channel_layer_alias = "none"  # See ``ResponsesConsumer``.
+
     async def connect(self) -> None:
         """Close before accepting, which is a 403."""
         await self.close()

@@ -21,6 +21,7 @@ from inference_site.gateway.access import Application
 from inference_site.gateway.delivery import ClientGone
 from inference_site.gateway.head import length_of_body, require_no_nul, too_large
 from inference_site.gateway.http_answers import Receive, Send, send_response
+from inference_site.gateway.project_connections import close_websocket, open_websocket
 
 ROOM_KEY = "inference_site.message_room"
 """In the scope of a WebSocket: its ``MessageRoom``."""
@@ -116,12 +117,22 @@ body_room = BodyRoom()
 class MessageRoom:
     """What one WebSocket holds of the room: a message from its first byte until it is a request.
 
-    Who has accepted the socket sets ``project_id``. For the event loop's thread only.
+    It also counts the socket for its project. For the event loop's thread only.
     """
 
     def __init__(self) -> None:
         self.project_id: int | None = None
         self._held = 0
+        self._has_ended = False
+
+    def count_for(self, project_id: int) -> None:
+        """Count the socket for this project, once, until its end.
+
+        Raise RateLimitError if the project has too many.
+        """
+        if self.project_id is None and not self._has_ended:
+            open_websocket(project_id)
+            self.project_id = project_id
 
     def takes(self, size: int) -> bool:
         """Hold room for a part of a message; return whether there is."""
@@ -139,6 +150,9 @@ class MessageRoom:
     def end(self) -> None:
         """Hold nothing: the socket is closed."""
         self.give_back(self._held)
+        if not self._has_ended and self.project_id is not None:
+            close_websocket(self.project_id)
+        self._has_ended = True
 
 
 def bounded_forms(application: Application) -> Application:

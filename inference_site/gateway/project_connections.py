@@ -61,12 +61,15 @@ class OpenRequest:
         self._project_id = project_id
 
 
-def open_websocket(project_id: int) -> bool:
-    """Count a WebSocket of this project; return whether it may have one more."""
-    if _websockets[project_id] >= settings.WEBSOCKETS_PER_PROJECT:
-        return False
+def open_websocket(project_id: int) -> None:
+    """Count a WebSocket of this project. Raise RateLimitError if it may have no more."""
+    most = settings.WEBSOCKETS_PER_PROJECT
+    if _websockets[project_id] >= most:
+        raise RateLimitError(
+            f"This project has {most} WebSockets open in this server process, which is the most "
+            "that one may have."
+        )
     _websockets[project_id] += 1
-    return True
 
 
 def close_websocket(project_id: int) -> None:

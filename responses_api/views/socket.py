@@ -33,7 +33,6 @@ from inference_site.gateway.bodies import ROOM_KEY, MessageRoom
 from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.project_connections import close_websocket, open_websocket
 from inference_site.gateway.waiting import Attempt, answer_of
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Batch, frames_of
@@ -63,14 +62,15 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     """``WS /v1/responses``. The key comes in the handshake's headers, never in the URL."""
 
     _given: tuple[str, str]
+    # It needs no channel of its own, which would be a subscription in Redis for each socket.
+    channel_layer_alias = "none"
     _tasks: tuple[asyncio.Task[None], ...] = ()
-    _project_id: int | None = None
+    _is_refused = False
 
     async def connect(self) -> None:
         """Accept who has a key; refuse the handshake of who has none.
 
-        A project that has too many is told so over the socket, which is then closed: a browser
-        does not show its page why a handshake was refused.
+        A project that has too many is told so over the socket, which is then closed.
         """
         hub.ensure_running()
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
@@ -82,12 +82,15 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        if not open_websocket(caller.project_id):
-            await self._refuse_one_more()
-            return
-        self._project_id = caller.project_id
         self._room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
-        self._room.project_id = caller.project_id
+        try:
+            self._room.count_for(caller.project_id)
+        except RateLimitError as exc:
+            self._is_refused = True
+            await self.accept()
+            await self.send(text_data=error_message(exc))
+            await self.close()
+            return
         self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MOST_WAITING)
         self._waiting_bytes = 0
         self._memory: dict[str, list[IdentifiedItem]] = {}
@@ -100,22 +103,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         """Stop what runs."""
         for task in self._tasks:
             task.cancel()
-        project_id, self._project_id = self._project_id, None
-        if project_id is not None:
-            close_websocket(project_id)
-
-    async def _refuse_one_more(self) -> None:
-        error = RateLimitError(
-            f"This project has {settings.WEBSOCKETS_PER_PROJECT} WebSockets open in this server "
-            "process, which is the most that one may have."
-        )
-        await self.accept()
-        await self.send(text_data=error_message(error))
-        await self.close()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message, unless the socket is being refused."""
-        if self._project_id is None:
+        if self._is_refused:
             return
         given = bytes_data if text_data is None else text_data.encode()
         given, is_waiting = given or b"", False

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from websockets.exceptions import ConnectionClosedOK
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.keys import MadeKey, make_key
@@ -201,21 +201,47 @@ def test_a_project_has_so_many_websockets(web: SmallWeb, stack: ServedStack) -> 
     key, other = make_key(stack), make_key(stack)
     with contextlib.ExitStack() as opened:
         held = [opened.enter_context(_socket(web, key)) for _ in range(SOCKETS)]
-        with _socket(web, key) as refused:
-            error = json.loads(refused.recv(30))
-            assert error["status"] == 429
-            assert error["error"]["code"] == "rate_limit_exceeded"
-            with pytest.raises(ConnectionClosedOK):
-                refused.recv(30)
+        with pytest.raises(InvalidStatus) as refused:
+            _socket(web, key)
+        assert refused.value.response.status_code == 429
+        assert f"{SOCKETS} WebSockets" in refused.value.response.reason_phrase
         opened.enter_context(_socket(web, other)).send('{"type":"response.cancel"}')
         held[0].close()
 
         def has_room() -> bool:
-            with _socket(web, key) as again:
+            with contextlib.suppress(InvalidStatus), _socket(web, key) as again:
                 again.send('{"type":"none"}')
                 return bool(json.loads(again.recv(30))["status"] == 400)
+            return False
 
         wait_until(has_room, 30, "room for another")
+    assert "Traceback" not in web.log.read_text()
+
+
+def test_sockets_that_are_opened_at_once_are_no_more(web: SmallWeb, stack: ServedStack) -> None:
+    key = make_key(stack)  # Nobody knows yet whose it is.
+    head = (
+        f"GET /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key.secret}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+
+    def answer(connection: socket.socket) -> str:
+        """What came of it: it stays open, its handshake is refused, or it is told and closed."""
+        received = b""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while part := connection.recv(10_000):
+                received += part
+                connection.settimeout(2)
+        if b"rate_limit_exceeded" in received or received.startswith(b"HTTP/1.1 429"):
+            return "refused"
+        return "open" if received.startswith(b"HTTP/1.1 101") else ascii(received)
+
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(40) as threads:
+        made = [opened.enter_context(web.open(sent=head)) for _ in range(40)]
+        told = list(threads.map(answer, made))
+    assert (told.count("open"), told.count("refused")) == (SOCKETS, 40 - SOCKETS), told
+    assert "Traceback" not in web.log.read_text()
 
 
 def test_a_project_has_so_many_requests_open(web: SmallWeb, stack: ServedStack) -> None:

@@ -14,12 +14,19 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.web.http_headers import Headers
 
-from inference_site.errors.api_errors import ApiError, InternalError, InvalidRequestError
+from inference_site.accounts.keys import given_secret, known_caller
+from inference_site.errors.api_errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    RateLimitError,
+)
 from inference_site.gateway.bodies import MessageRoom
 from inference_site.gateway.http_answers import EVENTS, SAFE_HEADERS
 from inference_site.gateway.server.bounded_channel import BoundedChannel
@@ -28,6 +35,7 @@ from inference_site.gateway.server.pacing import Paced
 _LINGER_S = 30.0
 """For how long a body that was answered without being taken is read and dropped: a client that
 still sends would lose the answer if the connection were closed."""
+_KEY_HEADERS = ("authorization", "x-api-key")
 _TRY_AGAIN_LATER = 1013
 """The code with which a WebSocket is closed (IANA's registry of close codes)."""
 _later: Any = reactor  # Its class is chosen at run time.
@@ -162,9 +170,25 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
 class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above.
     """A WebSocket that is read and written at the pace of the application and the client."""
 
+    _is_denied = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.room = MessageRoom()
+
+    def onConnect(self, request: Any) -> Any:  # Autobahn's name.
+        """Begin a handshake; refuse it at once if its project is known and has too many sockets."""
+        try:
+            secret = given_secret(*(request.headers.get(name, "") for name in _KEY_HEADERS))
+            caller, _ = known_caller(secret)
+            if caller is not None:
+                self.room.count_for(caller.project_id)
+        except RateLimitError as exc:
+            self._is_denied = True
+            raise ConnectionDeny(exc.status, exc.message) from exc
+        except ApiError:
+            pass  # The application refuses who has no key.
+        return super().onConnect(request)
 
     def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.
         """Hold room for what comes, or close the socket: the client may try again later."""
@@ -192,13 +216,14 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
     def connectionLost(self, reason: Any) -> None:  # Twisted's name.
         """Forget the connection, which this protocol took over from that of HTTP."""
         self.factory.server_class.clients.remove(self.transport)
+        self.room.end()
         super().connectionLost(reason)
 
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # Autobahn's name.
         """End what waits for the client."""
         self.stopProducing()
-        self.room.end()
-        super().onClose(wasClean, code, reason)
+        if not self._is_denied:  # Else Daphne does not know it.
+            super().onClose(wasClean, code, reason)
 
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
