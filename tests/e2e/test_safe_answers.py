@@ -47,7 +47,14 @@ def answers(stack: ServedStack) -> list[tuple[str, int, httpx.Headers]]:
             )
 
         chat = {"model": "scripted", "messages": "x"}
-        for body in (chat, {**chat, "stream": True}, {"model": "none", "messages": "x"}, [], "{"):
+        bodies: tuple[object, ...] = (
+            chat,
+            {**chat, "stream": True},
+            {"model": "none", "messages": "x"},
+            [],
+            "{",
+        )
+        for body in bodies:
             content = body if isinstance(body, str) else json.dumps(body)
             ask("POST", CHAT, content=content, headers={**key, "Content-Type": "application/json"})
         ask("POST", CHAT, content="x", headers=key | {"Content-Type": "text/plain"})

@@ -11,6 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
 from inference_site.errors.api_errors import (
@@ -103,7 +105,7 @@ class BoundedChannel(HTTPChannel):
         self._clients.is_idle(self.transport)
         super().requestDone(request)  # type: ignore[no-untyped-call]  # Twisted's.
 
-    def connectionLost(self, reason: Any) -> None:
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Forget the connection."""
         self._stop_head_timer()
         self._clients.remove(self.transport)

@@ -123,7 +123,7 @@ class ClientConnections:
         _DROPPED.labels(reason).inc()
         self._log()
         # Not ``abortConnection``: it closes the socket later, after a hundred more are accepted.
-        oldest.connectionLost(Failure(ConnectionAborted()))
+        oldest.connectionLost(Failure(ConnectionAborted()))  # type: ignore[no-untyped-call]  # Twisted's.
         return True
 
     def _log(self) -> None:

@@ -185,7 +185,7 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
                 self.room.count_for(caller.project_id)
         except RateLimitError as exc:
             self._is_denied = True
-            raise ConnectionDeny(exc.status, exc.message) from exc
+            raise ConnectionDeny(exc.status, exc.message) from exc  # type: ignore[no-untyped-call]  # Autobahn's.
         except ApiError:
             pass  # The application refuses who has no key.
         return super().onConnect(request)
