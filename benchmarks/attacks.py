@@ -134,7 +134,7 @@ class Attacker:
 
     @contextlib.contextmanager
     def sockets(self, count: int, head: str, content: bytes = b"") -> Iterator[None]:
-        """Open connections, send this on each, and read nothing."""
+        """Open connections, send this on each, unless the head is empty, and read nothing."""
         url = urlsplit(self.url)
         with contextlib.ExitStack() as opened:
             for _ in range(count):
@@ -143,7 +143,9 @@ class Attacker:
                 connection.settimeout(5)
                 with contextlib.suppress(OSError):
                     connection.connect((url.hostname, url.port))
-                    connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + content)
+                    if head:
+                        lines = head.replace("\n", "\r\n").encode()
+                        connection.sendall(lines + b"\r\n\r\n" + content)
             yield
 
 
@@ -176,6 +178,21 @@ def _keyless(attacker: Attacker) -> None:
 
 def _slow(attacker: Attacker) -> None:
     with attacker.sockets(100, _head(_LIMIT, attacker.key), b"{"):
+        time.sleep(5)
+
+
+def _silent(attacker: Attacker) -> None:
+    with attacker.sockets(400, ""):
+        time.sleep(5)
+
+
+def _idle_websockets(attacker: Attacker) -> None:
+    head = (
+        f"GET /v1/responses HTTP/1.1\nHost: x\nAuthorization: Bearer {attacker.key}\n"
+        "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    )
+    with attacker.sockets(400, head):
         time.sleep(5)
 
 
@@ -300,6 +317,8 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "counts of 900 KB of accents": _counts,
     "conversations of 30,000 items": _long_conversation,
     "background responses": _background,
+    "1,200 silent connections": _silent,
+    "1,200 idle WebSockets": _idle_websockets,
 }
 
 

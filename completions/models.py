@@ -6,6 +6,8 @@ from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
+from inference_site.storage.content_field import ContentField
+
 
 class StoredCompletion(models.Model):
     """A finished chat completion and the messages it answered, as they were sent.
@@ -17,9 +19,9 @@ class StoredCompletion(models.Model):
     public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     model = models.CharField(max_length=200)
-    metadata = models.JSONField(default=dict)
-    messages = models.JSONField()
-    completion = models.JSONField()
+    metadata = ContentField(default=dict)
+    messages = ContentField()
+    completion = ContentField()
     streamed = models.JSONField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -27,9 +27,9 @@ def store_result(
         public_id=generation_id,
         project_id=store.project_id,
         model=completion["model"],
-        metadata=storable(store.metadata),
-        messages=storable(store.messages),
-        completion=storable(completion),
+        metadata=store.metadata,
+        messages=store.messages,
+        completion=completion,
         streamed=assembler.as_streamed(),
     )
 

@@ -267,6 +267,13 @@ TOOL_CALLS_IN_CHOICES = environment.boolean("TOOL_CALLS_IN_CHOICES", False)
 # Whose pages may use the API from a browser; "*" is everybody's.
 CORS_ALLOWED_ORIGINS = environment.items("CORS_ALLOWED_ORIGINS")
 BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
+# How long a connection may be without the complete head of a request.
+HEAD_TIMEOUT_S = environment.number("HEAD_TIMEOUT_S", 20, minimum=1)
+# The most connections of one address, and of one project, that a web process has open; 0: half of
+# all that it may have. WebSockets of a project have a bound of their own.
+CONNECTIONS_PER_ADDRESS = environment.number("CONNECTIONS_PER_ADDRESS", 0)
+CONNECTIONS_PER_PROJECT = environment.number("CONNECTIONS_PER_PROJECT", 0)
+WEBSOCKETS_PER_PROJECT = environment.number("WEBSOCKETS_PER_PROJECT", 200, minimum=1)
 # How long a client that reads nothing of its answer keeps its connection.
 READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
@@ -386,7 +393,7 @@ LOGGING = {
             "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
         },
         "json": {
-            "()": "pythonjsonlogger.json.JsonFormatter",
+            "()": "inference_site.observability.log_context.ObjectFormatter",
             "format": "%(levelname)s %(name)s %(message)s",
             "rename_fields": {"levelname": "level", "name": "logger"},
             "timestamp": "time",

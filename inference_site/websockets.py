@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from channels.generic.websocket import AsyncWebsocketConsumer
 from channels.routing import URLRouter
 from django.urls import path, re_path
 
-from inference_site.gateway.unrouted import UnroutedConsumer
 from responses_api.views.socket import ResponsesConsumer
+
+
+class UnroutedConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
+    """Refuses the handshake of a WebSocket to any other path."""
+
+    channel_layer_alias = "none"  # See ``ResponsesConsumer``.
+
+    async def connect(self) -> None:
+        """Close before accepting, which is a 403."""
+        await self.close()
+
 
 websockets: Any = URLRouter(
     [

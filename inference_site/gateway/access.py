@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +18,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from inference_site.accounts.keys import digest_of, given_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.gateway.head import resolved
+from inference_site.gateway.http_answers import SAFE_HEADERS, Headers
 from inference_site.observability.log_context import Facts, logged_with
+from inference_site.observability.redaction import redacted
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
 from inference_site.request_log.refusals import Refused, refusals
@@ -30,6 +32,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Any, Send], Awaitable[None]]
 
 SCOPE_KEY = "inference_site.access"
+_SAFE_HEADERS = [(k.lower().encode(), v.encode()) for k, v in SAFE_HEADERS.items()]
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _QUIET = ("/health", "/metrics", "/static/")
 """Requested every few seconds, or with every page: logged at ``DEBUG``. So are refusals with a 503
@@ -73,6 +76,7 @@ class Access:
         """Pass a message of the answer on."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            message = {**message, "headers": _with_safe_headers(message.get("headers", ()))}
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)
@@ -163,5 +167,12 @@ def _digest(scope: Scope) -> str:
 
 
 def _one_line(path: str) -> str:
-    """Return a path that cannot be taken for more than one line, nor fill the log."""
-    return path[:_LONGEST_PATH].encode("unicode_escape").decode("ascii")
+    """Return a path that cannot be taken for more than one line, nor fill the log; no secrets."""
+    return redacted(path)[:_LONGEST_PATH].encode("unicode_escape").decode("ascii")
+
+
+def _with_safe_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers of an answer with those of ``SAFE_HEADERS`` that it lacks."""
+    given = list(headers)
+    names = {name.lower() for name, _ in given}
+    return [*given, *(header for header in _SAFE_HEADERS if header[0] not in names)]

@@ -11,11 +11,17 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpResponse
 
-from inference_site.errors.api_errors import ApiError, RequestTimeoutError, UnavailableError
+from inference_site.errors.api_errors import (
+    ApiError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from inference_site.gateway.access import Application
 from inference_site.gateway.delivery import ClientGone
-from inference_site.gateway.head import length_of_body, too_large
+from inference_site.gateway.head import length_of_body, require_no_nul, too_large
 from inference_site.gateway.http_answers import Receive, Send, send_response
+from inference_site.gateway.project_connections import close_websocket, open_websocket
 
 ROOM_KEY = "inference_site.message_room"
 """In the scope of a WebSocket: its ``MessageRoom``."""
@@ -111,12 +117,22 @@ body_room = BodyRoom()
 class MessageRoom:
     """What one WebSocket holds of the room: a message from its first byte until it is a request.
 
-    Who has accepted the socket sets ``project_id``. For the event loop's thread only.
+    It also counts the socket for its project. For the event loop's thread only.
     """
 
     def __init__(self) -> None:
         self.project_id: int | None = None
         self._held = 0
+        self._has_ended = False
+
+    def count_for(self, project_id: int) -> None:
+        """Count the socket for this project, once, until its end.
+
+        Raise RateLimitError if the project has too many.
+        """
+        if self.project_id is None and not self._has_ended:
+            open_websocket(project_id)
+            self.project_id = project_id
 
     def takes(self, size: int) -> bool:
         """Hold room for a part of a message; return whether there is."""
@@ -134,22 +150,30 @@ class MessageRoom:
     def end(self) -> None:
         """Hold nothing: the socket is closed."""
         self.give_back(self._held)
+        if not self._has_ended and self.project_id is not None:
+            close_websocket(self.project_id)
+        self._has_ended = True
 
 
 def bounded_forms(application: Application) -> Application:
     """Return the application of pages, which takes in no more of a body than a form needs.
 
-    Django would take any body of anyone in before it looks at who sends it.
+    Django would take any body of anyone in before it looks at who sends it, and fail at a NUL,
+    which PostgreSQL does not take, wherever a page uses it in a query.
     """
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
+            require_no_nul(scope)
             length_of_body(scope, _LARGEST_FORM)
             body = await read_body(receive, _LARGEST_FORM)
+            _require_no_nul_in_form(scope, body)
         except ClientGone:
             return
         except ApiError as exc:
-            await send_response(HttpResponse(exc.message, status=exc.status), send)
+            await send_response(
+                HttpResponse(exc.message, content_type="text/plain", status=exc.status), send
+            )
             return
         messages = iter([{"type": "http.request", "body": body}])
 
@@ -159,6 +183,14 @@ def bounded_forms(application: Application) -> Application:
         await application(scope, again, send)
 
     return app
+
+
+def _require_no_nul_in_form(scope: dict[str, Any], body: bytes) -> None:
+    content_type = dict(scope["headers"]).get(b"content-type", b"")
+    if content_type.startswith(b"application/x-www-form-urlencoded") and (
+        b"%00" in body or b"\0" in body
+    ):
+        raise InvalidRequestError("The form must not hold a NUL character.")
 
 
 async def read_body(receive: Receive, most: int | None = None) -> bytes:

@@ -30,6 +30,7 @@ from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotF
 from inference_site.errors.exceptions import api_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
+from inference_site.gateway.head import require_no_nul
 from inference_site.observability.log_context import logged_with, note
 from inference_site.observability.tracing import current
 
@@ -50,9 +51,9 @@ class ApiHandler:
         except UnicodeDecodeError:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
             return self.refuse(scope, error, started)
-        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            # No name holds one, and PostgreSQL refuses it in a query.
-            error = InvalidRequestError("The URL must not hold a NUL character.")
+        try:
+            require_no_nul(scope)
+        except InvalidRequestError as error:
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.

@@ -34,6 +34,13 @@ LookAt = Callable[[dict[str, Any]], Head]
 """Returns the head of a scope, at once. Raises ApiError for what is refused by its head alone."""
 
 
+def require_no_nul(scope: dict[str, Any]) -> None:
+    """Raise InvalidRequestError for a NUL in a URL: no name has one, and PostgreSQL takes none."""
+    query = scope["query_string"]
+    if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
+        raise InvalidRequestError("The URL must not hold a NUL character.")
+
+
 def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
     """Return the bytes of a body, or the most that they may be; 0: there is none.
 

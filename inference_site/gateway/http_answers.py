@@ -19,6 +19,9 @@ EVENTS = "inference_site.events"
 """An extension of ASGI, and the type of its message: ``events`` are written as if each came with a
 message of its own, which each is for a server without it."""
 
+SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+"""Headers of every answer that does not say otherwise: browsers guess no type, nobody keeps it."""
+
 Headers = list[tuple[bytes, bytes]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

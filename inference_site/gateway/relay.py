@@ -39,6 +39,7 @@ from inference_site.gateway.http_answers import (
 )
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.project_connections import OpenRequest
 from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
@@ -49,7 +50,6 @@ from inference_site.streams.ending import Ending
 logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
-_NO_ROOM = contextlib.nullcontext()
 
 _LARGE = 256 * 1024
 """Bytes of a body that is decoded and checked on the one thread for large ones of its project."""
@@ -83,21 +83,32 @@ class Relay:
     async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         hub.ensure_running()
-        room: contextlib.AbstractContextManager[object] = _NO_ROOM
-        try:
-            answer = await self._answer(scope, receive, started_at)
-            if (handoff := answer[1].handoff) and handoff.remake:
-                answer, room = await self._made_anew(scope, handoff, handoff.remake, answer)
-        except ClientGone:
-            return
-        except ApiError as exc:
-            await send_response(self._handler.refuse(scope, exc, started_at), send)
-            return
         takes_events = EVENTS in scope.get("extensions", ())
-        with room:
+        with OpenRequest() as opened, contextlib.ExitStack() as room:
+            try:
+                answer = await self._answer(scope, receive, started_at, opened)
+                self._count_stream(scope, answer[1], opened)
+                if (handoff := answer[1].handoff) and handoff.remake:
+                    answer, own_room = await self._made_anew(scope, handoff, handoff.remake, answer)
+                    room.enter_context(own_room)
+            except ClientGone:
+                return
+            except ApiError as exc:
+                await send_response(self._handler.refuse(scope, exc, started_at), send)
+                return
             sending = _sending(answer, started_at, receive, send, takes_events=takes_events)
             del answer  # The view's response takes memory, and its stream may run for an hour.
             await sending
+
+    def _count_stream(self, scope: dict[str, Any], outcome: Outcome, opened: OpenRequest) -> None:
+        """Count a stream of a caller that was not known before the view. Raise RateLimitError."""
+        if opened.is_counted or (outcome.handoff is None and outcome.feed is None):
+            return
+        try:
+            opened.count_for(self._look_at(scope).project_id)
+        except ApiError:
+            _abandon(outcome)
+            raise
 
     async def _made_anew(
         self, scope: dict[str, Any], handoff: HandOff, remake: Remake, answer: Answer
@@ -125,15 +136,19 @@ class Relay:
             made_anew = Outcome(replace(handoff, known=made, remake=None))
             return (answer[0], made_anew), room.pop_all()
 
-    async def _answer(self, scope: dict[str, Any], receive: Receive, started_at: float) -> Answer:
+    async def _answer(
+        self, scope: dict[str, Any], receive: Receive, started_at: float, opened: OpenRequest
+    ) -> Answer:
         """Return the view's answer, or the refusal of a body that is not taken."""
         head = self._look_at(scope)
+        opened.count_for(head.project_id)
         if head.check is not None:
             check = partial(self._handler.check, scope, head.check)
             checked = await self._run(scope, check, Share(head.project_id))
             if checked.status_code != HTTPStatus.NO_CONTENT:
                 return checked, Outcome()
             head = self._look_at(scope)  # Now it is known whose request it is.
+            opened.count_for(head.project_id)
         if not head.takes_body:
             return await self._call(scope, b"", Share(head.project_id), started_at)
         size = length_of_body(scope)

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.site_settings.current import site_settings
+from inference_site.storage.content_field import ContentField
 
 
 def kept_since() -> dt.datetime:
@@ -31,7 +32,7 @@ class KeptContent(models.Model):
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)
-    prompt = models.JSONField(default=list)
+    prompt = ContentField(default=list)
     answer = models.TextField(blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
 

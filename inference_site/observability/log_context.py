@@ -10,7 +10,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any
+
+from pythonjsonlogger.json import JsonFormatter
+
+from inference_site.observability.redaction import one_line, redacted
 
 Facts = dict[str, Any]
 
@@ -38,27 +43,46 @@ class AddFacts(logging.Filter):
     """Adds the fields to log records; used by the handlers of ``settings.LOGGING``.
 
     Removes the request object that Django attaches to its own records, because its text form
-    contains the full URL with the words of a search.
+    contains the full URL with the words of a search. Django logs a request that it refuses for
+    security's sake, as for its ``Host``, like a failure of the server: it becomes a warning without
+    a traceback.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields to the record; fields of the record itself take precedence."""
         record.__dict__.pop("request", None)
+        if record.name.startswith(_REFUSALS):
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
         for name, value in (_current.get() or {}).items():
             record.__dict__.setdefault(name, value)
         return True
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one readable line: the message, then the fields."""
+    """Formats a record as one readable line: the message, then the fields; then a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # The library's name.
+        """Return the line, with the extra fields as ``name=value``."""
+        given = [f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD]
+        return one_line(redacted(" ".join([super().formatMessage(record), *given])))
+
+    def formatException(self, ei: _ExceptionInfo) -> str:  # The library's name.
+        """Return a traceback."""
+        lines = redacted(super().formatException(ei)).split("\n")
+        return "\n".join(map(one_line, lines))
+
+
+class ObjectFormatter(JsonFormatter):
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Append the extra fields as ``name=value``, before a traceback."""
-        given = [f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD]
-        if not given:
-            return super().format(record)
-        line, newline, traceback = super().format(record).partition("\n")
-        return f"{line} {' '.join(given)}{newline}{traceback}"
+        """Return the object."""
+        return redacted(super().format(record))
 
 
+_ExceptionInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
+_REFUSALS = "django.security."
 _STANDARD = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}

@@ -14,6 +14,8 @@ from typing import Any
 
 from django.conf import settings
 
+from inference_site.observability.redaction import redacted
+
 logger = logging.getLogger(__name__)
 
 _tracer: Any = None
@@ -60,7 +62,8 @@ class Span:
         """Set attributes; a double underscore in a name becomes a dot."""
         if self._span is not None:
             for name, value in attributes.items():
-                self._span.set_attribute(name.replace("__", "."), value)
+                shown = redacted(value) if isinstance(value, str) else value
+                self._span.set_attribute(name.replace("__", "."), shown)
 
     def end(self, error: str = "", at_s: float | None = None) -> None:
         """End the span, as failed if ``error`` is not empty."""

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
+
+import orjson
 
 from inference_site.api.parsers import is_too_deep
 from inference_site.domain.request import Constraint
@@ -123,10 +124,10 @@ def from_grammar(grammar: str | Grammar) -> Constraint:
 
 
 def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the value as an object; its JSON text is good too."""
+    """Return the value as an object; its JSON text is good too, under the rules of a body."""
     try:
-        decoded = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as exc:
+        decoded = orjson.loads(value) if isinstance(value, str) else value
+    except ValueError as exc:
         raise InvalidRequestError(
             f"Invalid '{param}': it is not JSON ({exc}).", param=param
         ) from exc

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -242,9 +244,13 @@ def _names(kind: str, count: int) -> list[str]:
 def lock_directory(data_dir: Path) -> IO[str]:
     """Lock the directory until the file is closed. Raise ServiceError if it is locked already.
 
-    A command that looks whether it is locked holds the lock for a moment: hence the tries.
+    A command that looks whether it is locked holds the lock for a moment: hence the tries. Whoever
+    can open the file can lock it, so nobody else may.
     """
-    lock = (data_dir / "lock").open("w")
+    _close_to_others(data_dir)
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    os.fchmod(descriptor, 0o600)  # Earlier releases made it readable for everybody.
+    lock = os.fdopen(descriptor, "w")
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,6 +260,17 @@ def lock_directory(data_dir: Path) -> IO[str]:
             return lock
     lock.close()
     raise ServiceError(f"Another `serve` runs in {data_dir}.")
+
+
+def _close_to_others(data_dir: Path) -> None:
+    """Let no other user read or write in the directory, as far as it belongs to this one.
+
+    As root, ``serve`` runs PostgreSQL as another user, which must be able to pass through.
+    """
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    passable = 0o011 if os.geteuid() == 0 else 0
+    with contextlib.suppress(PermissionError):
+        data_dir.chmod(mode & (0o700 | passable) | passable)
 
 
 def listening_socket(host: str, port: int) -> socket.socket | None:

@@ -25,6 +25,7 @@ from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
     InvalidRequestError,
+    RateLimitError,
     UnavailableError,
 )
 from inference_site.errors.exceptions import api_error
@@ -61,10 +62,16 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     """``WS /v1/responses``. The key comes in the handshake's headers, never in the URL."""
 
     _given: tuple[str, str]
+    # It needs no channel of its own, which would be a subscription in Redis for each socket.
+    channel_layer_alias = "none"
     _tasks: tuple[asyncio.Task[None], ...] = ()
+    _is_refused = False
 
     async def connect(self) -> None:
-        """Accept who has a key; refuse the handshake of who has none."""
+        """Accept who has a key; refuse the handshake of who has none.
+
+        A project that has too many is told so over the socket, which is then closed.
+        """
         hub.ensure_running()
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
         given = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
@@ -76,7 +83,14 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             await self.close()
             return
         self._room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
-        self._room.project_id = caller.project_id
+        try:
+            self._room.count_for(caller.project_id)
+        except RateLimitError as exc:
+            self._is_refused = True
+            await self.accept()
+            await self.send(text_data=error_message(exc))
+            await self.close()
+            return
         self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MOST_WAITING)
         self._waiting_bytes = 0
         self._memory: dict[str, list[IdentifiedItem]] = {}
@@ -91,7 +105,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             task.cancel()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Take one message."""
+        """Take one message, unless the socket is being refused."""
+        if self._is_refused:
+            return
         given = bytes_data if text_data is None else text_data.encode()
         given, is_waiting = given or b"", False
         try:

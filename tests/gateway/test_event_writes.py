@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 from twisted.internet.testing import StringTransport
-from twisted.web.http import HTTPChannel
 
 from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.server.bounded_channel import BoundedChannel
 from inference_site.gateway.server.paced_server import _parts
 from inference_site.gateway.server.request_bounds import BoundedRequest
 
@@ -34,7 +34,7 @@ class _Request(BoundedRequest):
 
 def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
     """Return what a client gets for these parts of an answer."""
-    channel: Any = _untyped(HTTPChannel)()
+    channel: Any = _untyped(BoundedChannel)()
     transport: Any = _untyped(StringTransport)()
     channel.factory = SimpleNamespace(server=Mock(server_name=""))
     channel.requestFactory = _Request

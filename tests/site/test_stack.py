@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from django.conf import LazySettings
 
 from inference_site.supervisor.processes import Child
 from inference_site.supervisor.services import ServiceError
-from inference_site.supervisor.stack import Stack
+from inference_site.supervisor.stack import Stack, lock_directory
 
 
 @pytest.fixture
@@ -48,3 +50,15 @@ def test_each_worker_has_a_port_of_its_own_for_metrics(
 def test_several_web_processes_need_a_socket_that_they_can_share(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="IPv4"):
         Stack(tmp_path, "::1", 0, print, webs=2).start_services()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])
+def test_nobody_else_can_take_the_lock(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "lock").touch(0o644)
+    tmp_path.chmod(mode)
+    with lock_directory(tmp_path):
+        assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+        # Root lets the user of PostgreSQL pass through.
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == (0o711 if os.geteuid() == 0 else 0o700)
+        with pytest.raises(ServiceError, match="Another `serve` runs"):
+            lock_directory(tmp_path)

@@ -13,6 +13,7 @@ from django.conf import settings
 
 from inference_site.gateway.bodies import ROOM_KEY
 from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.server.client_connections import ClientConnections
 from inference_site.gateway.server.pacing import Paced
 from inference_site.gateway.server.request_bounds import BoundedFactory, bounded_sockets
 
@@ -27,6 +28,7 @@ class PacedServer(Server):  # type: ignore[misc]  # Daphne has no types.
 
     def __init__(self, application: Any, **options: Any) -> None:
         super().__init__(_receiving(application), **options)
+        self.clients = ClientConnections()
         # A message of a socket is a request's body.
         self.websocket_max_message_size = settings.MAX_BODY_BYTES
         self.websocket_max_frame_size = settings.MAX_BODY_BYTES

@@ -11,23 +11,31 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
+from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.web.http_headers import Headers
 
+from inference_site.accounts.keys import given_secret, known_caller
+from inference_site.errors.api_errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    RateLimitError,
+)
 from inference_site.gateway.bodies import MessageRoom
-from inference_site.gateway.http_answers import EVENTS
+from inference_site.gateway.http_answers import EVENTS, SAFE_HEADERS
 from inference_site.gateway.server.bounded_channel import BoundedChannel
 from inference_site.gateway.server.pacing import Paced
 
-_HEAD_S = 30.0
-"""The longest time from the first line of a request to the end of its head."""
 _LINGER_S = 30.0
 """For how long a body that was answered without being taken is read and dropped: a client that
 still sends would lose the answer if the connection were closed."""
+_KEY_HEADERS = ("authorization", "x-api-key")
 _TRY_AGAIN_LATER = 1013
 """The code with which a WebSocket is closed (IANA's registry of close codes)."""
 _later: Any = reactor  # Its class is chosen at run time.
@@ -49,11 +57,10 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
     def __init__(self, channel: Any, queued: bool = False) -> None:
         # Forms are none of Twisted's business: it would parse them on the event loop.
         super().__init__(channel, queued, parsePOSTFormSubmission=False)
-        self._timer = _later.callLater(_HEAD_S, channel.forceAbortClient)
 
     def gotLength(self, length: int | None) -> None:  # Twisted's name: the head is complete.
         """Run the application, unless there is no body: then Daphne does."""
-        self._stop_timer()
+        self.channel.head_has_come()
         super().gotLength(0)
         if length == 0:
             return
@@ -130,7 +137,23 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
         elif not self._is_answered:
             self._is_answered = True
             self.was_taken(self.untaken)
+            self.channel.only_lingers()
             self._timer = _later.callLater(_LINGER_S, self.channel.forceAbortClient)
+
+    def basic_error(self, status: int, status_text: bytes, body: str) -> None:  # Daphne's name.
+        """Answer what no application answers: a head that is none, or a failure of Daphne's."""
+        error: ApiError = InternalError()
+        if status == HTTPStatus.BAD_REQUEST:
+            error = InvalidRequestError(f"{body}.")
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(error.body)),
+            **SAFE_HEADERS,
+        }
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        start = {"type": "http.response.start", "status": error.status, "headers": encoded}
+        self.handle_reply(start)
+        self.handle_reply({"type": "http.response.body", "body": error.body})
 
     def connectionLost(self, reason: Any) -> None:  # Twisted's name.
         """End what waits for the client."""
@@ -147,9 +170,25 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
 class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above.
     """A WebSocket that is read and written at the pace of the application and the client."""
 
+    _is_denied = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.room = MessageRoom()
+
+    def onConnect(self, request: Any) -> Any:  # Autobahn's name.
+        """Begin a handshake; refuse it at once if its project is known and has too many sockets."""
+        try:
+            secret = given_secret(*(request.headers.get(name, "") for name in _KEY_HEADERS))
+            caller, _ = known_caller(secret)
+            if caller is not None:
+                self.room.count_for(caller.project_id)
+        except RateLimitError as exc:
+            self._is_denied = True
+            raise ConnectionDeny(exc.status, exc.message) from exc  # type: ignore[no-untyped-call]  # Autobahn's.
+        except ApiError:
+            pass  # The application refuses who has no key.
+        return super().onConnect(request)
 
     def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.
         """Hold room for what comes, or close the socket: the client may try again later."""
@@ -174,11 +213,17 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
         self.was_taken(len(message.get("bytes") or (message.get("text") or "").encode()))
         return message
 
+    def connectionLost(self, reason: Any) -> None:  # Twisted's name.
+        """Forget the connection, which this protocol took over from that of HTTP."""
+        self.factory.server_class.clients.remove(self.transport)
+        self.room.end()
+        super().connectionLost(reason)
+
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # Autobahn's name.
         """End what waits for the client."""
         self.stopProducing()
-        self.room.end()
-        super().onClose(wasClean, code, reason)
+        if not self._is_denied:  # Else Daphne does not know it.
+            super().onClose(wasClean, code, reason)
 
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
@@ -187,8 +232,14 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
     protocol = BoundedChannel
 
     def buildProtocol(self, addr: Any) -> Any:  # Twisted's name.
+        """Return a new connection; None to have it closed at once."""
+        clients = self.server.clients
+        has_room = clients.make_room(addr)
+        if not has_room and not clients.may_tell_refused():
+            return None
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest
+        protocol.has_room = has_room
         return protocol
 
     def log(self, request: Any) -> None:  # Twisted's name.

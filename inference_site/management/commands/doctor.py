@@ -14,6 +14,7 @@ _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts
 _REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("versions", host.check_versions, ""),
+    ("Redis of serve", host.check_bundled_redis, ""),
     ("settings", host.check_settings, ""),
     ("disk", host.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
     ("PostgreSQL", services.check_postgres, _DATABASE),

@@ -65,7 +65,7 @@ class Command(BaseCommand):
             specs = _good_models(_wanted(model))
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, _say, options["web"], options["workers"])
         made, is_up = FirstSecrets(None, None), False
         real_model = RealModel(Path(settings.MODELS_DIR), _say) if _has_real_model(model) else None

@@ -12,6 +12,7 @@ from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.server.daphne import run_server
 from inference_site.model_store.watching import watch_models
+from inference_site.open_files import raise_open_file_limit
 from inference_site.process_end import end_within
 from inference_site.request_log.writer import writer
 from inference_site.status import metrics
@@ -39,6 +40,7 @@ class Command(BaseCommand):
         add_standby(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
+        raise_open_file_limit()
         _require_settings()
         metrics.register()
 

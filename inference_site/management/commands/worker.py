@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
+from inference_site.open_files import raise_open_file_limit
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 from worker.runtime.process import run_worker
@@ -35,6 +36,7 @@ class Command(BaseCommand):
             stand_by_if_asked(options)
             wait_if_asked(options)
 
+        raise_open_file_limit()
         names = settings.START_MODELS if models is None else models.split(",")
         try:
             # With names it has only those; on demand, models wait until they are asked for.
