@@ -80,6 +80,7 @@ class Consumer(threading.Thread):
         return set(self._connection.default_channel.active_queues) == read
 
     def close(self) -> None:
+        self._step.stop(self)
         self.hub.stop()
         self.join(60)
         self._connection.close()
