@@ -27,8 +27,7 @@ State = Literal["ready", "failed", "restart", "stopping"]
 
 _pid = os.getpid()
 """Processes that are forked from this one have the same environment, but no supervisor."""
-_ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-"""``nohup`` starts a process in this way; it wants to outlive its terminal."""
+_is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 _has_hung_up = False
 
 
@@ -72,7 +71,7 @@ def default_stop_signals(**_: Any) -> None:
     """Have the kernel end this process at a stop signal: it does nothing yet that could be lost."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN if _ignores_hangup else signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if _ignores_hangup() else signal.SIG_DFL)
 
 
 def handle_stop_signals(drain: Callable[[], None], cut: Callable[[], None] = lambda: None) -> None:
@@ -100,7 +99,12 @@ def handle_stop_signals(drain: Callable[[], None], cut: Callable[[], None] = lam
 
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, on_signal)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN if _ignores_hangup else on_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if _ignores_hangup() else on_signal)
+
+
+def _ignores_hangup() -> bool:
+    """Whether this process was started by ``nohup``, or forked by one that restarts as a whole."""
+    return _is_nohup or os.getpid() != _pid
 
 
 def end_within(seconds: float, status: int) -> None:

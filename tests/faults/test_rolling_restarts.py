@@ -6,13 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
 import openai
 import psutil
-import pytest
 
 from tests.faults.test_processes_die import Reader, is_ready, messages, slow, works
 from tests.served_stack import ServedStack, wait_until
@@ -29,13 +28,12 @@ class Steady:
         self.failures: list[str] = []
         self.longest_s = 0.0
         self._stack, self._stopped = stack, threading.Event()
-        acts = (self._ask, self._ask, self._look)
+        acts = (self._ask, self._look)
         self._threads = [threading.Thread(target=self._repeat, args=(act,)) for act in acts]
         for thread in self._threads:
             thread.start()
 
-    def _repeat(self, act: object) -> None:
-        assert callable(act)
+    def _repeat(self, act: Callable[[openai.OpenAI], None]) -> None:
         client = self._stack.client()
         while not self._stopped.is_set():
             began = time.monotonic()
@@ -46,7 +44,7 @@ class Steady:
             else:
                 self.answered += 1
             self.longest_s = max(self.longest_s, time.monotonic() - began)
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def _ask(self, client: openai.OpenAI) -> None:
         answer = client.chat.completions.create(
@@ -77,7 +75,6 @@ def nothing_fails(stack: ServedStack) -> Iterator[None]:
         wait_until(lambda: steady.answered > answered + 5, 60, "requests after it")
     finally:
         steady.stop()
-    print(f"{steady.answered} answered, the longest took {steady.longest_s:.1f} s")
     assert steady.failures == []
     assert [reader.error for reader in readers] == [None] * 3
     assert {reader.text for reader in readers} == {"x " * 10 * _LONG_S}
@@ -88,16 +85,23 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("name", ["web", "worker"])
-def test_a_process_that_is_stopped_is_replaced_and_no_request_fails(
-    stack: ServedStack, name: str, number: signal.Signals
-) -> None:
+def test_processes_that_are_stopped_are_replaced_and_no_request_fails(stack: ServedStack) -> None:
     with nothing_fails(stack):
-        before = stack.pid_of(name)
-        os.kill(before, number)
-        wait_until(lambda: is_gone(before), 60, "its end")
-    assert stack.pid_of(name) != before
+        before = [stack.pid_of(name) for name in ("web", "worker")]
+        for pid in before:
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: all(map(is_gone, before)), 60, "their ends")
+
+
+def test_a_process_that_hangs_up_goes_on_until_the_next_one_is_ready(stack: ServedStack) -> None:
+    before, said = stack.pid_of("beat"), len(stack.text())
+    os.kill(before, signal.SIGHUP)
+    wait_until(lambda: is_gone(before), 60, "its end")
+    told = [line for line in stack.text()[said:].splitlines() if "beat" in line]
+    assert [line.partition("beat: ")[2] for line in told] == [
+        "starting the next process",
+        "the next process is ready",
+    ]
 
 
 def test_a_hangup_has_serve_replace_all_its_processes_and_no_request_fails(
@@ -120,12 +124,12 @@ def test_a_hangup_has_serve_replace_all_its_processes_and_no_request_fails(
 def test_a_worker_whose_consumer_stands_still_says_so_and_reads_again(stack: ServedStack) -> None:
     wait_until(lambda: works(stack), 120, "the stack")
     worker = stack.pid_of("worker")
-    reader = Reader(stack, slow(200))
+    reader = Reader(stack, slow(130))
     (stack.data_dir / "freeze-consumer").touch()
     wait_until(lambda: not is_ready(stack), 60, "what the lease says")
     wait_until(lambda: works(stack), 60, "a completion")
     reader.wait(120)
-    assert (reader.error, reader.text) == (None, "x " * 200)
+    assert (reader.error, reader.text) == (None, "x " * 130)
     assert stack.pid_of("worker") == worker
     log = (stack.data_dir / "log" / "worker.log").read_text()
     assert "no wake-up was read" in log

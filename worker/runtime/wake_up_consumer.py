@@ -30,7 +30,7 @@ AT_ONCE, NOTED = f"{__name__}:at_once", f"{__name__}:noted"
 
 _LOOK_S = 1.0
 _PROBE_AGAIN = 3
-"""After so many looks another probe is sent: Redis may have lost the one before."""
+"""After so many looks another message is sent, read or not: Redis may have lost the one before."""
 _SILENT = 6
 """After so many looks without a sign, the consumer is started anew, and again after as many."""
 _HOPELESS = 60
@@ -190,7 +190,7 @@ class ConsumerWatch:
             self._is_turning = False
             self._consumer.call_soon(self._turn)
         self._probed += 1
-        if must_read and (self._has_read or self._probed >= _PROBE_AGAIN):
+        if must_read and self._probed >= _PROBE_AGAIN:
             self._has_read, self._probed = False, 0
             send(LISTEN_TASK, self._own)
         elif not must_read:
