@@ -74,5 +74,5 @@ def _freeze_consumer() -> None:
         WakeUpConsumer._reopen = reopen  # type: ignore[method-assign]  # Once is enough.
         time.sleep(600)
 
-    WakeUpConsumer._reopen = stand_still  # type: ignore[method-assign]
+    WakeUpConsumer._reopen = stand_still  # type: ignore[method-assign, assignment]
     current_runtime().on_change()
