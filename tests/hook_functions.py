@@ -15,6 +15,8 @@ from typing import cast
 
 from inference_site.domain.deltas import ToolCallDelta
 from worker.runtime.hooks import Chunk, HookContext
+from worker.runtime.process import current_runtime
+from worker.runtime.wake_up_consumer import WakeUpConsumer
 
 
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
@@ -51,11 +53,14 @@ def on_done(context: HookContext, chunks: Sequence[Chunk]) -> None:
 
 
 def freeze(context: HookContext, chunk: Chunk) -> Chunk:
-    """Stand still, once, after a test has written a file; an engine waits for its hooks."""
-    file = Path(os.environ["DATA_DIR"], "freeze")
-    if context.model == "demo" and file.exists():
-        file.unlink()
+    """Stand still, once, after a test has written a file; an engine waits for its hooks.
+
+    Another file has the consumer of the wake-ups stand still.
+    """
+    if context.model == "demo" and _is_asked("freeze"):
         time.sleep(600)
+    if context.model == "scripted" and _is_asked("freeze-consumer"):
+        _freeze_consumer()
     return chunk
 
 
@@ -74,3 +79,22 @@ def hold(context: HookContext, chunk: Chunk) -> Chunk:
                 time.sleep(0.02)
         _begun.add(context.generation_id)
     return chunk
+
+
+def _is_asked(name: str) -> bool:
+    file = Path(os.environ["DATA_DIR"], name)
+    exists = file.exists()
+    file.unlink(missing_ok=True)
+    return exists
+
+
+def _freeze_consumer() -> None:
+    """Have a callback on the event loop of Celery's consumer not return."""
+    reopen = WakeUpConsumer._reopen
+
+    def stand_still(_: WakeUpConsumer) -> None:
+        WakeUpConsumer._reopen = reopen  # type: ignore[method-assign]  # Once is enough.
+        time.sleep(600)
+
+    WakeUpConsumer._reopen = stand_still  # type: ignore[method-assign, assignment]
+    current_runtime().on_change()

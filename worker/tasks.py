@@ -10,7 +10,7 @@ from django.db import OperationalError
 from inference_site.generations.wake_ups import GENERATE_TASK
 from inference_site.storage.connections import lent_connection
 from worker.runtime.process import current_runtime
-from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK
+from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK, NOTED
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,6 @@ def generate(model: str) -> None:
         logger.warning("cannot claim for %s: %s", model, exc)
 
 
-@shared_task(name=LISTEN_TASK, ignore_result=True)
+@shared_task(name=LISTEN_TASK, ignore_result=True, Strategy=NOTED)  # type: ignore[call-overload, untyped-decorator]  # The stubs know no strategy.
 def listen_again() -> None:
-    """Do nothing: with its message the worker has begun to read other queues."""
+    """Do nothing: that its message is read is what it is sent for."""

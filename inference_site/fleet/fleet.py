@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
+from django.conf import settings
+
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.model_spec import ModelSpec
@@ -198,6 +200,33 @@ def clear_pending_load(model: str) -> None:
     site_client().srem(_UNLOADED, model)
 
 
+def note_restart(models: Iterable[str]) -> None:
+    """Note that a worker of these models stops, and that another takes its place.
+
+    Until that one serves them, requests for them wait in the queue, at most for its timeout.
+    """
+    pipeline = site_client().pipeline(transaction=False)
+    for model in models:
+        pipeline.set(_restart_key(model), 1, ex=settings.QUEUE_TIMEOUT_S)
+    pipeline.execute()
+
+
+def note_restarted(models: Iterable[str]) -> None:
+    """Note that a worker serves these models; web processes see its lease a second later."""
+    pipeline = site_client().pipeline(transaction=False)
+    for model in models:
+        pipeline.expire(_restart_key(model), _SEEN_S)
+    pipeline.execute()
+
+
+def restarting(models: Sequence[str]) -> frozenset[str]:
+    """Return those of these models whose worker stops or has stopped, to be replaced."""
+    if not models:
+        return frozenset()
+    noted: Any = site_client().mget([_restart_key(model) for model in models])
+    return frozenset(model for model, is_noted in zip(models, noted, strict=True) if is_noted)
+
+
 def unloaded_on_purpose() -> frozenset[str]:
     """Return the models that all workers were told to unload, and none to load since."""
     names: Any = site_client().smembers(_UNLOADED)
@@ -270,6 +299,10 @@ def _unload_key(model: str) -> str:
     return f"unload:{model}"
 
 
+def _restart_key(model: str) -> str:
+    return f"restart:{model}"
+
+
 __all__ = [
     "AlreadyLoading",
     "FleetError",
@@ -287,7 +320,10 @@ __all__ = [
     "has_pending_command",
     "load",
     "loading_worker",
+    "note_restart",
+    "note_restarted",
     "reload",
+    "restarting",
     "resume",
     "status_among",
     "status_of",

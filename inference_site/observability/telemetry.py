@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,7 +20,11 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
+from inference_site.process_lifecycle import is_replacement
+
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
 
 Health = Callable[[], str]
 """Returns a description of the fault, or an empty text while the process is healthy."""
@@ -118,10 +123,24 @@ def serve_telemetry(
     try:
         server = _Server(where, handler)
     except OSError as exc:
+        if is_replacement():  # The process before this one may still have the port.
+            threading.Thread(target=_serve_later, args=(where, handler), daemon=True).start()
+            return
         raise ImproperlyConfigured(
             f"METRICS_PORT: cannot listen on {where[0]}:{where[1]}: {exc.strerror}."
         ) from exc
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+
+
+def _serve_later(where: tuple[str, int], handler: type[_Handler]) -> None:
+    """Serve once the port is free."""
+    while True:
+        try:
+            server = _Server(where, handler)
+        except OSError:
+            time.sleep(_RETRY_S)
+        else:
+            server.serve_forever()
 
 
 class _Server(ThreadingHTTPServer):

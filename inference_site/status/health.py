@@ -23,6 +23,7 @@ from inference_site.storage.connections import own_connection
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"
+_COMING = (ModelStatus.LOADING, ModelStatus.UNLOADED)
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 
 
@@ -35,8 +36,9 @@ class Health(WireObject):
 class Readiness(WireObject):
     """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault.
 
-    ``models`` has those that cannot be used though the site is ready: ``failed`` while a model's
-    own server is down, ``unloaded`` if that was asked for.
+    ``models`` has those that cannot be used now though the site is ready: ``failed`` while a
+    model's own server is down, ``unloaded`` if that was asked for, ``restarting`` while its only
+    worker is being replaced: requests wait for that.
     """
 
     status: Literal["ready", "unavailable"]
@@ -129,10 +131,14 @@ def _check_workers(absent: dict[str, str]) -> str:
     statuses = fleet.statuses_among(workers, list(catalogue().models))
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []
+    away = [model for model, status in statuses.items() if status in _COMING]
+    restarting = fleet.restarting(away)
     for model, status in statuses.items():
         if status == ModelStatus.LOADED or not is_expected(model, status):
             continue
-        if _may_be_absent(model, status, unloaded, can_serve):
+        if model in restarting:
+            absent[model] = "restarting"
+        elif _may_be_absent(model, status, unloaded, can_serve):
             absent[model] = status.value
         else:
             missing.append(_described(model, status, workers))

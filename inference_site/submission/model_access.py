@@ -99,12 +99,16 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     """Return when the request can be queued: a worker serves its model, or will in time.
 
     Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
-    for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded.
+    for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded. While the only
+    worker of a model is being replaced, all requests wait.
     Raise UnavailableError, ``model_loading`` or ``no_worker``.
     """
     if live_view.serving_now(spec.id):
         return
-    if not _is_loading(spec):
+    status = fleet.status_of(spec.id)
+    if status != ModelStatus.FAILED and fleet.restarting([spec.id]):
+        return
+    if not _is_loading(spec, status):
         raise UnavailableError(
             f"No worker serves the model `{spec.id}` now. Please try again later.",
             code="no_worker",
@@ -117,9 +121,8 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
         )
 
 
-def _is_loading(spec: ModelSpec) -> bool:
+def _is_loading(spec: ModelSpec, status: ModelStatus) -> bool:
     """Whether the model is on its way, if need be because this request had it loaded."""
-    status = fleet.status_of(spec.id)
     if status == ModelStatus.LOADING:
         return True
     if not settings.LOAD_ON_DEMAND or (status == ModelStatus.FAILED and _failed_just_now(spec)):

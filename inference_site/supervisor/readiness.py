@@ -40,8 +40,11 @@ def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list
 def _fault(url: str) -> dict[str, str] | None:
     """Return the checks that fail, with what they say; None while nothing answers."""
     try:
-        with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # Our own address.
-            return {}
+        with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:  # noqa: S310  # Our own address.
+            models: dict[str, str] = json.loads(answer.read())["models"]
+        # A worker of an earlier ``serve`` may have said so.
+        coming = [f"{name} (loading)" for name, state in models.items() if state == "restarting"]
+        return {"workers": f"no live worker for: {', '.join(coming)}"} if coming else {}
     except urllib.error.HTTPError as exc:
         checks: dict[str, str] = json.loads(exc.read()).get("checks", {"web": "busy"})
         return {name: text for name, text in checks.items() if text != "ok"}

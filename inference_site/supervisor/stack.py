@@ -26,7 +26,8 @@ from inference_site.supervisor.processes import Child, Program
 from inference_site.supervisor.services import ServiceError, plan_redis, wait_for_redis
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_STOP_S = 7.0
+_STOP_S, _DRAIN_S = 7.0, 3.0
+"""How long processes may take to end when ``serve`` stops, and for how long of this they drain."""
 _WATCH_S = 0.2
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
@@ -35,7 +36,7 @@ _REFUSED = 1
 _LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.1
 _OWN = (
     *("DATABASE_URL", "REDIS_URL", "DATA_DIR", "MODELS_DIR", "MODELS_FILE"),
-    *("SECRET_KEY", "HTTPS", "DRAIN_TIMEOUT_S"),
+    *("SECRET_KEY", "HTTPS"),
 )
 """Settings that ``serve`` chooses, or makes absolute, for its processes."""
 
@@ -62,6 +63,8 @@ class Stack:
         self._lock: IO[str] | None = None
         self._socket: socket.socket | None = None
         self._stop = threading.Event()
+        self._is_to_roll = False
+        self._to_roll: list[Child] = []
         self.env = dict(os.environ)
 
     def start_services(self) -> None:
@@ -103,7 +106,6 @@ class Stack:
         if not environment.text("SECRET_KEY"):
             self.env["SECRET_KEY"] = self._secret_key()
         self.env.setdefault("HTTPS", "false")
-        self.env.setdefault("DRAIN_TIMEOUT_S", "3")
 
     @property
     def database_url(self) -> str:
@@ -141,7 +143,13 @@ class Stack:
             own = ["--fd", str(inherited[0])]
         else:
             own = ["--host", self._host, "--port", str(self._port)]
-        return self._child(name, [*command, *own], inherited, has_spare=self._webs == 1)
+        return self._child(
+            name,
+            [*command, *own],
+            inherited,
+            has_spare=self._webs == 1,
+            starts_alone=not inherited,
+        )
 
     def _worker(self, name: str, command: list[str], number: int) -> Child:
         """Return a worker. Each has a port of its own for its metrics, if there are any."""
@@ -169,11 +177,31 @@ class Stack:
         return "".join(child.logged() for child, kind in kinds if kind == name)
 
     def watch(self) -> None:
-        """Restart dead processes until SIGINT or SIGTERM arrives."""
+        """Restart dead processes until SIGINT or SIGTERM arrives.
+
+        SIGHUP replaces web, worker and beat, one process after the other. From a terminal it means
+        that the terminal is gone, and stops everything.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # See ``nohup``.
+            signal.signal(signal.SIGHUP, self._on_hangup)
         while not self._stop.wait(_WATCH_S):
+            if self._is_to_roll:
+                self._is_to_roll, self._to_roll = False, list(self._children)
             self.restart_dead()
+            self._roll_next()
+
+    def _on_hangup(self, *_: object) -> None:
+        if sys.stdout.isatty():
+            self._stop.set()
+        else:
+            self._is_to_roll = True
+
+    def _roll_next(self) -> None:
+        """Have one process after the other replaced: what is there of two costs memory."""
+        if self._to_roll and not any(child.is_rolling for child in self._children):
+            self._to_roll.pop(0).roll(time.monotonic())
 
     def restart_dead(self) -> None:
         """Restart each dead process whose restart delay is over."""
@@ -197,15 +225,18 @@ class Stack:
 
     def stop(self) -> None:
         """Stop web, worker and beat, then Redis and PostgreSQL."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # A second Ctrl-C must not interrupt the shutdown.
-        deadline = time.monotonic() + _STOP_S
+        # A second Ctrl-C must not interrupt the shutdown.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        started = time.monotonic()
         for child in self._children:
             child.terminate()
+        ended = [child.wait(started + _DRAIN_S, kills=False) for child in self._children]
+        if not all(ended):
+            for child in self._children:
+                child.interrupt()
         for child in self._children:
-            child.wait(deadline)
+            child.wait(started + _STOP_S)
         if self._redis is not None:
             self._redis.terminate()
             self._redis.wait(time.monotonic() + 2)
@@ -224,9 +255,11 @@ class Stack:
         *,
         env: Mapping[str, str] = MappingProxyType({}),
         has_spare: bool = False,
+        starts_alone: bool = False,
     ) -> Child:
         has_spare = has_spare and environment.boolean("SPARE_PROCESSES", default=True)
-        program = Program(name, command, self._logs / f"{name}.log", descriptors, has_spare)
+        log = self._logs / f"{name}.log"
+        program = Program(name, command, log, descriptors, has_spare, starts_alone)
         return Child(program, {**self.env, **env}, self._say)
 
     def _secret_key(self) -> str:

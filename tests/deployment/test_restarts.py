@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from inference_site.supervisor.processes import Child, Program
 from tests.served_stack import wait_until
@@ -60,6 +62,78 @@ def test_a_spare_takes_over_and_ends_with_what_it_stands_by_for(tmp_path: Path) 
         child.terminate()
         child.wait(time.monotonic() + 20)
     assert not children_of_this_process()
+
+
+STATES = """
+trap 'echo stopping >&$NOTIFY_FD; sleep 0.2; exit 0' TERM
+trap 'echo restart >&$NOTIFY_FD' HUP
+echo up ${REPLACES_PID:+instead}
+[ -e started ] && sleep 0.2
+touch started
+[ -e broken ] && echo failed >&$NOTIFY_FD || echo ready >&$NOTIFY_FD
+while true; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    """A program that says how far it is, and has started."""
+    monkeypatch.chdir(tmp_path)
+    child = Child(Program("told", ["bash", "-c", STATES], tmp_path / "log"), os.environ, print)
+    child.start()
+    wait_until((tmp_path / "started").exists, 60, "its start")
+    yield child
+    child.terminate()
+    child.wait(time.monotonic() + 20)
+
+
+def seen(child: Child) -> bool:
+    child.restart_if_dead(time.monotonic())
+    return True
+
+
+def test_a_process_that_stops_drains_while_the_next_one_starts(
+    program: Child, tmp_path: Path
+) -> None:
+    first = program.pid
+    assert first is not None
+    os.kill(first, signal.SIGTERM)
+    wait_until(lambda: seen(program) and program.pid != first, 60, "the next")
+    assert program.pid is not None
+    assert psutil.pid_exists(first)
+    wait_until(lambda: seen(program) and not psutil.pid_exists(first), 60, "the end of the first")
+    assert (tmp_path / "log").read_text() == "up\nup instead\n"
+
+
+def test_one_that_is_to_be_replaced_goes_on_until_the_next_is_ready(program: Child) -> None:
+    first = program.pid
+    assert first is not None
+    os.kill(first, signal.SIGHUP)
+    wait_until(lambda: seen(program) and program.is_rolling, 60, "the next")
+    program.roll(time.monotonic())  # It is already done.
+    assert program.pid == first
+    wait_until(lambda: seen(program) and program.pid != first, 60, "the switch")
+    assert not program.is_rolling
+    wait_until(lambda: seen(program) and not psutil.pid_exists(first), 60, "the end of the first")
+
+
+def test_one_goes_on_when_the_next_does_not_get_ready(program: Child, tmp_path: Path) -> None:
+    first = program.pid
+    (tmp_path / "broken").touch()
+    program.roll(time.monotonic())
+    assert program.is_rolling
+    wait_until(lambda: seen(program) and not program.is_rolling, 60, "it is dropped")
+    assert program.pid == first
+
+
+def test_one_that_dies_is_replaced_by_the_next_that_was_on_its_way(program: Child) -> None:
+    first = program.pid
+    assert first is not None
+    program.roll(time.monotonic())
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: seen(program) and not program.is_rolling, 60, "the switch")
+    assert program.pid not in (None, first)
+    assert program.exit_status is None
 
 
 def children_of_this_process() -> set[int]:

@@ -196,7 +196,7 @@ def test_a_web_process_in_which_a_thread_hangs_ends_when_it_is_asked_to(
     with frozen_postgres(stack):
         assert not works(stack)  # Its thread waits for PostgreSQL from now on.
         os.kill(web, signal.SIGTERM)
-        wait_until(lambda: not psutil.pid_exists(web), 60, "the end of the web process")
+        wait_until(lambda: not psutil.pid_exists(web), 120, "the end of the web process")
     wait_until(lambda: works(stack), 60, "the next request")
 
 

@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
 from inference_site.fleet.leases import (
     Lease,
     LiveWorker,
@@ -129,6 +130,22 @@ def test_a_model_that_was_unloaded_on_purpose_leaves_the_site_ready(
     three.append(fleet_of(far=READY, farther=READY))
     told = client.get("/health/ready").json()
     assert (told["status"], told["models"]) == ("ready", {"here": "unloaded"})
+
+
+@pytest.mark.parametrize(
+    ("state", "models"), [(ModelState.LOADING, {"here": "restarting"}), (FAILED, {})]
+)
+def test_a_model_whose_worker_is_being_replaced_leaves_the_site_ready_unless_it_fails(
+    client: Client, three: list[LiveWorker], state: ModelState, models: dict[str, str]
+) -> None:
+    three.append(fleet_of(here=state, far=READY, farther=READY))
+    fleet.note_restart(["here"])
+    try:
+        told = client.get("/health/ready").json()
+    finally:
+        site_client().delete("restart:here")
+    assert told["models"] == models
+    assert (told["status"] == "ready") is bool(models)
 
 
 def test_a_model_that_is_told_to_be_ready_is_used_by_the_next_request(

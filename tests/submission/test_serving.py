@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -94,6 +94,39 @@ def test_with_a_wait_for_loads_everybody_waits(show: Show, settings: Settings) -
     settings.LOAD_WAIT_S = 30
     show(ModelState.LOADING)
     assert refused() is None
+
+
+@pytest.mark.parametrize("state", [None, ModelState.LOADING, ModelState.DRAINING])
+def test_while_the_only_worker_of_a_model_is_replaced_everybody_waits(
+    show: Show, restarting: ModelSpec, state: ModelState | None
+) -> None:
+    show(state)
+    require_served(restarting)
+    require_served(restarting, background=True)
+
+
+def test_a_model_that_its_next_worker_cannot_load_is_refused(
+    show: Show, restarting: ModelSpec
+) -> None:
+    show(ModelState.FAILED)
+    assert refused() == ("no_worker", 5)
+
+
+def test_a_restart_that_is_over_is_forgotten_once_all_have_seen_it(
+    show: Show, restarting: ModelSpec
+) -> None:
+    show(None)
+    fleet.note_restarted([restarting.id])
+    require_served(restarting)  # This process may have seen the leases a second ago.
+    wait_until(lambda: refused() == ("no_worker", 5))
+
+
+@pytest.fixture
+def restarting() -> Iterator[ModelSpec]:
+    """The model, whose worker has said that another takes its place."""
+    fleet.note_restart([SPEC.id])
+    yield SPEC
+    site_client().delete(f"restart:{SPEC.id}")
 
 
 class Loads:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis.exceptions
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue, start_specs
@@ -26,7 +26,11 @@ from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
-from inference_site.process_end import end_within
+from inference_site.process_lifecycle import (
+    default_stop_signals,
+    end_within,
+    handle_stop_signals,
+)
 from inference_site.rehearsal import rehearse
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
@@ -72,10 +76,10 @@ def run_worker(
 ) -> int:
     """Serve the models of these names until stopped; return the exit status.
 
-    SIGTERM drains it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to end. While
-    models are loading, SIGTERM ends it at once. The function returns in child workers too, which
-    are forked from here. ``wait`` is called before anything is served. A worker that ``takes_new``
-    loads each model that appears while it runs.
+    SIGTERM and SIGHUP drain it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to
+    end. While models are loading, they end it at once. The function returns in child workers too,
+    which are forked from here. ``wait`` is called before anything is served. A worker that
+    ``takes_new`` loads each model that appears while it runs.
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
     catalogue()  # A bad models file is said before anything is waited for.
@@ -119,7 +123,7 @@ def _serve(
     takes_new: bool = False,
 ) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
-    _default_signals()
+    default_stop_signals()  # Also while a library keeps Python from running.
     switch_threads_often()
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
@@ -127,6 +131,7 @@ def _serve(
     rehearse()
     runtime.start()
     if isinstance(role, ForkServer):
+        runtime.tell_supervisor_when_loaded()
         watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
         Pulls(runtime.id).start()
     else:
@@ -137,8 +142,8 @@ def _serve(
         runtime.drain()
         end_within(settings.DRAIN_TIMEOUT_S + _ENDS_S, status=1)
 
-    # Celery installs its own handlers over those that libraries installed while loading.
-    signals.worker_init.connect(_default_signals, weak=False)
+    # Libraries have installed handlers while loading.
+    signals.worker_init.connect(default_stop_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
     worker = _celery_worker(app, runtime, loglevel)
     worker.start()
@@ -148,9 +153,26 @@ def _serve(
     return int(worker.exitcode or 0)
 
 
+class StopSignals(bootsteps.StartStopStep):
+    """Takes the stop signals from Celery, which has just installed its handlers.
+
+    At SIGHUP it would replace the program of this process while its threads go on.
+    """
+
+    def __init__(self, parent: Any, runtime: Runtime, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._runtime = runtime
+
+    def start(self, parent: Any) -> None:
+        """Have SIGTERM, SIGINT and SIGHUP do what Celery does at SIGTERM."""
+        stop: Any = signal.getsignal(signal.SIGTERM)
+        handle_stop_signals(lambda: stop(signal.SIGTERM, None), self._runtime.cut)
+
+
 def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:
     """Return the Celery worker that takes the wake-ups of a runtime's models."""
-    app.steps["consumer"].add(WakeUpConsumer)  # It is given the ``runtime`` below.
+    app.steps["consumer"].add(WakeUpConsumer)  # Both are given the ``runtime`` below.
+    app.steps["worker"].add(StopSignals)
     app.amqp.queues.add(queue_named(own_queue(runtime.id)))
     return app.Worker(
         runtime=runtime,
@@ -176,9 +198,3 @@ def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:
             time.sleep(_RETRY_S)
         else:
             return [added.to(spec) for spec in specs]
-
-
-def _default_signals(**_: Any) -> None:
-    """End the process at a signal, even while a library keeps Python from running."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)

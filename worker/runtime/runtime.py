@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import redis.exceptions
@@ -28,8 +28,10 @@ from inference_site.fleet.leases import (
     LiveWorker,
     ModelReport,
     ModelState,
+    live_workers,
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
+from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.runtime.children.child_workers import ChildWorkers, ParentLink
 from worker.runtime.children.fork_server import ChildOrder, ForkServer
 from worker.runtime.children.idle import IdleWatch
@@ -46,6 +48,10 @@ logger = logging.getLogger(__name__)
 _ORPHANS_S = 10.0
 _STOPPING_S = 5.0
 _PARENT_S = 5.0
+_TELLING_S = 5.0
+_PREDECESSOR_ENDS_S = 30.0
+_POLL_S = 0.2
+_UNREAD = "It does not read its wake-ups; its connection to the broker is made anew."
 _BUILDS_BYTES_PER_S = 200e6
 """How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
 renewed: libraries keep the thread that does so from running."""
@@ -65,6 +71,8 @@ class Runtime:
         self._parent = ParentLink(self._order.link) if self._order else None
         self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
         self._lacking = set(self._models)
+        self._returning = set(self._models)
+        """The models that a worker in the place of this one would serve too."""
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
@@ -79,6 +87,9 @@ class Runtime:
         self._apart = [] if server is None else _apart(specs)
         self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
         self._is_up = self._is_announced = self._is_draining = self._is_ending = False
+        self._is_replaced = self._tells_end = False
+        self._reads_wake_ups = True
+        self._ending = threading.Thread(target=self._begin_end, name="end", daemon=True)
         self._stopped = threading.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when other models may be open than before."""
@@ -93,8 +104,9 @@ class Runtime:
         check_hooks()
         self._lease.start()
         if self._parent:
-            self._parent.watch(self._end_now)
+            self._parent.watch(self.end_now)
             self._parent.tell("announced")
+        self._await_memory()
         try:
             self._load_all()
         except EngineLoadError as exc:
@@ -107,6 +119,7 @@ class Runtime:
         self._is_up = True
         self._lease.renew()
         self._is_announced = True
+        self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         if self._parent:
             self._parent.tell("loaded")
         for watch in self._idle_watches:
@@ -123,8 +136,11 @@ class Runtime:
     def lacking(self) -> list[str]:
         """Return the models it was started with that have never been ready when this was asked.
 
-        None is ready before the lease says so: until then no request would find it.
+        None is ready before the lease says so: until then no request would find it. While wake-ups
+        are not read, none is.
         """
+        if not self._reads_wake_ups:
+            return sorted(self._models)
         if not self._is_announced:
             return sorted(self._lacking)
         models = [self._report(model) for model in tuple(self._models.values())]
@@ -174,25 +190,96 @@ class Runtime:
 
     def drain(self) -> None:
         """Take no new work, and give what is running ``DRAIN_TIMEOUT_S`` to end by itself."""
+        if self._is_ending:
+            return
         self._is_ending = True
         for watch in self._idle_watches:
             watch.stop()
-        self._child_workers.terminate()
+        self._ending.start()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
         timer.daemon = True
         timer.start()
+
+    def _begin_end(self) -> None:
+        """Tell everybody that this worker takes nothing more.
+
+        Requests for its models are to wait for the next worker before its lease says so.
+        """
+        logger.info("draining for %d s at most", settings.DRAIN_TIMEOUT_S)
+        self._is_replaced = notify_stopping()
+        if self._is_replaced:
+            attempt("restart", lambda: fleet.note_restart(self._returning))
+        self._tells_end = True
+        self._child_workers.terminate()
+        self._lease.renew()
+
+    def cut(self) -> None:
+        """Stop what is running, without the rest of its time."""
+        self._in_background(lambda _: self._publisher.stop_all(), "")
+        self._child_workers.interrupt()
 
     def stop(self) -> None:
         """Send out what is left and give the lease back."""
         self._stopped.set()
         self._watchdog.stop()
         self._listener.stop()
+        if self._is_ending:
+            self._ending.join(_TELLING_S)
         self._child_workers.wait(settings.DRAIN_TIMEOUT_S)
         self._runs.wait(settings.DRAIN_TIMEOUT_S + _STOPPING_S)
         self._publisher.stop()
         self._lease.stop()
+        if self._is_replaced:
+            attempt("restart", self._note_served_by_others)
         for model in tuple(self._models.values()):
             model.close()
+
+    def _note_restarted(self, models: Collection[str]) -> None:
+        attempt("restart", lambda: fleet.note_restarted(models))
+
+    def _note_served_by_others(self) -> None:
+        """Have requests not wait for the restart of a model that another worker serves already."""
+        live = live_workers()
+        self._note_restarted([id_ for id_ in self._returning if any(w.serves(id_) for w in live)])
+
+    def _await_memory(self) -> None:
+        """On a host with GPUs, load nothing until the worker that this one replaces has ended.
+
+        Their memory rarely has room for a model twice. The next requests wait meanwhile.
+        """
+        if not predecessor_runs() or not host_state().gpus:
+            return
+        notify("ready")  # The supervisor stops the other one now.
+        until = time.monotonic() + settings.DRAIN_TIMEOUT_S + _PREDECESSOR_ENDS_S
+        while predecessor_runs() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def tell_supervisor_when_loaded(self) -> None:
+        """Tell the supervisor once each model is loaded, or one cannot be."""
+        threading.Thread(target=self._tell_supervisor, name="loaded", daemon=True).start()
+
+    def _tell_supervisor(self) -> None:
+        while not self._stopped.wait(_POLL_S):
+            states = {id_: m.state for id_, m in tuple(self._models.items()) if not m.is_loaded}
+            if ModelState.FAILED in states.values():
+                notify("failed")
+                return
+            if not states and not self.lacking():
+                notify("ready")
+                return
+
+    def note_consumer(self, *, reads: bool) -> None:
+        """Announce that the wake-ups of this process are not read, or are read again.
+
+        Its models are not ready meanwhile. The lease goes on, and with it what runs.
+        """
+        self._reads_wake_ups = reads
+        self._announce()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in this process."""
+        return not self._runs.attempts
 
     def serve(self, model_id: str) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
@@ -221,11 +308,13 @@ class Runtime:
     def take_up(self, changes: Changes, *, takes_new: bool) -> None:
         """Serve the models as they are described now; ``takes_new``: also those that are new."""
         for spec in changes.gone:
+            self._returning.discard(spec.id)
             self._in_background(self._leave, spec.id)
         for old, new in changes.changed:
             if new.runs_otherwise_than(old):
                 self._in_background(self._load_anew, new.id)
         for spec in changes.new if takes_new else ():
+            self._returning.add(spec.id)
             self.obey(Command("load", spec.id))
 
     def _in_background(self, act: Callable[[str], None], model_id: str) -> None:
@@ -253,7 +342,7 @@ class Runtime:
             tuple(models),
             host=socket.gethostname(),
             started_at=self._started_at,
-            is_draining=self._takes_nothing,
+            is_draining=self._is_draining or self._tells_end or self._stopped.is_set(),
             devices=devices(),
             loadable=self._loadable(),
             parent=self._order.parent if self._order else "",
@@ -263,11 +352,12 @@ class Runtime:
         )
 
     def _report(self, model: ServedModel) -> ModelReport:
-        """Return what is said of a model: it takes work only once all have been loaded."""
+        """Return what is said of a model: it takes work once all are loaded, and wake-ups read."""
         report = model.report
-        if self._is_up or report.state != ModelState.READY:
+        if report.state != ModelState.READY or (self._is_up and self._reads_wake_ups):
             return report
-        return replace(report, state=ModelState.LOADING)
+        reason = report.reason if self._reads_wake_ups else _UNREAD
+        return replace(report, state=ModelState.LOADING, reason=reason)
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
@@ -398,9 +488,9 @@ class Runtime:
             model_id,
             settings.ENGINE_STALL_S,
         )
-        self._end_now()
+        self.end_now()
 
-    def _end_now(self) -> None:
+    def end_now(self) -> None:
         """End this process as if it had been killed, but give back its lease."""
         self._lease.stop()
         os._exit(1)

@@ -1,8 +1,8 @@
 """Daphne that lets what it answers come to an end before it stops.
 
-Daphne ends every application at once. Here SIGTERM closes the port first, so that a proxy goes
-elsewhere, and streams and requests get ``DRAIN_TIMEOUT_S``; what is left then is cut off, and its
-generations are cancelled.
+Daphne ends every application at once. Here SIGTERM and SIGHUP close the port first, so that a
+proxy goes elsewhere or the next process accepts, and streams and requests get ``DRAIN_TIMEOUT_S``.
+What is left then, or at SIGINT, is cut off, and its generations are cancelled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred
 
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.server.paced_server import PacedServer
+from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class DrainingServer(PacedServer):
         super().__init__(application, **options)
         self._ports: list[Any] = []
         self.is_draining = False
+        self._drains_until = 0.0
 
     def run(self) -> None:
         """Serve until stopped; the hub listens before the first request.
@@ -41,7 +43,19 @@ class DrainingServer(PacedServer):
         The channel layer hands on nothing in the first tenth of a second after it has subscribed.
         """
         _reactor.callLater(0, hub.ensure_running)
+        _reactor.callWhenRunning(self._begin)
         super().run()
+
+    def _begin(self) -> None:
+        """Take the stop signals from Twisted, for which SIGHUP is none, and say that it serves."""
+        handle_stop_signals(
+            lambda: _reactor.callFromThread(_reactor.stop),
+            lambda: _reactor.callFromThread(self._cut),
+        )
+        notify("ready")
+
+    def _cut(self) -> None:
+        self._drains_until = 0.0
 
     def listen_success(self, port: Any) -> None:
         """Keep the port, to close it."""
@@ -59,18 +73,21 @@ class DrainingServer(PacedServer):
         self.is_draining = True
         for port in self._ports:
             port.stopListening()
+        notify_stopping()
+        logger.info("draining for %d s at most", settings.DRAIN_TIMEOUT_S)
         for protocol in self.connections:
             _close_after(protocol)
         drained: Deferred[Any] = Deferred()
         drained.addCallback(lambda _: self._kill())
-        self._look(drained, time.monotonic() + settings.DRAIN_TIMEOUT_S)
+        self._drains_until = time.monotonic() + settings.DRAIN_TIMEOUT_S
+        self._look(drained)
         return drained
 
-    def _look(self, drained: Deferred[Any], deadline: float, was_idle: bool = False) -> None:
+    def _look(self, drained: Deferred[Any], was_idle: bool = False) -> None:
         """Look again until nothing is left, twice: the last bytes are written after their end."""
         left = self._unfinished()
-        if time.monotonic() < deadline and not (was_idle and not left):
-            _reactor.callLater(_LOOK_S, self._look, drained, deadline, not left)
+        if time.monotonic() < self._drains_until and not (was_idle and not left):
+            _reactor.callLater(_LOOK_S, self._look, drained, not left)
             return
         if left:
             logger.warning("draining: %d requests and streams are cut off", left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from inference_site.generations.maintenance import attempt, maintain
 from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
+from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.usage.periodic import account_ended, prune_old
@@ -40,8 +40,8 @@ class Command(BaseCommand):
         watch_maintenance()
         freeze_imported_objects()
         stopped = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
+        handle_stop_signals(stopped.set)
+        notify("ready")
         run_periodically(stopped)
 
 
@@ -60,6 +60,7 @@ def run_periodically(stopped: threading.Event) -> None:
     for thread in threads:
         thread.start()
     stopped.wait()
+    notify_stopping()
     for thread in threads:
         thread.join(_STOP_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _MOST_PROCESSES = 64
 
 
 class Command(BaseCommand):
-    """Runs until SIGINT or SIGTERM arrives."""
+    """Runs until SIGINT or SIGTERM arrives; SIGHUP replaces its processes."""
 
     help = "Run everything on this host: PostgreSQL, Redis, web, worker and beat."
     requires_system_checks: list[str] = []  # The children run them in their own environment.
@@ -57,9 +58,10 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, host: str, port: int, model: str | None, **options: Any) -> None:
         started = time.monotonic()
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # SIGTERM stops a start-up in the same way as Ctrl-C.
+        # They stop a start-up in the same way as Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
         data_dir: Path = settings.DATA_DIR
         try:
             specs = _good_models(_wanted(model))
@@ -182,7 +184,8 @@ def _url(host: str, port: int) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"[serve] {line}", flush=True)
+    with suppress(OSError):  # The terminal is gone.
+        print(f"[serve] {line}", flush=True)
 
 
 def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:

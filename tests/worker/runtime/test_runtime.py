@@ -411,7 +411,7 @@ def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: 
 def test_a_child_worker_tells_its_parent_why_it_has_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Runtime, "_end_now", lambda _: None)  # It ends with its parent's link.
+    monkeypatch.setattr(Runtime, "end_now", lambda _: None)  # It ends with its parent's link.
     ours, theirs = socket.socketpair()
     child = Runtime(
         [replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, False, theirs)

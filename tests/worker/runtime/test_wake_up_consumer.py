@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kombu.asynchronous import Hub
+from redis.exceptions import RedisError
 
 from inference_site.celery import app
 from inference_site.generations.queue import new_id
@@ -20,7 +21,8 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.storage.redis_clients import broker_client
 from tests.waiting import wait_until
-from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer, at_once
+from worker.runtime import wake_up_consumer
+from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer, at_once, noted
 
 
 class Models:
@@ -30,6 +32,8 @@ class Models:
         self.id = new_id("host:")
         self.on_change: Callable[[], None] = lambda: None
         self.free = free
+        self.is_idle = False
+        self.noted: list[bool] = []
 
     def open_models(self) -> list[str]:
         return [model for model, free in self.free.items() if free > 0]
@@ -37,6 +41,12 @@ class Models:
     def expect(self, model: str) -> bool:
         self.free[model] -= 1
         return self.free[model] > 0
+
+    def note_consumer(self, *, reads: bool) -> None:
+        self.noted.append(reads)
+
+    def end_now(self) -> None:
+        raise AssertionError("something runs")
 
     def set(self, model: str, free: int) -> None:
         self.free[model] = free
@@ -59,11 +69,11 @@ class Consumer(threading.Thread):
         self.task_consumer.on_message = self._on_message
         self.connection_errors, self.pool = (), self
         self._connection, self._step = connection, WakeUpConsumer(self, models)
-        self._begin = at_once(None, app, self)
+        self._begin, self._note = at_once(None, app, self), noted(None, app, self)
 
     def _on_message(self, message: Any) -> None:
-        if message.headers["task"] != LISTEN_TASK:
-            self._begin(message, None, message.ack_log_error, message.reject_log_error, ())
+        begin = self._note if message.headers["task"] == LISTEN_TASK else self._begin
+        begin(message, None, message.ack_log_error, message.reject_log_error, ())
 
     def apply_async(self, run: object, arguments: tuple[object, str], **_: object) -> None:
         """Be the pool of threads, on which the task of a wake-up would run."""
@@ -71,7 +81,16 @@ class Consumer(threading.Thread):
 
     def run(self) -> None:
         self._step.start(self)
-        self.hub.run_forever()
+        try:
+            self.hub.run_forever()
+        except ConnectionResetError:
+            self.restart()  # As Celery does.
+            self.hub.run_forever()
+
+    def restart(self) -> None:
+        self.task_consumer.cancel()
+        self.task_consumer.add_queue(queue_named(own_queue(self.models.id)))
+        self._step.start(self)
 
     def is_reading(self, *models: str) -> bool:
         """Whether it waits for wake-ups of these models and of no others."""
@@ -80,6 +99,7 @@ class Consumer(threading.Thread):
         return set(self._connection.default_channel.active_queues) == read
 
     def close(self) -> None:
+        self._step.stop(self)
         self.hub.stop()
         self.join(60)
         self._connection.close()
@@ -187,15 +207,43 @@ def test_after_a_lost_connection_the_open_models_are_read_again(worker: Start, m
     done = threading.Event()
 
     def restart() -> None:
-        consumer.task_consumer.cancel()
-        consumer.task_consumer.add_queue(queue_named(own_queue(consumer.models.id)))
-        consumer._step.start(consumer)
+        consumer.restart()
         done.set()
 
     consumer.call_soon(restart)
     assert done.wait(60)
     send_wake_up(model)
     wait_until(lambda: consumer.received == [model])
+
+
+def test_a_consumer_to_which_no_message_comes_is_started_anew(
+    worker: Start, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake_up_consumer, "_LOOK_S", 0.1)
+    consumer = worker(**{model: 1})
+    wait_until(lambda: consumer._step.watch._silent == 0)
+    assert consumer.models.noted == []
+    consumer.call_soon(consumer.task_consumer.cancel)
+    wait_until(lambda: consumer.models.noted[:2] == [False, True])
+    send_wake_up(model)
+    wait_until(lambda: consumer.received == [model])
+
+
+def test_a_full_worker_and_one_without_a_broker_are_not_started_anew(
+    worker: Start, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake_up_consumer, "_LOOK_S", 0.2)
+    asked: list[str] = []
+
+    def refused(task: str, queue: str) -> None:
+        asked.append(queue)
+        raise RedisError
+
+    full = worker(**{model: 0})
+    monkeypatch.setattr(wake_up_consumer, "send", refused)
+    open_ = worker(**{model: 1})
+    wait_until(lambda: asked.count(own_queue(open_.models.id)) > 3)
+    assert (full.models.noted, open_.models.noted) == ([], [])
 
 
 def test_nothing_of_a_wake_up_is_kept_in_redis(worker: Start, model: str) -> None:

@@ -150,6 +150,12 @@ class ChildWorkers:
             for model in {*self.models, *self._children}:
                 self.stop(model)
 
+    def interrupt(self) -> None:
+        """Have those that drain end now."""
+        with self._changed:
+            for child in self._children.values():
+                self._signal(child, signal.SIGINT)
+
     def wait(self, timeout_s: float) -> None:
         """Wait for their ends, which were asked for; kill those that take much longer."""
         deadline = time.monotonic() + timeout_s + _STOP_S

@@ -108,7 +108,7 @@ class _Server:
 
     def run(self) -> ChildOrder:
         """Fork until the worker has ended; return in the forked processes alone."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # It ends with the worker.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # It ends with the worker.
             signal.signal(number, signal.SIG_IGN)
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake)
