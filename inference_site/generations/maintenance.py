@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any
 
 from django.conf import settings
-from django.db import OperationalError
 from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -55,7 +54,11 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import impatient_transaction, lent_connection
+from inference_site.storage.connections import (
+    DATABASE_UNAVAILABLE,
+    impatient_transaction,
+    lent_connection,
+)
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
@@ -117,7 +120,7 @@ def attempt(what: str, act: Callable[[], None]) -> bool:
     is_done = True
     try:
         act()
-    except* (OperationalError, RedisError) as down:
+    except* (*DATABASE_UNAVAILABLE, RedisError) as down:
         is_done = False
         logger.warning("%s: %s", what, "; ".join(map(str, _leaves(down))))
     except* Exception:

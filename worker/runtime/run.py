@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
@@ -36,7 +36,12 @@ from inference_site.kept_content.keeping import Keeper, keeper_for
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
-from inference_site.storage.connections import impatient_transaction, is_held_up, lent_connection
+from inference_site.storage.connections import (
+    DATABASE_UNAVAILABLE,
+    impatient_transaction,
+    is_held_up,
+    lent_connection,
+)
 from inference_site.streams.batches import Sent, sent_so_far
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
@@ -171,7 +176,7 @@ class Run:
         try:
             with lent_connection(), impatient_transaction():
                 return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
-        except (OperationalError, InterfaceError) as exc:
+        except DATABASE_UNAVAILABLE as exc:
             logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
             return True
 
@@ -365,7 +370,7 @@ class Run:
                 return is_committed or (
                     is_repeated and Generation.objects.has_ended(self._claim, status)
                 )
-            except (OperationalError, InterfaceError) as exc:
+            except DATABASE_UNAVAILABLE as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 if is_held_up(exc) and time.monotonic() - began > _HELD_UP_S:
                     raise _HeldUp from exc
@@ -378,7 +383,7 @@ class Run:
         kind = None if assembler is None else self._kind
         if assembler is None or kind is None or not (self._store or kind.recover):
             return Generation.objects.finish(self._claim, status, **result)
-        with lent_connection(), transaction.atomic():
+        with lent_connection(), impatient_transaction():
             held = Generation.objects.finish(self._claim, status, **result)
             if held and kind.store_result:
                 kind.store_result(self._claim.public_id, status, assembler, self._store)

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from django.db import OperationalError
 from redis.exceptions import RedisError
 
 from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 from worker.runtime.company import Company, Place
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
@@ -198,7 +198,7 @@ class Runs:
             elif not self._fill(model):
                 return
             self._serve(model)
-        except OperationalError as exc:
+        except DATABASE_UNAVAILABLE as exc:
             logger.warning("cannot claim for %s: %s", model.spec.id, exc)
         except Exception:
             logger.exception("model %s: a slot could not be filled again", model.spec.id)

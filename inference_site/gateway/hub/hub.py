@@ -19,7 +19,8 @@ from functools import partial
 import redis.exceptions
 from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
-from django.db import DatabaseError
+from django import db
+from django.conf import settings
 from django.db.models.functions import Now
 from prometheus_client import Counter
 
@@ -32,12 +33,18 @@ from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, hinted
-from inference_site.streams.event_log import AsyncEventLog, is_part
+from inference_site.streams.event_log import AsyncEventLog, channel_message, is_part
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
+_LISTENS_S = 2.0
+"""After this long without a message the hub sends itself one, while it has readers."""
+_HEARS_S = 1.0
+"""How long that message may take."""
+_RENEW_S = 5.0
+"""How long each step of a new subscription may take."""
 _LOG_READS = Counter(
     "inference_log_reads",
     "Looks of a reader into the event log, because frames were missing or nothing came.",
@@ -66,6 +73,8 @@ class Hub:
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
         self._unqueue_wanted = asyncio.Event()
+        self._heard_at = 0.0
+        """When a message came the last time."""
         self._failed_at = 0.0
         """When an event log could not be read the last time."""
 
@@ -122,7 +131,7 @@ class Hub:
             clients = new_async_clients()
             self._logs = [AsyncEventLog(client) for client in clients]
             self._tasks = [
-                asyncio.create_task(self._listen()),
+                asyncio.create_task(self._keep_listening()),
                 asyncio.create_task(self._watch()),
                 asyncio.create_task(keep_from_cancelling(self._all_readers, clients[0])),
                 asyncio.create_task(self._cancel_all()),
@@ -164,11 +173,44 @@ class Hub:
             unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
             await _persist(partial(unqueue, ids))
 
+    async def _keep_listening(self) -> None:
+        """Listen; subscribe again when the subscription is dead.
+
+        One behind a balancer may be dead without an error: nothing comes, and nothing fails.
+        """
+        listener = asyncio.create_task(self._listen())
+        while True:
+            await asyncio.sleep(_LISTENS_S)
+            if await self._hears():
+                continue
+            logger.warning("hub: nothing comes through the subscription; it is renewed")
+            listener.cancel()
+            await asyncio.wait({listener}, timeout=_RENEW_S)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                async with asyncio.timeout(_RENEW_S):
+                    await get_channel_layer().flush()
+            listener = asyncio.create_task(self._listen())
+
+    async def _hears(self) -> bool:
+        """Whether a message that is sent to this channel comes; also if none can be sent."""
+        asked_at = time.monotonic()
+        if not self._followers or asked_at - self._heard_at < _LISTENS_S:
+            return True
+        try:
+            async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
+                await get_channel_layer().send(self.channel, channel_message(()))
+        except (redis.exceptions.RedisError, OSError) as exc:
+            logger.warning("hub: channel layer: %s", exc)
+            return True
+        await asyncio.sleep(_HEARS_S)
+        return self._heard_at >= asked_at
+
     async def _listen(self) -> None:
         layer = get_channel_layer()
         while True:
             try:
                 message = await layer.receive(self.channel)
+                self._heard_at = time.monotonic()
                 await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
                 logger.warning("hub: channel layer: %s", exc)
@@ -207,7 +249,7 @@ class Hub:
             try:
                 await self._catch_up(silent)
                 await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
-            except DatabaseError as exc:
+            except db.Error as exc:
                 logger.warning("hub: cannot catch up: %s", exc)
             except Exception:
                 logger.exception("hub: cannot catch up")
@@ -274,7 +316,7 @@ async def _persist(act: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await act()
-        except (redis.exceptions.RedisError, DatabaseError) as exc:
+        except (redis.exceptions.RedisError, db.Error) as exc:
             logger.warning("hub: cannot cancel yet: %s", exc)
             await asyncio.sleep(_RETRY_S)
         except Exception:
