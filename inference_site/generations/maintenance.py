@@ -9,7 +9,9 @@ unstopped   goes on although it was to stop a while ago: asked again to stop
 unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
 left        requests in Redis whose generation has ended, or never was: dropped
-torn        what a kind stores and contradicts the generation: mended
+
+``mend_torn`` is apart from the rest, because it reads tables that the others do not wait for. It
+ends what a kind stores and contradicts the generation.
 
 A worker that lives gives up its own orphans, with the same move.
 
@@ -38,7 +40,7 @@ from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
-from inference_site.generations.kinds import mendings
+from inference_site.generations.kinds import kind_of, mendings
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
     MAX_ATTEMPTS_DYING,
@@ -98,7 +100,6 @@ def maintain() -> None:
         wake_again,
         drop_gone,
         drop_left,
-        mend_torn,
     )
     try:
         _each((part.__name__, part) for part in parts)
@@ -188,7 +189,9 @@ def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = Fals
     Those in the background are begun anew, ``alone`` or not, up to ``most`` attempts; the others
     are failed, and their streams ended.
     """
-    _each((each.public_id, partial(_give_up_one, each, most, alone)) for each in generations)
+    # Those with a stored answer last: its tables may be locked.
+    ordered = sorted(generations, key=lambda each: kind_of(each.kind).recover is not None)
+    _each((each.public_id, partial(_give_up_one, each, most, alone)) for each in ordered)
 
 
 def _give_up_one(generation: Generation, most: int, alone: bool) -> None:
@@ -311,7 +314,10 @@ def _long_wanted(after_s: float) -> QuerySet[Any, Any]:
 
 
 def mend_torn() -> None:
-    """Have each app end what it stores and contradicts the generations."""
+    """Have each app end what it stores and contradicts the generations.
+
+    Beat does so on a thread of its own: a table of answers may be locked.
+    """
     _each(("mend", app.mend) for app in mendings())
 
 

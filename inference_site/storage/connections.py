@@ -40,19 +40,21 @@ def lent_connection() -> Iterator[None]:
 
 
 @contextmanager
-def impatient_transaction() -> Iterator[None]:
+def impatient_transaction(lock_ms: int | None = None) -> Iterator[None]:
     """Run the block in a transaction that does not wait long for a locked row or table.
+
+    It waits for ``lock_ms``, or 2 s.
 
     Who holds it may be frozen, and one row must not hold up what is to be done with the others.
     Nor does a statement take long for another reason. Raise OperationalError then (``is_held_up``).
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(*impatience())
+            cursor.execute(*impatience(lock_ms))
         yield
 
 
-def impatience() -> tuple[str, dict[str, str]]:
+def impatience(lock_ms: int | None = None) -> tuple[str, dict[str, str]]:
     """Return a statement, and its values, that bounds the waits of the transaction it is in."""
     statement = (
         "SELECT set_config('lock_timeout', %(lock_ms)s, true), "
@@ -61,7 +63,7 @@ def impatience() -> tuple[str, dict[str, str]]:
     limit = limit_s()
     statement_s = _STATEMENT_TIMEOUT_S if limit is None else max(0.1, limit - _BEFORE_LIMIT_S)
     return statement, {
-        "lock_ms": str(_LOCK_TIMEOUT_MS),
+        "lock_ms": str(_LOCK_TIMEOUT_MS if lock_ms is None else lock_ms),
         "statement_ms": str(round(1000 * min(_STATEMENT_TIMEOUT_S, statement_s))),
     }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,11 +18,12 @@ from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import plan_redis, wait_for_redis
 from tests import migrated_postgres
 from tests.faults.test_processes_die import Reader, messages, slow
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ServedStack, served_stack, wait_until
 from tests.silent_proxy import SilentProxy
 
-BACK_S = 10.0
-"""Within this time of the end of a fault requests succeed again."""
+BACK_S = 15.0
+"""Within this time of the end of a fault requests succeed again: two or three seconds, and time for
+a machine that is busy."""
 LONGEST_S = 30.0
 """No request waits for longer than this while a store is silent."""
 
@@ -75,12 +76,20 @@ def silenced() -> Iterator[Silenced]:
         yield found
 
 
+@dataclass(frozen=True)
+class Answer:
+    """When a request began and ended, in monotonic time, and its status; 0 for none."""
+
+    began_at: float
+    ended_at: float
+    status: int
+
+
 class Asker:
     """Asks again and again on a few threads, and keeps how each request ended, and when."""
 
     def __init__(self, stack: ServedStack, threads: int) -> None:
-        self.answers: list[tuple[float, float, int]] = []
-        """When it began and ended, in monotonic time, and its status; 0 for none."""
+        self.answers: list[Answer] = []
         self._stack, self._stopped = stack, threading.Event()
         self._key = stack.key
         self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
@@ -95,42 +104,52 @@ class Asker:
                 began, status = time.monotonic(), 0
                 with suppress(httpx.HTTPError):
                     status = http.post("/v1/chat/completions", json=body).status_code
-                self.answers.append((began, time.monotonic(), status))
+                self.answers.append(Answer(began, time.monotonic(), status))
                 self._stopped.wait(0.1)
 
+    def succeeded(self, since: float) -> list[float]:
+        """Return when requests have succeeded since this time."""
+        ends = [answer.ended_at for answer in self.answers if answer.status == 200]
+        return [end for end in ends if end > since]
+
     def stop(self) -> None:
+        """Let the requests that run end."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
 
 
+@pytest.mark.parametrize("silent_s", [7.0, pytest.param(60.0, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("store", ["postgres", "redis"])
-@pytest.mark.parametrize("silent_s", [4.0, pytest.param(60.0, marks=pytest.mark.stress)])
 def test_a_store_that_falls_silent_is_used_again_soon_after_it_answers(
     silenced: Silenced, store: str, silent_s: float
 ) -> None:
     stack, proxy = silenced.stack, silenced.proxies[store]
-    running = [Reader(stack, slow(20, 100)) for _ in range(2)]
+    running = [Reader(stack, slow(20)) for _ in range(2)]
     asker = Asker(stack, 6)
-    time.sleep(1)  # So that the pools have connections.
+    wait_until(lambda: len(asker.succeeded(0)) >= 12, 60, "requests before the fault")
     proxy.fall_silent()
+    silent_at = time.monotonic()
     try:
         time.sleep(silent_s)
     finally:
         proxy.heal()
     healed_at = time.monotonic()
-    time.sleep(BACK_S + 5)
-    asker.stop()
-    print("LONGEST", max(end - begin for begin, end, _ in asker.answers))
-    late = [
-        (round(b - healed_at, 1), round(e - healed_at, 1), s)
-        for b, e, s in asker.answers
-        if s != 200
-    ]
-    print("BAD", late)
+    try:
+        wait_until(lambda: len(asker.succeeded(healed_at)) >= 12, 60, "requests after the fault")
+        back_s = min(asker.succeeded(healed_at)) - healed_at
+        time.sleep(max(0.0, back_s + 1))
+    finally:
+        asker.stop()
+    assert back_s < BACK_S
+    refused = [answer for answer in asker.answers if answer.status != 200]
+    assert {answer.status for answer in refused} == {503}
+    assert max(answer.ended_at for answer in refused) < healed_at + BACK_S
+    longest_s = max(a.ended_at - a.began_at for a in asker.answers if a.began_at > silent_at)
+    assert longest_s < LONGEST_S
     for reader in running:
         reader.wait(60)
-        print(reader.error, len(reader.text), reader.ended_at - healed_at, stack.sql if 0 else "")
-    os.system(
-        f"cp -r {stack.data_dir}/log /tmp/silent-log-{store}-{int(silent_s)}; cp {stack.output} /tmp/silent-out-{store}-{int(silent_s)}"
-    )
+        # The worker keeps what Redis does not take for EVENT_LOG_PATIENCE_S.
+        if store == "postgres" or silent_s < 30:
+            assert (reader.error, reader.text) == (None, "x " * 20)
+            assert reader.ended_at < healed_at + BACK_S

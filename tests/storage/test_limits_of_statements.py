@@ -46,9 +46,13 @@ def test_a_statement_that_takes_too_long_is_cancelled_and_its_connection_kept(
 
 
 def test_a_pipeline_that_takes_too_long_is_cancelled_too(own: PooledConnection) -> None:
-    with pytest.raises(psycopg.errors.QueryCanceled), own.pipeline():
-        own.execute("SELECT 1")
-        own.execute("SELECT pg_sleep(20)").fetchone()
+    def sleep_in_a_pipeline() -> None:
+        with own.pipeline():
+            own.execute("SELECT 1")
+            own.execute("SELECT pg_sleep(20)").fetchone()
+
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        sleep_in_a_pipeline()
     own.rollback()
     assert own.execute("SELECT 1").fetchone() == (1,)
 

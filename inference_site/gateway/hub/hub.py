@@ -52,6 +52,8 @@ _LOG_READS = Counter(
 )
 for _reason in ("gap", "silence"):
     _LOG_READS.labels(_reason)  # Shown at 0 from the start.
+_APART = 2
+"""How many looks into the database for readers run at once; others use the same threads."""
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 _CLOSING_S = 5.0
@@ -73,6 +75,9 @@ class Hub:
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
         self._unqueue_wanted = asyncio.Event()
+        self._apart_with: set[Follower] = set()
+        self._apart_tasks: set[asyncio.Task[None]] = set()
+        self._apart_turns = asyncio.Semaphore(_APART)
         self._heard_at = 0.0
         """When a message came the last time."""
         self._failed_at = 0.0
@@ -248,11 +253,10 @@ class Hub:
             _LOG_READS.labels("silence").inc(len(silent))
             try:
                 await self._catch_up(silent)
-                await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
-            except db.Error as exc:
-                logger.warning("hub: cannot catch up: %s", exc)
             except Exception:
                 logger.exception("hub: cannot catch up")
+            vanished = [f for f in silent if now - f.received_at > _VANISHED_S]
+            self._apart(self._end_vanished, vanished)
 
     async def _catch_up(self, followers: Sequence[Follower]) -> None:
         """Read the log for these followers, in one round trip for each server."""
@@ -281,10 +285,41 @@ class Hub:
             elif is_part(batches):
                 reader.is_behind = True
                 reader.wake()
-        if torn:
-            await replay_to(torn, await kinds_of(torn, status__in=TERMINAL))
-            lost = [reader for reader in torn if not reader.has_ended]
-            end_lost(lost, await kinds_of(lost))
+        self._apart(self._replay, torn)
+
+    def _apart(
+        self, act: Callable[[Sequence[Follower]], Awaitable[None]], followers: Sequence[Follower]
+    ) -> None:
+        """Do something with readers that needs the database, apart from the reading of logs.
+
+        What is stored may be locked, and the readers of other streams do not wait for that.
+        """
+        wanted = [follower for follower in followers if follower not in self._apart_with]
+        if not wanted:
+            return
+        self._apart_with.update(wanted)
+        task = asyncio.create_task(self._act_apart(act, wanted))
+        self._apart_tasks.add(task)
+        task.add_done_callback(self._apart_tasks.discard)
+
+    async def _act_apart(
+        self, act: Callable[[Sequence[Follower]], Awaitable[None]], followers: Sequence[Follower]
+    ) -> None:
+        try:
+            async with self._apart_turns:
+                await act(followers)
+        except (redis.exceptions.RedisError, db.Error) as exc:
+            logger.warning("hub: cannot catch up: %s", exc)
+        except Exception:
+            logger.exception("hub: cannot catch up")
+        finally:
+            self._apart_with.difference_update(followers)
+
+    async def _replay(self, torn: Sequence[Follower]) -> None:
+        """Offer what is stored of streams whose frames are missing; end the other streams."""
+        await replay_to(torn, await kinds_of(torn, status__in=TERMINAL))
+        lost = [reader for reader in torn if not reader.has_ended]
+        end_lost(lost, await kinds_of(lost))
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that are over and whose log was lost with its Redis."""

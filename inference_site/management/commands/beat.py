@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
-from inference_site.generations.maintenance import attempt, maintain
+from inference_site.generations.maintenance import attempt, maintain, mend_torn
 from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
@@ -52,6 +52,7 @@ def run_periodically(stopped: threading.Event) -> None:
     """Do all jobs, each with its period, until the event is set."""
     jobs = (
         ("maintenance", _maintain, 1.0),
+        ("mending", mend_torn, 1.0),
         ("accounting", _patiently(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("notices", deliver, 2.0),
