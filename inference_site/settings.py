@@ -81,6 +81,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "inference_site.console.page_limits.long_statements",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -211,7 +212,7 @@ DATABASE_TIMEOUT_S = environment.number("DATABASE_TIMEOUT_S", 5, minimum=1)
 DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, minimum=1)
 
 # How long a process waits for the answer to a command; a blocking read has that on top of its own.
-REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=1)
+REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
 REDIS_URL = environment.text("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
 BROKER_URL = environment.text("BROKER_URL", REDIS_URL)

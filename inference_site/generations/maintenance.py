@@ -190,8 +190,15 @@ def _give_up(generations: Iterable[Generation], most: int, *, alone: bool = Fals
     are failed, and their streams ended.
     """
     # Those with a stored answer last: its tables may be locked.
-    ordered = sorted(generations, key=lambda each: kind_of(each.kind).recover is not None)
+    ordered = sorted(generations, key=_has_stored_answer)
     _each((each.public_id, partial(_give_up_one, each, most, alone)) for each in ordered)
+
+
+def _has_stored_answer(generation: Generation) -> bool:
+    try:
+        return kind_of(generation.kind).recover is not None
+    except KeyError:  # Of a later release; to end it raises the error that the log has.
+        return False
 
 
 def _give_up_one(generation: Generation, most: int, alone: bool) -> None:

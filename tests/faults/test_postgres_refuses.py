@@ -76,8 +76,11 @@ def test_a_read_only_postgres_refuses_what_is_new_and_what_runs_waits(stack: Ser
                 assert refused.json()["error"]["code"] == "database_unavailable"
                 assert refused.headers["retry-after"]
             assert http.get(f"/v1/responses/{stored}").status_code == 200
+            name = {"username": "nobody", "password": "x"}
             page = http.get("/admin/login/")
-            assert page.status_code == 200
+            name |= {"csrfmiddlewaretoken": page.cookies["csrftoken"]}
+            page = http.post("/admin/login/", data=name, headers={"Referer": stack.url})
+            assert (page.status_code, page.headers["retry-after"]) == (503, "5"), page.text
             time.sleep(2)  # Both runs are at their ends.
             assert statuses(stack, [reader.id, stored]) == {"running"}
         wait_until(lambda: answers(stack, "scripted"), 60, "the next request")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -119,6 +120,19 @@ class Asker:
             thread.join()
 
 
+def is_prompt(stack: ServedStack) -> bool:
+    """Whether the words of a stream come one by one: the web process hears of each.
+
+    With a subscription that is dead it reads the log, once a second.
+    """
+    arrived = []
+    with stack.client().chat.completions.create(
+        model="scripted", messages=slow(10), stream=True
+    ) as stream:
+        arrived += [time.monotonic() for _ in stream]
+    return sum(later - earlier > 0.03 for earlier, later in pairwise(arrived)) > 5
+
+
 @pytest.mark.parametrize("silent_s", [7.0, pytest.param(60.0, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("store", ["postgres", "redis"])
 def test_a_store_that_falls_silent_is_used_again_soon_after_it_answers(
@@ -153,3 +167,4 @@ def test_a_store_that_falls_silent_is_used_again_soon_after_it_answers(
         if store == "postgres" or silent_s < 30:
             assert (reader.error, reader.text) == (None, "x " * 20)
             assert reader.ended_at < healed_at + BACK_S
+    wait_until(lambda: is_prompt(stack), 30, "a new subscription")

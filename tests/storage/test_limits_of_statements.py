@@ -14,7 +14,12 @@ from django.db import connection
 
 from inference_site.errors.exceptions import api_error
 from inference_site.storage import pooled_connection
-from inference_site.storage.connections import DATABASE_UNAVAILABLE, is_held_up, own_connection
+from inference_site.storage.connections import (
+    DATABASE_UNAVAILABLE,
+    is_held_up,
+    lent_connection,
+    own_connection,
+)
 from inference_site.storage.pooled_connection import PooledConnection, statements_within
 from tests.silent_proxy import SilentProxy
 
@@ -107,6 +112,26 @@ def test_a_server_that_takes_no_writes_is_unavailable() -> None:
     assert (error.status, error.code) == (503, "database_unavailable")
     assert not is_held_up(caught.value)
     connection.needs_rollback = False
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_server_that_takes_no_writes_has_its_connections_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The address of a primary leads to another server after a failover."""
+    monkeypatch.setattr(pooled_connection._Drains, "at", 0.0)
+    before = backend()
+    with lent_connection(), connection.cursor() as cursor, pytest.raises(DATABASE_UNAVAILABLE):
+        cursor.execute("BEGIN READ ONLY; CREATE TABLE something ()")
+    assert backend() != before
+
+
+def backend() -> int:
+    """Return the process of the server that a connection of the pool leads to."""
+    with lent_connection(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+    return int(pid)
 
 
 @pytest.mark.parametrize(
