@@ -104,10 +104,10 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
 def _check_postgres() -> str:
     try:
         with own_connection() as own:
-            (is_read_only,) = own.execute("SHOW transaction_read_only").fetchone()
+            found = own.execute("SHOW transaction_read_only").fetchone()
     except psycopg.Error as exc:
         return f"{type(exc).__name__}: not reachable"
-    return "it takes no writes" if is_read_only == "on" else "ok"
+    return "it takes no writes" if found == ("on",) else "ok"
 
 
 def _check_redis() -> str:
