@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from django.db import DatabaseError, transaction
+from django.db import Error, transaction
 from redis.exceptions import RedisError
 
 from inference_site.generations.models import Generation
@@ -24,7 +24,7 @@ def rehearse() -> None:
     """
     id_ = new_id("rehearsal-")  # And no model has this name.
     row = Generation(public_id=id_, project_id=0, api_key_id=0, kind="", model=id_)
-    with suppress(DatabaseError), lent_connection(), transaction.atomic():
+    with suppress(Error), lent_connection(), transaction.atomic():
         row.insert()
         Generation.objects.claim(row.model, "nobody")
         row.delete()  # Not a rollback: with that psycopg forgets what it has prepared.

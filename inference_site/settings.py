@@ -82,6 +82,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "inference_site.console.page_limits.long_statements",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -201,9 +202,18 @@ DATABASES["default"]["OPTIONS"] = {
         "min_size": 1,
         "max_size": environment.number("DATABASE_POOL", _threads + 8, minimum=2),
         "timeout": 2,
+        # A connection that could not be made is tried again after a second, and then when one is
+        # asked for; the pool itself would wait for up to a minute.
+        "reconnect_timeout": 1,
     },
 }
+# How long a process that serves waits for the answer to a statement, and where much is read or
+# written at once: pages of the admin, accounting, pruning.
+DATABASE_TIMEOUT_S = environment.number("DATABASE_TIMEOUT_S", 5, minimum=1)
+DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, minimum=1)
 
+# How long a process waits for the answer to a command; a blocking read has that on top of its own.
+REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
 REDIS_URL = environment.text("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
 BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
@@ -218,7 +228,12 @@ CHANNEL_LAYERS = {
             # With version 3 of the protocol redis-py makes a text of each message, for a log
             # that nobody reads: 0.2 s for one of 10 MB.
             "hosts": [
-                {"address": url, "socket_connect_timeout": 2, "protocol": 2}
+                {
+                    "address": url,
+                    "socket_connect_timeout": REDIS_TIMEOUT_S,
+                    "socket_timeout": REDIS_TIMEOUT_S,
+                    "protocol": 2,
+                }
                 for url in CHANNEL_LAYER_URLS
             ]
         },
@@ -233,8 +248,11 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 # A Redis whose disk is full refuses to take a wake-up from its queue; that passes.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    "socket_timeout": 5,
-    "socket_connect_timeout": 2,
+    "socket_timeout": REDIS_TIMEOUT_S,
+    "socket_connect_timeout": REDIS_TIMEOUT_S,
+    # A wait for wake-ups that Redis has not answered for a second and this long, though it answers
+    # each within a second, is given up; kombu looks as often.
+    "health_check_interval": REDIS_TIMEOUT_S,
     "max_retries": 0,  # A wake-up that cannot be sent must not hold up the request for seconds.
     # All messages are wake-ups: PostgreSQL keeps what waits, and a lost one is sent again.
     "ack_emulation": False,

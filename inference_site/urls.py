@@ -13,6 +13,7 @@ admin.autodiscover()
 
 handler403 = "inference_site.console.error_pages.views.forbidden"
 handler404 = "inference_site.console.error_pages.views.not_found"
+handler500 = "inference_site.console.error_pages.views.failed"
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),

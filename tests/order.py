@@ -19,6 +19,7 @@ TOGETHER = {
     "browser": "plain stack",
     "contract": "plain stack",
     "faults/on_demand": "faults on demand",
+    "faults/silent": "faults silent",
     "deployment": "deployment",
     "first_hour": "first_hour",
 }

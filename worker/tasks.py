@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 from celery import shared_task
-from django.db import OperationalError
 
 from inference_site.generations.wake_ups import GENERATE_TASK
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.connections import DATABASE_UNAVAILABLE, lent_connection
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK, NOTED
 
@@ -21,7 +20,7 @@ def generate(model: str) -> None:
     try:
         with lent_connection():  # Hooks of the operator may have asked the database.
             current_runtime().serve(model)
-    except OperationalError as exc:
+    except DATABASE_UNAVAILABLE as exc:
         logger.warning("cannot claim for %s: %s", model, exc)
 
 

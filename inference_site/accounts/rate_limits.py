@@ -25,6 +25,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.storage.redis_clients import client_options
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +83,7 @@ class RateLimited(Exception):
 
 @cache
 def _limiter() -> SlidingWindowCounterRateLimiter:
-    storage = RedisStorage(
-        settings.RATE_LIMIT_URL, key_prefix="limit", socket_timeout=2, socket_connect_timeout=2
-    )
+    storage = RedisStorage(settings.RATE_LIMIT_URL, key_prefix="limit", **client_options())
     return SlidingWindowCounterRateLimiter(storage)
 
 

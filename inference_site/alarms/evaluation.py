@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db import DatabaseError, connection, transaction
+from django.db import Error, connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 from redis.exceptions import RedisError
@@ -52,7 +52,7 @@ def _look(rule: Rule) -> list[Finding] | None:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
             return found(rule)
-    except (DatabaseError, RedisError, OSError) as exc:
+    except (Error, RedisError, OSError) as exc:
         logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
         return None
 

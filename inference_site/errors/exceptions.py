@@ -7,7 +7,6 @@ from typing import Any
 
 import kombu.exceptions
 import redis.exceptions
-from django.db import InterfaceError, OperationalError
 from django.http import Http404
 from rest_framework import exceptions as drf
 
@@ -26,6 +25,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
 
 def _retry_after_s(exc: domain.EngineUnavailable) -> int:
@@ -88,8 +88,8 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ),
     ((domain.EngineError,), lambda e: InternalError(f"The model failed: {e}", code="model_error")),
     (
-        (OperationalError, InterfaceError),
-        lambda _: UnavailableError("The database is not reachable.", code="database_unavailable"),
+        DATABASE_UNAVAILABLE,
+        lambda _: UnavailableError("The database is not available.", code="database_unavailable"),
     ),
     (
         (redis.exceptions.RedisError, kombu.exceptions.OperationalError),

@@ -82,6 +82,7 @@ class ThreadShares:
 
     def __init__(self, threads: int, most: int) -> None:
         self._free, self._threads, self._most = threads, threads, most
+        self._added = 0
         self._taken: Counter[Share] = Counter()
         self._lines: dict[Share, deque[_Turn]] = {}
         self._waiting = 0
@@ -92,7 +93,13 @@ class ThreadShares:
     @property
     def is_idle(self) -> bool:
         """Whether no view runs, and none waits."""
-        return self._free == self._threads and not self._waiting
+        return self._free == self._threads + self._added and not self._waiting
+
+    def add(self, threads: int) -> None:
+        """Have so many threads more than at the beginning, from now on."""
+        self._free += threads - self._added
+        self._added = threads
+        self._give()
 
     def take(self, share: Share) -> asyncio.Future[None] | None:
         """Take a thread, or return what is done when one is given. Raise UnavailableError."""

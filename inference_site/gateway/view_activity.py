@@ -43,12 +43,16 @@ class ViewActivity:
 
     def hangs(self, now: float, idle_s: float) -> bool:
         """Return whether a view has run for so long and used no processor all the while."""
+        return self.hanging(now, idle_s) > 0
+
+    def hanging(self, now: float, idle_s: float) -> int:
+        """Return how many views have run for so long and used no processor all the while."""
         views = list(self._views.values())
         if now - self._looked_at > _LOOK_S:
             self._looked_at = now
             for view in views:
                 _look(view, now)
-        return any(now - view.idle_since >= idle_s for view in views)
+        return sum(now - view.idle_since >= idle_s for view in views)
 
 
 def _look(view: _View, now: float) -> None:

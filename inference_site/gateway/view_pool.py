@@ -26,13 +26,20 @@ _FAILED_SLOWLY_S = 1.0
 _REFUSE_S = 1.0
 """For how long requests are refused after a view failed slowly, for want of storage."""
 _LOOK_S = 0.5
+_HANGS_S = 1.0
+"""A view that has waited for so long, for a locked table for example, has its thread replaced."""
 
 
 class ViewPool:
-    """Runs ``respond`` on one of a few threads; a project has at most half of them."""
+    """Runs ``respond`` on one of a few threads; a project has at most half of them.
+
+    Threads of views that hang are replaced, up to as many: two projects whose views wait for what
+    is locked would else have all of them.
+    """
 
     def __init__(self, threads: int, *, is_shared: bool = True) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="view")
+        self._spares = threads if is_shared else 0
+        self._pool = ThreadPoolExecutor(threads + self._spares, thread_name_prefix="view")
         self._shares = ThreadShares(threads, max(1, threads // 2) if is_shared else threads)
         self._activity = ViewActivity()
         self._progress_at = 0.0
@@ -48,9 +55,9 @@ class ViewPool:
         """Return the view's response.
 
         Raise UnavailableError when too many wait, or for too long (see ``thread_shares``), when a
-        view has just failed slowly for want of storage, or when none has come back for
-        ``WEB_STALL_S`` and some hang. ``on_abandoned`` runs when a view that was given up, or whose
-        client left, ends after all.
+        view has just failed slowly for want of storage and none has come back meanwhile, or when
+        none has for ``WEB_STALL_S`` and some hang. ``on_abandoned`` runs when a view that was given
+        up, or whose client left, ends after all.
         """
         now = time.monotonic()
         if now < self._refuse_until:
@@ -130,6 +137,7 @@ class ViewPool:
     def _look(self) -> None:
         """Look after those that wait for a thread: one look for all, they may be thousands."""
         now = time.monotonic()
+        self._shares.add(min(self._spares, self._activity.hanging(now, _HANGS_S)))
         if now < self._refuse_until:
             self._shares.refuse_since(now, _no_storage())
         elif before := self._stalled_since(now):
@@ -144,7 +152,9 @@ class ViewPool:
             response = respond()
         now = time.monotonic()
         if now - started > _FAILED_SLOWLY_S and _is_storage_failure(response):
-            self._refuse_until = now + _REFUSE_S
+            # Where others got on meanwhile, only what this view wanted is locked or out of reach.
+            if self._progress_at <= started:
+                self._refuse_until = now + _REFUSE_S
         else:
             self._progress_at = now
         return response

@@ -9,7 +9,9 @@ unstopped   goes on although it was to stop a while ago: asked again to stop
 unwoken     waiting with no wake-up: a new one is sent
 gone        workers without a lease: dropped from the index, and their wake-ups
 left        requests in Redis whose generation has ended, or never was: dropped
-torn        what a kind stores and contradicts the generation: mended
+
+``mend_torn`` is apart from the rest, because it reads tables that the others do not wait for. It
+ends what a kind stores and contradicts the generation.
 
 A worker that lives gives up its own orphans, with the same move.
 
@@ -26,7 +28,6 @@ from functools import partial
 from typing import Any
 
 from django.conf import settings
-from django.db import OperationalError
 from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -39,7 +40,7 @@ from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place
-from inference_site.generations.kinds import mendings
+from inference_site.generations.kinds import kind_of, mendings
 from inference_site.generations.models import (
     MAX_ATTEMPTS,
     TERMINAL,
@@ -54,7 +55,11 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import impatient_transaction, lent_connection
+from inference_site.storage.connections import (
+    DATABASE_UNAVAILABLE,
+    impatient_transaction,
+    lent_connection,
+)
 from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
@@ -94,7 +99,6 @@ def maintain() -> None:
         wake_again,
         drop_gone,
         drop_left,
-        mend_torn,
     )
     try:
         _each((part.__name__, part) for part in parts)
@@ -116,7 +120,7 @@ def attempt(what: str, act: Callable[[], None]) -> bool:
     is_done = True
     try:
         act()
-    except* (OperationalError, RedisError) as down:
+    except* (*DATABASE_UNAVAILABLE, RedisError) as down:
         is_done = False
         logger.warning("%s: %s", what, "; ".join(map(str, _leaves(down))))
     except* Exception:
@@ -186,7 +190,16 @@ def _give_up(generations: Iterable[Generation], *, worker_died: bool) -> None:
     so its last attempt is isolated. The attempts before that are not: most runs of a dead worker
     did not end it, and would wait for each other.
     """
-    _each((each.public_id, partial(_give_up_one, each, worker_died)) for each in generations)
+    # Those with a stored answer last: its tables may be locked.
+    ordered = sorted(generations, key=_has_stored_answer)
+    _each((each.public_id, partial(_give_up_one, each, worker_died)) for each in ordered)
+
+
+def _has_stored_answer(generation: Generation) -> bool:
+    try:
+        return kind_of(generation.kind).recover is not None
+    except KeyError:  # Of a later release; to end it raises the error that the log has.
+        return False
 
 
 def _give_up_one(generation: Generation, worker_died: bool) -> None:
@@ -310,7 +323,10 @@ def _long_wanted(after_s: float) -> QuerySet[Any, Any]:
 
 
 def mend_torn() -> None:
-    """Have each app end what it stores and contradicts the generations."""
+    """Have each app end what it stores and contradicts the generations.
+
+    Beat does so on a thread of its own: a table of answers may be locked.
+    """
     _each(("mend", app.mend) for app in mendings())
 
 

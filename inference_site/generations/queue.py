@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import redis.exceptions
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import transaction
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
@@ -35,6 +35,7 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.observability.log_context import note
 from inference_site.observability.tracing import begin, current
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 from inference_site.storage.redis_clients import broker_client, client_for
 from inference_site.streams.event_log import request_cancel
 from inference_site.streams.request_documents import (
@@ -156,7 +157,7 @@ def _commit(
     except BaseException as exc:
         with suppress(redis.exceptions.RedisError):
             drop_document(row.public_id)
-            if isinstance(exc, OperationalError | InterfaceError):
+            if isinstance(exc, DATABASE_UNAVAILABLE):
                 # The row may be committed, and a worker may have it: only the answer was lost.
                 request_cancel(row.public_id)
         raise

@@ -20,6 +20,7 @@ from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.storage.connections import own_connection
+from inference_site.storage.redis_clients import client_options
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"
@@ -105,10 +106,10 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
 def _check_postgres() -> str:
     try:
         with own_connection() as own:
-            own.execute("SELECT 1")
+            found = own.execute("SHOW transaction_read_only").fetchone()
     except psycopg.Error as exc:
         return f"{type(exc).__name__}: not reachable"
-    return "ok"
+    return "it takes no writes" if found == ("on",) else "ok"
 
 
 def _check_redis() -> str:
@@ -117,7 +118,7 @@ def _check_redis() -> str:
         urls.add(settings.RATE_LIMIT_URL)
     try:
         for url in urls:
-            with redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1) as client:
+            with redis.Redis.from_url(url, **client_options(1)) as client:
                 client.ping()
     except redis.RedisError as exc:
         return f"{type(exc).__name__}: not reachable"

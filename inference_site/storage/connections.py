@@ -1,4 +1,5 @@
-"""Database connections: borrowed from the pool for a short time, or outside of it."""
+"""Database connections: borrowed from the pool for a short time, or outside of it; and what it
+means that the database is unavailable."""
 
 from __future__ import annotations
 
@@ -7,10 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
+
+from inference_site.storage.pooled_connection import PooledConnection, limit_s
+
+DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
+"""What is raised when PostgreSQL cannot do now what it could do later: it is down, silent, full,
+out of connections, a standby or read-only, or a lock or a time-out was in the way. The one
+definition: ``PooledConnection`` raises these classes for all of it, and for nothing that is wrong
+with the statement itself."""
 
 _LOCK_TIMEOUT_MS = 2_000
-_STATEMENT_TIMEOUT_MS = 30_000
+_STATEMENT_TIMEOUT_S = 30.0
+_BEFORE_LIMIT_S = 0.5
+"""The server ends a statement so much before this process would close the connection."""
 _STILL_MS = 10_000
 
 
@@ -29,25 +40,32 @@ def lent_connection() -> Iterator[None]:
 
 
 @contextmanager
-def impatient_transaction() -> Iterator[None]:
+def impatient_transaction(lock_ms: int | None = None) -> Iterator[None]:
     """Run the block in a transaction that does not wait long for a locked row or table.
+
+    It waits for ``lock_ms``, or 2 s.
 
     Who holds it may be frozen, and one row must not hold up what is to be done with the others.
     Nor does a statement take long for another reason. Raise OperationalError then (``is_held_up``).
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(*impatience())
+            cursor.execute(*impatience(lock_ms))
         yield
 
 
-def impatience() -> tuple[str, dict[str, str]]:
+def impatience(lock_ms: int | None = None) -> tuple[str, dict[str, str]]:
     """Return a statement, and its values, that bounds the waits of the transaction it is in."""
     statement = (
         "SELECT set_config('lock_timeout', %(lock_ms)s, true), "
         "set_config('statement_timeout', %(statement_ms)s, true)"
     )
-    return statement, {"lock_ms": str(_LOCK_TIMEOUT_MS), "statement_ms": str(_STATEMENT_TIMEOUT_MS)}
+    limit = limit_s()
+    statement_s = _STATEMENT_TIMEOUT_S if limit is None else max(0.1, limit - _BEFORE_LIMIT_S)
+    return statement, {
+        "lock_ms": str(_LOCK_TIMEOUT_MS if lock_ms is None else lock_ms),
+        "statement_ms": str(round(1000 * min(_STATEMENT_TIMEOUT_S, statement_s))),
+    }
 
 
 def is_held_up(error: Exception) -> bool:
@@ -71,4 +89,4 @@ def own_connection() -> psycopg.Connection[Any]:
     parameters.pop("pool", None)
     parameters.pop("context", None)
     parameters |= {"connect_timeout": 1, "cursor_factory": psycopg.Cursor}
-    return psycopg.connect(**parameters)
+    return PooledConnection.connect(**parameters)

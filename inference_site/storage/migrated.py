@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandParser
-from django.db import OperationalError, connection
+from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def wait_for_migrations() -> None:
             is_logged = True
             connection.close()
             time.sleep(_PERIOD_S)
-    except OperationalError as exc:
+    except DATABASE_UNAVAILABLE as exc:
         logger.warning("not waiting for migrations: the database is not reachable: %s", exc)
     finally:
         connection.close()

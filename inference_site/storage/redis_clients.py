@@ -17,8 +17,18 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# Fail early: the caller answers 503, or decides itself whether to retry.
-_OPTIONS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+
+def client_options(timeout_s: float | None = None) -> dict[str, Any]:
+    """Return options with which a client fails early; the default is ``REDIS_TIMEOUT_S``.
+
+    The caller answers 503, or decides itself whether to retry.
+    """
+    limit_s = settings.REDIS_TIMEOUT_S if timeout_s is None else timeout_s
+    return {
+        "socket_timeout": limit_s,
+        "socket_connect_timeout": limit_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def shard_of(generation_id: str) -> int:
@@ -28,7 +38,7 @@ def shard_of(generation_id: str) -> int:
 
 @cache
 def _client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+    return redis.Redis.from_url(url, **client_options())
 
 
 def client_for(generation_id: str) -> redis.Redis:
@@ -59,8 +69,5 @@ def broker_client() -> redis.Redis:
 
 def new_async_clients() -> list[redis.asyncio.Redis]:
     """Return one asyncio client for each event log server, for the running event loop."""
-    retry = AsyncRetry(NoBackoff(), 0)
-    return [
-        redis.asyncio.Redis.from_url(url, retry=retry, **_OPTIONS)
-        for url in settings.EVENT_LOG_URLS
-    ]
+    options = {**client_options(), "retry": AsyncRetry(NoBackoff(), 0)}
+    return [redis.asyncio.Redis.from_url(url, **options) for url in settings.EVENT_LOG_URLS]

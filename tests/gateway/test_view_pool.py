@@ -98,6 +98,42 @@ def test_a_client_that_leaves_while_its_view_runs_is_told_of_its_end() -> None:
     assert told.wait(60)
 
 
+def test_threads_of_views_that_hang_are_replaced_but_not_without_end(settings: Settings) -> None:
+    settings.WEB_STALL_S = 60
+    stuck = Stuck()
+
+    async def main() -> None:
+        pool = ViewPool(2)
+        hanging = [asyncio.create_task(pool.run(stuck, ignore, Share(n))) for n in (1, 2)]
+        await asyncio.sleep(0.1)
+        response = await pool.run(answer(), ignore, Share(3))
+        assert (response.status_code, stuck.ran) == (200, 2)
+        hanging += [asyncio.create_task(pool.run(stuck, ignore, Share(n))) for n in (4, 5, 6)]
+        await asyncio.sleep(3)
+        assert stuck.ran == 4
+        stuck.let_go.set()
+        await asyncio.gather(*hanging)
+        assert stuck.ran == 5
+
+    asyncio.run(main())
+
+
+def test_a_slow_failure_of_storage_refuses_nobody_where_others_get_on() -> None:
+    def slow_failure() -> HttpResponse:
+        time.sleep(1.05)
+        return error_response(UnavailableError(code="database_unavailable"))
+
+    async def main() -> None:
+        pool = ViewPool(2)
+        failing = asyncio.create_task(pool.run(slow_failure, ignore, Share(1)))
+        await asyncio.sleep(0.1)
+        assert (await pool.run(answer(), ignore, Share(2))).status_code == 200
+        assert (await failing).status_code == 503
+        assert (await pool.run(answer(), ignore)).status_code == 200
+
+    asyncio.run(main())
+
+
 def test_after_a_slow_failure_of_storage_requests_are_refused_for_a_while() -> None:
     def slow_failure() -> HttpResponse:
         time.sleep(1.05)

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
@@ -36,7 +37,12 @@ from inference_site.kept_content.keeping import Keeper, keeper_for
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
-from inference_site.storage.connections import impatient_transaction, is_held_up, lent_connection
+from inference_site.storage.connections import (
+    DATABASE_UNAVAILABLE,
+    impatient_transaction,
+    is_held_up,
+    lent_connection,
+)
 from inference_site.streams.batches import Sent, sent_so_far
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
@@ -52,22 +58,40 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _HELD_UP_S = 60.0
-"""For how long a run waits for a locked row, and keeps its slot, before it leaves its end to who
-looks for orphans."""
+"""For how long the end of a run waits for a locked row or table, before it is left to who looks for
+orphans."""
+_FIRST_WAIT_MS = 500
+"""How long an end that is stored with its answer waits for a lock while its run has its slot."""
 _COMMITS = threading.BoundedSemaphore(8)
 """How many ends are written at once: of a thousand runs that end in one moment, the others would
 only wait for a connection, give up and ask again, and leave no time for the lease."""
+_STORING_COMMITS = threading.BoundedSemaphore(4)
+"""The same for ends that are stored with their answers: while the tables of these are locked, the
+ends of other runs need not wait."""
+
+Later = Callable[[Callable[[], None]], bool]
+"""Runs a function on another thread, after the run has left its slot. False if it does not."""
+
+
+def never_later(_: Callable[[], None]) -> bool:
+    """Run nothing later: an end that has to wait keeps its slot."""
+    return False
 
 
 class _HeldUp(Exception):
-    """The row is locked, and has been for too long."""
+    """A row or table is locked, and has been for too long."""
+
+
+class _Deferred(Exception):
+    """The end will be stored on another thread."""
 
 
 class Run:
     """Drives the engine; the sink of its deltas."""
 
-    def __init__(self, claim: Claim, stream: Stream) -> None:
+    def __init__(self, claim: Claim, stream: Stream, later: Later = never_later) -> None:
         self._claim, self._stream = claim, stream
+        self._later, self._is_late = later, False
         self._assembler: Assembler | None = None
         self._store: ToStore | None = None
         self._usage = Usage()
@@ -123,6 +147,8 @@ class Run:
     def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
         """Have the engine answer. Return False when all is over, and a terminal state is stored.
 
+        A terminal state that has to wait for a lock is stored ``later``.
+
         Return True when the engine goes on by itself: it calls ``ended`` (see ``Engine.start``),
         and then ``end`` is to be called with the same argument. Never raises.
         """
@@ -171,7 +197,7 @@ class Run:
         try:
             with lent_connection(), impatient_transaction():
                 return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
-        except (OperationalError, InterfaceError) as exc:
+        except DATABASE_UNAVAILABLE as exc:
             logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
             return True
 
@@ -328,6 +354,8 @@ class Run:
         """Commit the final row, then send the end: who sees it may rely on what is stored."""
         try:
             held = self._committed(status, ending)
+        except _Deferred:
+            return
         except _HeldUp:
             # Not even a failure can be stored. Who looks for orphans ends it, when it can.
             logger.exception("generation %s: its row is locked; it is left", self._claim.public_id)
@@ -354,35 +382,50 @@ class Run:
         """Commit the end; return False if the generation is not this worker's any more.
 
         While PostgreSQL is down this waits: a client that waits is better than one that has seen an
-        end that is not stored. Raise DatabaseError when it refuses what is to be stored, and
-        _HeldUp when somebody else has locked the row for ``_HELD_UP_S``.
+        end that is not stored. Raise DatabaseError when it refuses what is to be stored, _Deferred
+        when somebody has locked the row or a table and the end is stored later, and _HeldUp when
+        that has gone on for ``_HELD_UP_S``.
         """
-        is_repeated, began = False, time.monotonic()
+        is_repeated, began = self._is_late, time.monotonic()
         while True:
             try:
-                with _COMMITS:
+                with _STORING_COMMITS if self._stores else _COMMITS:
                     is_committed = self._commit(status, ending)
                 return is_committed or (
                     is_repeated and Generation.objects.has_ended(self._claim, status)
                 )
-            except (OperationalError, InterfaceError) as exc:
+            except DATABASE_UNAVAILABLE as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
-                if is_held_up(exc) and time.monotonic() - began > _HELD_UP_S:
-                    raise _HeldUp from exc
+                if is_held_up(exc):
+                    if time.monotonic() - began > _HELD_UP_S:
+                        raise _HeldUp from exc
+                    finish = partial(self._finish_late, status, ending)
+                    if not self._is_late and self._later(finish):
+                        raise _Deferred from exc
                 is_repeated = True
                 time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and with it what is to be kept; False if it was taken away."""
         result, assembler = self._result(ending), self._assembler
-        kind = None if assembler is None else self._kind
-        if assembler is None or kind is None or not (self._store or kind.recover):
+        if assembler is None or not self._stores:
             return Generation.objects.finish(self._claim, status, **result)
-        with lent_connection(), transaction.atomic():
+        lock_ms = None if self._is_late else _FIRST_WAIT_MS
+        with lent_connection(), impatient_transaction(lock_ms):
             held = Generation.objects.finish(self._claim, status, **result)
-            if held and kind.store_result:
-                kind.store_result(self._claim.public_id, status, assembler, self._store)
+            if held and (store_result := self._kind.store_result):
+                store_result(self._claim.public_id, status, assembler, self._store)
         return held
+
+    @property
+    def _stores(self) -> bool:
+        """Whether more than the row is written at the end."""
+        return self._assembler is not None and bool(self._store or self._kind.recover)
+
+    def _finish_late(self, status: Status, ending: Ending) -> None:
+        self._is_late = True
+        with self._logged():
+            self._finish(status, ending)
 
     def _tell(self, status: Status, ending: Ending) -> None:
         """Log and trace the end."""

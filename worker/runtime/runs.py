@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from django.db import OperationalError
 from redis.exceptions import RedisError
 
 from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 from worker.runtime.isolation import Isolation, Permit
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 32
 _POLL_S = 0.02
+_LATE_THREADS = 8
+_MOST_LATE = 200
+"""How many ends may wait for a lock at once without their slots; more keep theirs."""
 
 
 class Runs:
@@ -48,6 +52,9 @@ class Runs:
         self._running: dict[Claim, tuple[ServedModel, Stream, Permit]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For what an engine's own thread must not be blocked by."""
+        self._late: set[Claim] = set()
+        """What has left its slot, and is not stored yet."""
+        self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +64,9 @@ class Runs:
     @property
     def attempts(self) -> set[tuple[str, int]]:
         """What runs here, by id and attempt."""
-        return {(claim.public_id, claim.attempt) for claim in tuple(self._running)}
+        # In this order: an end is added to the late ones before its run is removed.
+        claims = (*self._running, *self._late.copy())
+        return {(claim.public_id, claim.attempt) for claim in claims}
 
     def serve(self, model: ServedModel) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
@@ -73,9 +82,10 @@ class Runs:
     def wait(self, timeout_s: float) -> None:
         """Wait for the ends of what engines run by themselves."""
         until = time.monotonic() + timeout_s
-        while self._running and time.monotonic() < until:
+        while (self._running or self._late) and time.monotonic() < until:
             time.sleep(_POLL_S)
         self.pool.shutdown(wait=not self._running)
+        self._late_pool.shutdown(wait=not self._late, cancel_futures=True)
 
     def _serve(self, model: ServedModel) -> None:
         while model.missed_wake_up:
@@ -155,7 +165,7 @@ class Runs:
     def _run(self, model: ServedModel, claim: Claim, permit: Permit) -> bool:
         """Run what was claimed; return whether its engine goes on by itself."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
-        run = Run(claim, stream)
+        run = Run(claim, stream, partial(self._end_later, claim))
         self._running[claim] = model, stream, permit
         if claim.is_isolated:
             self._isolate(model, permit, run)
@@ -186,6 +196,27 @@ class Runs:
 
         threading.Thread(target=watch, name="trial", daemon=True).start()
 
+    def _end_later(self, claim: Claim, finish: Callable[[], None]) -> bool:
+        """Store an end that waits for a lock on another thread; False if too many wait already."""
+        if len(self._late) >= _MOST_LATE:
+            return False
+
+        def end() -> None:
+            try:
+                finish()
+            except Exception:
+                logger.exception("generation %s: its end is not stored", claim.public_id)
+            finally:
+                self._late.discard(claim)
+
+        self._late.add(claim)
+        try:
+            self._late_pool.submit(end)
+        except RuntimeError:  # The worker stops, and waits for what has its slot.
+            self._late.discard(claim)
+            return False
+        return True
+
     def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
         """End what went on by itself, and run in its slot what waits."""
         try:
@@ -198,7 +229,7 @@ class Runs:
             elif not self._fill(model):
                 return
             self._serve(model)
-        except OperationalError as exc:
+        except DATABASE_UNAVAILABLE as exc:
             logger.warning("cannot claim for %s: %s", model.spec.id, exc)
         except Exception:
             logger.exception("model %s: a slot could not be filled again", model.spec.id)

@@ -1,8 +1,9 @@
-"""The pages for 403 and 404 in the console; elsewhere they are the plain ones,
-which Django renders from the templates of these names."""
+"""The pages for 403 and 404 in the console, and for an unavailable database; elsewhere they are the
+plain ones, which Django renders from the templates of these names."""
 
 from __future__ import annotations
 
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +12,9 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.csrf import csrf_failure as plain_csrf_failure
+
+from inference_site.errors.api_errors import RETRY_AFTER_S
+from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
 _CONSOLE = "/admin/"
 
@@ -48,6 +52,19 @@ def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
         HTTPStatus.FORBIDDEN,
         "The form has expired",
         "You have logged in or out since it was opened. Go back, reload the page and try again.",
+    )
+
+
+def failed(request: HttpRequest) -> HttpResponse:
+    """Answer for a page that raised: 503 while the database is unavailable, which the text says."""
+    if not isinstance(sys.exception(), DATABASE_UNAVAILABLE):
+        return defaults.server_error(request)
+    # Plain: to render a page takes the user's rights, which are in the database.
+    return HttpResponse(
+        "The database is not available. Please try again in a few seconds.",
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        content_type="text/plain; charset=utf-8",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
     )
 
 

@@ -12,14 +12,15 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
 import redis.exceptions
 from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
-from django.db import DatabaseError
+from django import db
+from django.conf import settings
 from django.db.models.functions import Now
 from prometheus_client import Counter
 
@@ -32,12 +33,18 @@ from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, hinted, is_beyond
-from inference_site.streams.event_log import AsyncEventLog, is_part
+from inference_site.streams.event_log import AsyncEventLog, channel_message, is_part
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
+_LISTENS_S = 2.0
+"""After this long without a message the hub sends itself one, while it has readers."""
+_HEARS_S = 1.0
+"""How long that message may take."""
+_RENEW_S = 5.0
+"""How long each step of a new subscription may take."""
 _LOG_READS = Counter(
     "inference_log_reads",
     "Looks of a reader into the event log, because frames were missing or nothing came.",
@@ -45,6 +52,8 @@ _LOG_READS = Counter(
 )
 for _reason in ("gap", "silence"):
     _LOG_READS.labels(_reason)  # Shown at 0 from the start.
+_APART = 2
+"""How many looks into the database for readers run at once; others use the same threads."""
 _VANISHED_S = 10.0
 """After this long without a frame it is checked whether the stream's log is gone for good."""
 _CLOSING_S = 5.0
@@ -66,6 +75,11 @@ class Hub:
         self._stored: asyncio.Future[None] | None = None
         self._to_unqueue: set[str] = set()
         self._unqueue_wanted = asyncio.Event()
+        self._apart_with: set[Follower] = set()
+        self._apart_tasks: set[asyncio.Task[None]] = set()
+        self._apart_turns = asyncio.Semaphore(_APART)
+        self._heard_at = 0.0
+        """When a message came the last time."""
         self._failed_at = 0.0
         """When an event log could not be read the last time."""
 
@@ -122,7 +136,7 @@ class Hub:
             clients = new_async_clients()
             self._logs = [AsyncEventLog(client) for client in clients]
             self._tasks = [
-                asyncio.create_task(self._listen()),
+                asyncio.create_task(self._keep_listening()),
                 asyncio.create_task(self._watch()),
                 asyncio.create_task(keep_from_cancelling(self._all_readers, clients[0])),
                 asyncio.create_task(self._cancel_all()),
@@ -164,11 +178,44 @@ class Hub:
             unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
             await _persist(partial(unqueue, ids))
 
+    async def _keep_listening(self) -> None:
+        """Listen; subscribe again when the subscription is dead.
+
+        One behind a balancer may be dead without an error: nothing comes, and nothing fails.
+        """
+        listener = asyncio.create_task(self._listen())
+        while True:
+            await asyncio.sleep(_LISTENS_S)
+            if await self._hears():
+                continue
+            logger.warning("hub: nothing comes through the subscription; it is renewed")
+            listener.cancel()
+            await asyncio.wait({listener}, timeout=_RENEW_S)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                async with asyncio.timeout(_RENEW_S):
+                    await get_channel_layer().flush()
+            listener = asyncio.create_task(self._listen())
+
+    async def _hears(self) -> bool:
+        """Whether a message that is sent to this channel comes; also if none can be sent."""
+        asked_at = time.monotonic()
+        if not self._followers or asked_at - self._heard_at < _LISTENS_S:
+            return True
+        try:
+            async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
+                await get_channel_layer().send(self.channel, channel_message(()))
+        except (redis.exceptions.RedisError, OSError) as exc:
+            logger.warning("hub: channel layer: %s", exc)
+            return True
+        await asyncio.sleep(_HEARS_S)
+        return self._heard_at >= asked_at
+
     async def _listen(self) -> None:
         layer = get_channel_layer()
         while True:
             try:
                 message = await layer.receive(self.channel)
+                self._heard_at = time.monotonic()
                 await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
                 logger.warning("hub: channel layer: %s", exc)
@@ -214,11 +261,10 @@ class Hub:
                     if f.next_number > number and not f.has_ended
                 }
                 await self._follow_again(missed)
-                await self._end_vanished([f for f in silent if now - f.received_at > _VANISHED_S])
-            except DatabaseError as exc:
-                logger.warning("hub: cannot catch up: %s", exc)
             except Exception:
                 logger.exception("hub: cannot catch up")
+            vanished = [f for f in silent if now - f.received_at > _VANISHED_S]
+            self._apart(self._end_vanished, vanished)
 
     async def _follow_again(self, generation_ids: Iterable[str]) -> None:
         """Have hints sent of streams that went on without: Redis may have lost their followers."""
@@ -244,35 +290,62 @@ class Hub:
         places = [(reader.generation_id, reader.next_number) for reader in readers]
         wanted = list(dict.fromkeys(places))
         found = dict(zip(wanted, await self._logs[shard].read_many(wanted), strict=True))
-        torn = []
+        torn, begun_anew = [], set()
         for reader, place in zip(readers, places, strict=True):
             batches = found[place]
             self._shared.note(reader.generation_id, batches)
             if not _goes_on(reader, batches):
                 torn.append(reader)
+                if batches and is_beyond(batches[0].first, place[1]):
+                    begun_anew.add(reader)
                 continue
             reader.waits_for_end = False
             if is_part(batches):
                 reader.is_behind = True
                 reader.wake()
-        if torn:
-            await self._end_torn(torn, found)
+        self._apart(partial(self._end_torn, begun_anew=begun_anew), torn)
 
-    async def _end_torn(
-        self, torn: Sequence[Follower], found: Mapping[tuple[str, int], Sequence[Batch]]
+    def _apart(
+        self, act: Callable[[Sequence[Follower]], Awaitable[None]], followers: Sequence[Follower]
     ) -> None:
+        """Do something with readers that needs the database, apart from the reading of logs.
+
+        What is stored may be locked, and the readers of other streams do not wait for that.
+        """
+        wanted = [follower for follower in followers if follower not in self._apart_with]
+        if not wanted:
+            return
+        self._apart_with.update(wanted)
+        task = asyncio.create_task(self._act_apart(act, wanted))
+        self._apart_tasks.add(task)
+        task.add_done_callback(self._apart_tasks.discard)
+
+    async def _act_apart(
+        self, act: Callable[[Sequence[Follower]], Awaitable[None]], followers: Sequence[Follower]
+    ) -> None:
+        try:
+            async with self._apart_turns:
+                await act(followers)
+        except (redis.exceptions.RedisError, db.Error) as exc:
+            logger.warning("hub: cannot catch up: %s", exc)
+        except Exception:
+            logger.exception("hub: cannot catch up")
+        finally:
+            self._apart_with.difference_update(followers)
+
+    async def _end_torn(self, torn: Sequence[Follower], begun_anew: Collection[Follower]) -> None:
         """End readers that miss frames, or have them wait for what will be stored.
 
-        ``found`` is what the log has for each, by the generation and the number of the next frame.
+        The log of those in ``begun_anew`` holds a later attempt: what will be stored does not
+        continue what they have.
         """
         await replay_to(torn, await runs_of(torn, status__in=TERMINAL))
         lost = [reader for reader in torn if not reader.has_ended]
         runs = await runs_of(lost)
         stored = await stored_among(runs)
         for reader in lost:
-            batches = found[reader.generation_id, reader.next_number]
-            is_anew = bool(batches) and is_beyond(batches[0].first, reader.next_number)
-            reader.waits_for_end = reader.generation_id in stored and not is_anew
+            is_stored = reader.generation_id in stored
+            reader.waits_for_end = is_stored and reader not in begun_anew
         end_lost([reader for reader in lost if not reader.waits_for_end], runs)
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
@@ -305,7 +378,7 @@ async def _persist(act: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await act()
-        except (redis.exceptions.RedisError, DatabaseError) as exc:
+        except (redis.exceptions.RedisError, db.Error) as exc:
             logger.warning("hub: cannot cancel yet: %s", exc)
             await asyncio.sleep(_RETRY_S)
         except Exception:

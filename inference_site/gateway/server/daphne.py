@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from daphne.cli import CommandLineInterface
-from django.db import DatabaseError
+from django.db import Error
 from django.urls import resolve
 from redis.exceptions import RedisError
 
@@ -54,7 +54,7 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
 
 def _connect() -> None:
     """Do once what each request does, as far as PostgreSQL and Redis are there."""
-    with suppress(DatabaseError), lent_connection():
+    with suppress(Error), lent_connection():
         find_caller("")
     rehearse()
     with suppress(RedisError):

@@ -12,7 +12,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error
 
 from inference_site import environment
 from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue, start_specs
@@ -192,7 +192,7 @@ def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
     """Prepare the site while its processes start. Raise ServiceError."""
     try:
         return prepare_site(stack.database_url, data_dir)
-    except DatabaseError as exc:
+    except Error as exc:
         raise ServiceError(f"The database could not be prepared: {exc}") from exc
 
 

@@ -17,6 +17,7 @@ from inference_site.process_lifecycle import end_within
 from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.storage.pooled_connection import limit_statements
 from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 
 _ENDS_S = 10.0
@@ -41,6 +42,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
         raise_open_file_limit()
+        limit_statements(settings.DATABASE_TIMEOUT_S)
         _require_settings()
         metrics.register()
 

@@ -13,6 +13,7 @@ from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
 from inference_site.open_files import raise_open_file_limit
 from inference_site.storage.migrated import add_wait, wait_if_asked
+from inference_site.storage.pooled_connection import limit_statements
 from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 from worker.runtime.process import run_worker
 
@@ -32,6 +33,8 @@ class Command(BaseCommand):
         add_standby(parser)
 
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
+        limit_statements(settings.DATABASE_TIMEOUT_S)
+
         def wait() -> None:
             stand_by_if_asked(options)
             wait_if_asked(options)

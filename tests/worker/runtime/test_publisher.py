@@ -18,7 +18,6 @@ from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
-from inference_site.storage import redis_clients
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
@@ -246,14 +245,14 @@ def test_stopping_sends_out_what_is_left() -> None:
 
 @pytest.fixture
 def own_redis(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: Settings
 ) -> Iterator[tuple[subprocess.Popen[bytes], redis.Redis]]:
     """An event log server of the test's own, whose clients lose patience soon."""
     plan: RedisPlan = plan_redis(tmp_path)
     server = subprocess.Popen(plan.command, stdout=subprocess.DEVNULL)
     wait_for_redis(plan.url)
     settings.EVENT_LOG_URLS = [plan.url]
-    monkeypatch.setitem(redis_clients._OPTIONS, "socket_timeout", 0.3)
+    settings.REDIS_TIMEOUT_S = 0.3
     with redis.Redis.from_url(plan.url) as client:
         yield server, client
     server.kill()
