@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_a_file_of_another_file_system_is_copied(
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(real_model.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "source").write_bytes(b"GGUF")
     link_file(tmp_path / "source", tmp_path / "smollm2.gguf")
     assert (tmp_path / "smollm2.gguf").read_bytes() == b"GGUF"
