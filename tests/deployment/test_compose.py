@@ -227,9 +227,13 @@ def test_the_proxy_logs_neither_keys_nor_searches(
 ) -> None:
     address = "/v1/models?q=xylophone&limit=2"
     assert proxy.get(address, headers={"x-api-key": site.key}).status_code == 200
-    wait_until(lambda: "/v1/models?limit=2" in (proxy_directory / "caddy.log").read_text())
+    assert proxy.get("/admin/invitation/MQ/d1-onetimesecret/").status_code < 500
+    log = proxy_directory / "caddy.log"
+    wait_until(lambda: "/v1/models?q=[redacted]&limit=2" in log.read_text())
+    wait_until(lambda: "/admin/invitation/MQ/[redacted]/" in log.read_text())
     text, _ = logged(proxy_directory, 200)
     assert "xylophone" not in text
+    assert "onetimesecret" not in text
     assert site.key not in text
 
 
