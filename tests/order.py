@@ -22,6 +22,7 @@ TOGETHER = {
     "faults/silent": "faults silent",
     "deployment": "deployment",
     "first_hour": "first_hour",
+    "real": "real",
 }
 """The folders whose tests share a running site, in the order of their length."""
 FIRST = (*TOGETHER, "worker")

@@ -20,12 +20,14 @@ Answer = Callable[["Talk"], None]
 
 
 @contextmanager
-def llama_server(slots: int = 2, context_length: int = 256) -> Iterator[str]:
-    """Run llama.cpp's own HTTP server with the demo model; yield its address, up to ``/v1``."""
+def llama_server(
+    slots: int = 2, context_length: int = 256, file: Path = DEMO_FILE
+) -> Iterator[str]:
+    """Run llama.cpp's own HTTP server, by default with the demo; yield its address to ``/v1``."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(DEMO_FILE)
+    params.model.path = str(file)
     params.n_parallel, params.n_ctx = slots, slots * context_length
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.n_threads_http = slots + 4

@@ -53,6 +53,7 @@ class KeyedRequest(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
+        default_permissions = ()  # No page shows it.
         constraints = [
             models.UniqueConstraint(fields=["api_key", "key"], name="keyed_request_one_a_key"),
         ]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL
 from inference_site.supervisor.real_model import link_file, packaged_file
 from tests.hub_server import Hub
 from tests.served_stack import ServedStack, new_stack
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,7 @@ def hub() -> Iterator[Hub]:
 @contextmanager
 def _with_real_model(data_dir: Path) -> Iterator[Mapping[str, str]]:
     """Put the small real model there, as ``serve`` does; without its package, another file."""
-    link_file(packaged_file() or DEMO_FILE, data_dir / "models" / "smollm2.gguf")
+    link_file(packaged_file() or DEMO_FILE, data_dir / "models" / f"{REAL_MODEL}.gguf")
     yield {}
 
 
@@ -43,4 +44,8 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "SPARE_PROCESSES": "false",
     }
     with new_stack(_with_real_model, **env, SECRET_KEY="") as running:
+        # The site is ready without it.
+        with running.http() as http:
+            path = f"/v1/models/{REAL_MODEL}"
+            wait_until(lambda: http.get(path).json().get("status") == "loaded", 120)
         yield running

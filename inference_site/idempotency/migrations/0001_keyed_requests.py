@@ -30,6 +30,7 @@ class Migration(migrations.Migration):
                 ('project', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, to='accounts.project')),
             ],
             options={
+                'default_permissions': (),
                 'indexes': [models.Index(condition=models.Q(('kept_bytes__gt', 0)), fields=['project', 'id'], name='keyed_request_kept'), models.Index(condition=models.Q(('kept_bytes__gt', 0), models.Q(('generation_id', ''), _negated=True)), fields=['generation_id'], name='keyed_request_of_generation')],
                 'constraints': [models.UniqueConstraint(fields=('api_key', 'key'), name='keyed_request_one_a_key')],
             },
