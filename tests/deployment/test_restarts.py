@@ -102,7 +102,8 @@ def test_a_process_that_stops_drains_while_the_next_one_starts(
     assert program.pid is not None
     assert psutil.pid_exists(first)
     wait_until(lambda: seen(program) and not psutil.pid_exists(first), 60, "the end of the first")
-    assert (tmp_path / "log").read_text() == "up\nup instead\n"
+    log = tmp_path / "log"
+    wait_until(lambda: log.read_text() == "up\nup instead\n", 60, "the next one's beginning")
 
 
 def test_one_that_is_to_be_replaced_goes_on_until_the_next_is_ready(program: Child) -> None:
