@@ -67,7 +67,8 @@ class ModelReport:
     announced because a web host may not have the model's files. ``run_s`` is how long its last runs
     took, in the mean; 0 before the first. What is known of its file: ``size_bytes``, 0 without one;
     its ``architecture`` and ``quantisation``; ``trained_context``, in tokens; ``memory_bytes``,
-    about what it needs, with keys and values of all slots. ``context_length`` is that of a slot.
+    about what it needs with all slots full, and ``memory_parts``, what that is made of.
+    ``context_length`` is that of a slot.
     """
 
     id: str
@@ -84,6 +85,7 @@ class ModelReport:
     context_length: int = 0
     size_bytes: int = 0
     memory_bytes: int = 0
+    memory_parts: str = ""
     architecture: str = ""
     quantisation: str = ""
     trained_context: int = 0

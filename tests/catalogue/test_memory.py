@@ -9,8 +9,8 @@ from typing import NamedTuple
 import gguf
 import pytest
 
-from inference_site.catalogue.gguf_file import read_gguf
-from inference_site.catalogue.memory import entry_bytes, needed_bytes
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.memory import layers_that_fit, needs_of
 from inference_site.domain.model_spec import ModelSpec
 
 MIB = 2**20
@@ -59,9 +59,13 @@ def write_header(path: Path, known: Known, size_bytes: int) -> Path:
 
 @pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN)
 def test_cache_is_what_llama_cpp_takes_for_it(tmp_path: Path, known: Known) -> None:
-    info = read_gguf(write_header(tmp_path / "m.gguf", known, 5 * MIB))
-    assert needed_bytes(info, 1, known.tokens) == (5 + known.cache_mib) * MIB
-    assert needed_bytes(info, 4, known.tokens) == (5 + 4 * known.cache_mib) * MIB
+    file = write_header(tmp_path / "m.gguf", known, 5 * MIB)
+    one, four = (
+        needs_of(ModelSpec("m", "llama_cpp", file, slots=n, context_length=known.tokens), file)
+        for n in (1, 4)
+    )
+    assert (one.weights, one.cache) == (5 * MIB, known.cache_mib * MIB)
+    assert (four.weights, four.cache) == (5 * MIB, 4 * known.cache_mib * MIB)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,49 @@ def test_types_of_the_cache_and_files_beside_the_model_count(
     file = write_header(tmp_path / "m.gguf", KNOWN["Llama-3-8B"], 4_920_734_272)
     draft = write_header(tmp_path / "d.gguf", KNOWN["Llama-3-8B"], 300 * MIB)
     spec = ModelSpec("m", "llama_cpp", file, slots=2, context_length=4096, options=types)
-    assert entry_bytes(spec, file) == 4_920_734_272 + cache_mib * MIB
+    alone = needs_of(spec, file)
+    assert (alone.weights, alone.cache) == (4_920_734_272, cache_mib * MIB)
     spec.options["draft_model"] = str(draft)
-    assert entry_bytes(spec, file) == 4_920_734_272 + (cache_mib + 300) * MIB
+    assert needs_of(spec, file).weights == 4_920_734_272 + 300 * MIB
+
+
+def test_the_prompt_cache_counts_unless_there_is_none(tmp_path: Path) -> None:
+    file = write_header(tmp_path / "m.gguf", KNOWN["Qwen2.5-7B"], 5 * MIB)
+
+    def prompts(**options: object) -> int:
+        return needs_of(ModelSpec("m", "llama_cpp", file, options=options), file).prompts // MIB
+
+    assert (prompts(), prompts(prompt_cache_mib=64), prompts(embedding="mean")) == (256, 64, 0)
+    with_adapter = ModelSpec("m", "llama_cpp", file, lora_adapters={"a": file})
+    assert needs_of(with_adapter, file).prompts == 0
+
+
+def test_the_total_is_the_sum_of_its_parts_which_are_named() -> None:
+    needs = needs_of(ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=8), DEMO_FILE)
+    parts = (needs.weights, needs.cache, needs.compute, needs.prompts)
+    assert needs.total == sum(parts)
+    assert min(parts) > 0
+    assert [part.split()[0] for part in str(needs).split(", ")] == [
+        *("weights", "cache", "compute", "prompt"),
+    ]
+
+
+class TestLayersOnGpus:
+    SPEC = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=4, context_length=2048)
+
+    def fit(self, free_mib: int, gpus: int = 1) -> tuple[int, int]:
+        found = layers_that_fit(self.SPEC, DEMO_FILE, free_mib * MIB, gpus)
+        return found.layers, found.all_layers
+
+    def test_all_fit_where_there_is_room(self) -> None:
+        assert self.fit(2000) == (7, 7)
+
+    def test_none_fit_where_there_is_none(self) -> None:
+        assert self.fit(0) == (0, 7)
+        assert self.fit(600, gpus=2) == (0, 7), "each GPU's driver takes memory of its own"
+
+    def test_more_memory_never_holds_fewer_layers(self) -> None:
+        counts = [self.fit(mib)[0] for mib in range(500, 700, 5)]
+        assert counts == sorted(counts)
+        assert set(counts) >= {0, 1, 7}
+        assert len(set(counts)) > 3, "some sizes hold a part of the layers"

@@ -92,7 +92,7 @@ def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
         ("Quantisation", facts.get("quantisation") or "—"),
         ("Context", _context(spec, facts)),
         ("Slots", f"{spec.slots} in each worker"),
-        ("Memory needed (about)", size(facts.get("memory_bytes", 0))),
+        ("Memory needed (about)", _memory(facts)),
         ("Price", _price(spec)),
         ("Aliases", ", ".join(spec.aliases) or "—"),
         ("Projects", ", ".join(spec.projects) or "all"),
@@ -104,10 +104,16 @@ def _facts_of(report: ModelReport) -> FileFacts:
     return {
         "size_bytes": report.size_bytes,
         "memory_bytes": report.memory_bytes,
+        "memory_parts": report.memory_parts,
         "architecture": report.architecture,
         "quantisation": report.quantisation,
         "trained_context": report.trained_context,
     }
+
+
+def _memory(facts: FileFacts) -> str:
+    parts = facts.get("memory_parts")
+    return size(facts.get("memory_bytes", 0)) + (f": {parts}" if parts else "")
 
 
 def _source(spec: ModelSpec) -> str:

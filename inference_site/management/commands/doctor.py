@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.doctor import fleet, host, services, truth
+from inference_site.doctor import fleet, gpu, host, services, truth
 from inference_site.doctor.finding import Check, Finding, Level, guarded
 
 _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
@@ -34,19 +34,35 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
 )
 
 
+_GPU_CHECKS: tuple[tuple[str, Check, str], ...] = (
+    ("GPUs", gpu.check_gpus, "Correct the models file; docs/models.example.yaml has each key."),
+)
+
+
 class Command(BaseCommand):
-    """Exit status 1 when anything fails; warnings are none."""
+    """Exit status 1 when anything fails; warnings are none. ``--gpu`` looks at the GPUs alone."""
 
     help = "Check versions, services, models, disk, clocks and workers; name a fix for each fault."
     requires_system_checks: list[str] = []  # It has to say what is wrong, not to stop at it.
 
-    def handle(self, *_: Any, **__: Any) -> None:
-        findings = [found for what, check, fix in _CHECKS for found in guarded(what, check, fix)]
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--gpu",
+            action="store_true",
+            dest="only_gpus",
+            help="check driver, wheel and memory of GPUs instead; docs/gpu.md goes on from there",
+        )
+
+    def handle(self, *_: Any, only_gpus: bool, **__: Any) -> None:
+        checks = _GPU_CHECKS if only_gpus else _CHECKS
+        findings = [found for what, check, fix in checks for found in guarded(what, check, fix)]
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
             self._tell(finding, width)
         count = {level: sum(f.level == level for f in findings) for level in Level}
         self.stdout.write(", ".join(f"{number} {level.value}" for level, number in count.items()))
+        if only_gpus and not count[Level.FAIL]:
+            self.stdout.write("Next: start the site, and follow docs/gpu.md from step 4.")
         sys.exit(1 if count[Level.FAIL] else 0)
 
     def _tell(self, finding: Finding, width: int) -> None:

@@ -13,7 +13,7 @@ from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of
 from inference_site.catalogue.gguf_file import read_gguf
-from inference_site.catalogue.memory import entry_bytes, needed_bytes
+from inference_site.catalogue.memory import needs_of
 from inference_site.catalogue.model_files import fault_of
 from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec
@@ -84,7 +84,8 @@ class Command(BaseCommand):
         except (OSError, ValueError, KeyError, IndexError) as exc:
             raise CommandError(f"{file}: {exc}") from exc
         context = context_length or context_of(info.context_length)
-        needed, free = needed_bytes(info, slots, context), free_memory_bytes()
+        spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context)
+        needs, free = needs_of(spec, file), free_memory_bytes()
         template = "yes" if info.has_chat_template else "no: chats need one from models.yaml"
         self.stdout.write(
             f"name           {info.name}\n"
@@ -93,10 +94,11 @@ class Command(BaseCommand):
             f"quantisation   {info.quantisation}\n"
             f"context        {info.context_length:,} tokens, as trained\n"
             f"chat template  {template}\n"
-            f"memory         {_gib(needed)} for {slots} slots of {context:,} tokens\n"
+            f"memory         {_gib(needs.total)} for {slots} slots of {context:,} tokens\n"
+            f"               {needs}\n"
             f"free           {_gib(free)}"
         )
-        if needed > free:
+        if needs.total > free:
             raise CommandError(
                 "That is more than is free: take fewer slots or a shorter context, or a smaller "
                 "quantisation."
@@ -117,7 +119,7 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
     needs = "—"
     if spec.file is not None:
         try:
-            needs = _gib(entry_bytes(spec, spec.file))
+            needs = _gib(needs_of(spec, spec.file).total)
         except FileNotFoundError:
             needs = "missing"
         except (OSError, ValueError, KeyError, IndexError):
