@@ -108,7 +108,7 @@ def _ignores_hangup() -> bool:
 
 
 def end_within(seconds: float, status: int) -> None:
-    """End this process with ``status`` after so many seconds, unless it has ended before.
+    """End this process with ``status`` after this time, unless it has ended before.
 
     Python waits for the threads of its pools before it exits, however long that takes, and one of
     them may wait for a server that is frozen.

@@ -173,7 +173,7 @@ def beside_bytes(spec: ModelSpec) -> int:
 
 
 def layers_that_fit(spec: ModelSpec, file: Path, free_bytes: int, gpus: int = 1) -> GpuFit:
-    """Return how many layers of a model fit into this much memory of so many GPUs together.
+    """Return how many layers of a model fit into the free memory of all GPUs together.
 
     llama.cpp puts the output layer there first, then the others from the last on, each with its
     part of the cache. What a step takes, and the driver, is taken from what is free. Raise as

@@ -96,7 +96,7 @@ class ThreadShares:
         return self._free == self._threads + self._added and not self._waiting
 
     def add(self, threads: int) -> None:
-        """Have so many threads more than at the beginning, from now on."""
+        """Set the number of extra threads, beyond those of the start."""
         self._free += threads - self._added
         self._added = threads
         self._give()

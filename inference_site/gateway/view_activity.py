@@ -46,7 +46,7 @@ class ViewActivity:
         return self.hanging(now, idle_s) > 0
 
     def hanging(self, now: float, idle_s: float) -> int:
-        """Return how many views have run for so long and used no processor all the while."""
+        """Return how many views have run for this long without using the processor."""
         views = list(self._views.values())
         if now - self._looked_at > _LOOK_S:
             self._looked_at = now

@@ -27,7 +27,7 @@ _REFUSE_S = 1.0
 """For how long requests are refused after a view failed slowly, for want of storage."""
 _LOOK_S = 0.5
 _HANGS_S = 1.0
-"""A view that has waited for so long, for a locked table for example, has its thread replaced."""
+"""Seconds after which the thread of a waiting view, for example at a lock, is replaced."""
 
 
 class ViewPool:

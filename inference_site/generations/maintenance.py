@@ -185,7 +185,7 @@ def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int
 def _give_up(generations: Iterable[Generation], *, worker_died: bool) -> None:
     """Give up those that still run on the worker they are seen with.
 
-    Those in the background are begun anew, up to ``MAX_ATTEMPTS``; the others are failed, and their
+    Those in the background go back to the queue, up to ``MAX_ATTEMPTS``; the others fail, and their
     streams ended. If the worker of the last attempt but one has died, the run may be the cause,
     so its last attempt is isolated. The attempts before that are not: most runs of a dead worker
     did not end it, and would wait for each other.

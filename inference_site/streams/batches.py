@@ -94,7 +94,7 @@ class Sent:
 
 
 def is_beyond(number: int, expected: int) -> bool:
-    """Whether a stream that goes on with this number was begun anew after a loss of frames (see
+    """Whether a stream that continues at this number was renumbered after a loss of frames (see
     ``Sent.beyond``), for a reader who expects another number."""
     return number // _LOST_FRAMES > expected // _LOST_FRAMES
 

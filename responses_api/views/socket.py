@@ -68,7 +68,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     _is_refused = False
 
     async def connect(self) -> None:
-        """Accept who has a key; refuse the handshake of who has none.
+        """Accept a client with a valid key; refuse the handshake of any other.
 
         A project that has too many is told so over the socket, which is then closed.
         """

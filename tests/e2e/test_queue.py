@@ -126,7 +126,7 @@ def test_a_project_that_floods_a_queue_is_refused_and_nobody_else(stack: ServedS
 
 
 def fill(stack: ServedStack, count: int, service_class: int) -> None:
-    """Have so many wait of the project that holds the slots; return when that is known."""
+    """Queue this many generations of the project with the slots; return when they are counted."""
     stack.sql(_FILL, count, service_class)
     time.sleep(1)  # A web process counts what waits each half second.
 

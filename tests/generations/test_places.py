@@ -150,7 +150,7 @@ def test_who_finds_a_free_slot_has_no_place(monkeypatch: pytest.MonkeyPatch, api
 
 
 def accepted(key: ApiKey, model: str, tries: int, service_class: int = NORMAL) -> int:
-    """How many of so many are accepted for a project, until it is refused."""
+    """Return how many of these generations a project gets accepted before the first refusal."""
     for number in range(tries):
         row, document = new_row(key, model)
         row.service_class = service_class

@@ -14,7 +14,7 @@ from inference_site.domain.errors import ContextLengthExceeded
 from worker.engines.base import Sink
 
 PIECE = 8_192
-"""Characters; the library takes ten milliseconds at most for so many."""
+"""Characters of one piece; the library tokenizes a piece in ten milliseconds at most."""
 _PARTED = 64
 """How many tokens more a cut may come to: those of the longest tokens that are known, cut in two,
 have fewer."""

@@ -58,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _HELD_UP_S = 60.0
-"""For how long the end of a run waits for a locked row or table, before it is left to who looks for
-orphans."""
+"""Seconds that the end of a run waits for a locked row or table; after that, the check for orphans
+ends the run."""
 _FIRST_WAIT_MS = 500
 """How long an end that is stored with its answer waits for a lock while its run has its slot."""
 _COMMITS = threading.BoundedSemaphore(8)

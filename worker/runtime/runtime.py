@@ -51,7 +51,7 @@ _PARENT_S = 5.0
 _TELLING_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
 _POLL_S = 0.2
-_UNREAD = "It does not read its wake-ups; its connection to the broker is made anew."
+_UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
 _BUILDS_BYTES_PER_S = 200e6
 """How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
 renewed: libraries keep the thread that does so from running."""

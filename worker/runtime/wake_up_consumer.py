@@ -30,11 +30,11 @@ AT_ONCE, NOTED = f"{__name__}:at_once", f"{__name__}:noted"
 
 _LOOK_S = 1.0
 _PROBE_AGAIN = 3
-"""After so many looks another message is sent, read or not: Redis may have lost the one before."""
+"""Looks after which another message is sent, read or not: Redis may have lost the one before."""
 _SILENT = 6
-"""After so many looks without a sign, the consumer is started anew, and again after as many."""
+"""Looks without a sign after which the consumer is restarted, and restarted again after as many."""
 _HOPELESS = 60
-"""After so many, a process on which nothing runs ends, to be started anew."""
+"""Looks without a sign after which a process that runs nothing ends; its supervisor restarts it."""
 _WAKES = signal.SIGUSR2
 """Interrupts whatever the main thread waits for."""
 

@@ -187,7 +187,7 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
             self._is_denied = True
             raise ConnectionDeny(exc.status, exc.message) from exc  # type: ignore[no-untyped-call]  # Autobahn's.
         except ApiError:
-            pass  # The application refuses who has no key.
+            pass  # The application refuses a request without a valid key.
         return super().onConnect(request)
 
     def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.

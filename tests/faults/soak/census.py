@@ -187,7 +187,7 @@ SMALL = [kind for kind in KINDS if kind not in ("large_body", "many_errors", "lo
 
 
 async def ask(stack: ServedStack, kinds: Iterable[str], requests: int, clients: int) -> int:
-    """Have clients ask for so many requests in turns of every kind; return how many were asked."""
+    """Send this many requests of every kind in turn; return how many were sent."""
     counted = 0
 
     async def count(_: httpx.Request) -> None:
@@ -259,7 +259,7 @@ def main() -> None:
     """Print what grew in each round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="in each round")
-    parser.add_argument("--rounds", type=int, default=3, help="after that which warms up")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after the warm-up")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--kinds", default=",".join(SMALL))
     parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc")
