@@ -100,9 +100,9 @@ class Room:
     ) -> list[IdentifiedItem]:
         """Return the items that fit, oldest first.
 
-        ``read(n)`` returns the n newest items, newest first; ``read_oldest(n)`` the n oldest, oldest
-        first; ``decode`` makes an item of what these return. Raise ContextLengthExceeded if not all
-        of them fit and none may be left out.
+        ``read(n)`` returns the n newest items, newest first; ``read_oldest(n)`` the n oldest,
+        oldest first; ``decode`` makes an item of what these return. Raise ContextLengthExceeded if
+        not all of them fit and none may be left out.
         """
         most, is_whole, size = self.bound.items, False, 0
         newest: list[IdentifiedItem] = []
