@@ -76,6 +76,7 @@ class Stack:
         self._socket = listening_socket(self._host, self._port)
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
+        _close_to_others(self._data_dir)  # As root, the embedded PostgreSQL opens it to its user.
         wait_for_redis(redis_url)
         self._set_environment({"DATABASE_URL": database_url, "REDIS_URL": redis_url})
         # What other `manage.py` commands read while this one runs: inference_site/environment.py.
