@@ -19,6 +19,19 @@ from urllib.parse import urlsplit
 from benchmarks.http_stream import ReplyDecoder
 
 REQUEST_TIMEOUT_S = 180
+_WORDS = [
+    "river",
+    "stone",
+    "light",
+    "paper",
+    "winter",
+    "garden",
+    "engine",
+    "letter",
+    "window",
+    "silver",
+    "morning",
+]
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -30,8 +43,8 @@ class LoadPlan:
     ``seconds`` have passed; requests that run by then are finished. With ``arrivals_per_s``
     ``streams * rounds`` requests wait for no other: they arrive at random, so many a second
     (Poisson). ``whole`` answers are not streamed. Prompts are numbered from ``first_prompt`` on and
-    never repeat, so that no target can reuse a prefix that another cannot. ``body`` holds further
-    fields of each request.
+    never repeat, so that no target can reuse a prefix that another cannot; each has ``words`` words
+    more. ``body`` holds further fields of each request.
     """
 
     url: str
@@ -45,6 +58,7 @@ class LoadPlan:
     first_prompt: int = 0
     arrivals_per_s: float = 0.0
     whole: bool = False
+    words: int = 0
     body: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -128,9 +142,11 @@ class ChatStream(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-def messages(number: int) -> list[dict[str, str]]:
-    """Return the chat that prompt ``number`` is."""
-    return [{"role": "user", "content": f"{number} Tell me a story about a fox."}]
+def messages(number: int, words: int = 0) -> list[dict[str, str]]:
+    """Return the chat that prompt ``number`` is; the words are about a token each."""
+    chosen = random.Random(number).choices(_WORDS, k=words)
+    text = " ".join([f"{number} Tell me a story about a fox.", *chosen])
+    return [{"role": "user", "content": text}]
 
 
 def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
@@ -138,7 +154,7 @@ def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
     body = json.dumps(
         {
             "model": plan.model,
-            "messages": messages(number),
+            "messages": messages(number, plan.words),
             **({} if plan.whole else _STREAMED),
             "max_tokens": plan.max_tokens,
             "ignore_eos": True,
@@ -258,6 +274,7 @@ def parse_plan() -> LoadPlan:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--first-prompt", type=int, default=0)
     parser.add_argument("--arrivals-per-s", type=float, default=0.0, help="at random times")
+    parser.add_argument("--words", type=int, default=0, help="of each prompt, beside its own")
     parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     return LoadPlan(**vars(parser.parse_args()))
 

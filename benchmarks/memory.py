@@ -41,7 +41,7 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
     django.setup()
     import psutil
 
-    from inference_site.catalogue.memory import needs_of
+    from inference_site.catalogue.memory import ModelMemory
     from inference_site.domain.model_spec import ModelSpec
     from inference_site.domain.request import GenerationRequest
     from worker.engines.registry import load_engine
@@ -57,7 +57,7 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
         request = GenerationRequest(spec.id, prompts=(prompt,), max_output_tokens=1)
         engine.complete(request, _Silent())
 
-    needs = needs_of(spec, file)
+    needs = ModelMemory(spec, file).needs
     rounds = min(_MOST_ROUNDS, 2 + needs.prompts // needs.cache)
     with ThreadPoolExecutor(slots) as pool:
         for number in range(rounds):

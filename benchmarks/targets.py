@@ -31,12 +31,15 @@ LITELLM_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class ServedFile:
-    """A model file and how each target is to run it: ``slots`` sequences in one batch."""
+    """A model file and how each target is to run it: ``slots`` sequences in one batch.
+
+    Without ``threads`` the platform chooses for itself, and llama.cpp's own server has one.
+    """
 
     name: str
     path: Path
     slots: int
-    threads: int = 1
+    threads: int | None = 1
     context_length: int = 2048
 
 
@@ -67,7 +70,12 @@ def llama_cpp(served: ServedFile) -> Iterator[Endpoint]:
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.llama_server", "--file", str(served.path)]
     command += ["--port", str(port), "--slots", str(served.slots)]
-    command += ["--context-length", str(served.context_length), "--threads", str(served.threads)]
+    command += [
+        "--context-length",
+        str(served.context_length),
+        "--threads",
+        str(served.threads or 1),
+    ]
     with running("llama_cpp", command, {}) as process:
         wait_for_ok("llama_cpp", f"http://127.0.0.1:{port}/health", process, READY_TIMEOUT_S)
         yield Endpoint(f"http://127.0.0.1:{port}/v1", "none", served.name, process)
@@ -76,14 +84,15 @@ def llama_cpp(served: ServedFile) -> Iterator[Endpoint]:
 @contextmanager
 def platform(served: ServedFile) -> Iterator[Endpoint]:
     """Run the product on the same file."""
-    entry = {
+    entry: dict[str, object] = {
         "engine": "llama_cpp",
         "file": str(served.path),
         "slots": served.slots,
         "context_length": served.context_length,
-        "threads": served.threads,
         "chat_template_kwargs": {"enable_thinking": False},
     }
+    if served.threads:
+        entry["threads"] = served.threads
     with platform_with({served.name: entry}) as endpoint:
         yield endpoint
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rest_framework.request import Request
@@ -18,8 +16,8 @@ from completions.views.models import wire_models
 from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
+from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.gguf_file import read_fields
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.fleet import fleet
@@ -126,12 +124,7 @@ def _running(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _family(spec: ModelSpec) -> str:
-    return "" if spec.file is None else _architecture(spec.file)
-
-
-@cache
-def _architecture(path: Path) -> str:
-    return str(read_fields(path)("general.architecture", ""))
+    return architecture_of(spec) or ""
 
 
 def _capabilities(ours: Collection[str]) -> list[str]:

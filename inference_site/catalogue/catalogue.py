@@ -20,7 +20,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.discovery import Folder, discover
-from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.models_file import read_models_file, site_sampling
 from inference_site.domain.model_spec import ModelSpec
@@ -223,7 +222,7 @@ def demo_specs() -> list[ModelSpec]:
         id="demo",
         engine="llama_cpp",
         file=DEMO_FILE,
-        threads=default_threads(),
+        threads=1,  # A second one costs this small model more than it gives.
         sampling=site_sampling(),
         # It answers best without thinking first.
         options={"chat_template_kwargs": {"enable_thinking": False}},

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of, default_threads
+from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.gguf_header import model_context
+from inference_site.catalogue.memory import fitting_sizes
 from inference_site.catalogue.model_files import file_fault, is_later_part, parts_of
 from inference_site.catalogue.models_file import site_sampling
 from inference_site.domain.model_spec import ModelSpec
@@ -80,22 +81,23 @@ def _specs(files: list[Path]) -> Iterator[ModelSpec]:
     ids = set()
     for path in files:
         try:
-            context_length = model_context(path)
+            is_model = model_context(path) is not None
         except (OSError, ValueError) as exc:
             logger.warning("%s is left out: %s", path, exc)
             continue
-        if context_length is not None and id_of(path) not in ids:
+        if is_model and id_of(path) not in ids:
             ids.add(id_of(path))
-            yield _spec(path, context_length)
+            yield _spec(path)
 
 
-def _spec(path: Path, context_length: int) -> ModelSpec:
+def _spec(path: Path) -> ModelSpec:
+    slots, context_length = fitting_sizes(path, None, None, {})
     return ModelSpec(
         id=id_of(path),
         engine="llama_cpp",
         file=path,
-        slots=LLAMA_CPP_SLOTS,
-        context_length=context_of(context_length),
-        threads=default_threads(),
+        slots=slots,
+        context_length=context_length,
+        threads=default_threads("llama_cpp"),
         sampling=site_sampling(),
     )

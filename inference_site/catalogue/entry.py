@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.gguf_header import model_context
+from inference_site.catalogue.memory import fitting_sizes
 from inference_site.catalogue.operator_settings import GgufFile, OperatorSettings, WeightsFile
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.model_spec import HIGHEST_PRICE, ModelSpec, Price
+from inference_site.host import physical_cores, usable_cores
 
 _DEFAULT = ModelSpec(id="", engine="llama_cpp")
-LLAMA_CPP_SLOTS = 4
-"""The slots of a model in a GGUF file, with an entry and without."""
-_LONGEST_CONTEXT = 8192
-"""Tokens that a slot gets unless an entry says more: a model's own limit may need more memory than
-there is."""
-
-_CGROUP = Path("/sys/fs/cgroup")
-_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
-
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
 
 
-def default_threads() -> int:
-    """Half the cores: the engine's threads spin at barriers, and one that must wait stalls all.
+def default_threads(engine: str) -> int:
+    """Return the threads of a model on this host: all physical cores for llama.cpp.
 
-    In a container they are those of its quota.
+    Its threads sleep soon after they have begun to wait for each other (``GOMP_SPINCOUNT``). Those
+    of ctransformers never do, and one that lacks a core stalls the others: it gets half the cores.
     """
-    return max(1, int(usable_cores()) // 2)
-
-
-def usable_cores() -> float:
-    """Return how many cores this process may use, by its affinity and its control group."""
-    cores = float(len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count() or 2)
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # Version 2, 1.
-        try:
-            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
-            return min(cores, int(quota) / int(period)) if int(quota) > 0 else cores
-        except (OSError, ValueError):  # There is no such group, or its quota is "max".
-            continue
-    return cores
-
-
-def context_of(context_length: int) -> int:
-    """Return the context of a slot for a model of this context; 0 when it is not known."""
-    return min(context_length or _LONGEST_CONTEXT, _LONGEST_CONTEXT)
+    return physical_cores() if engine == _DEFAULT.engine else max(1, int(usable_cores()) // 2)
 
 
 _Amount = Annotated[float, Field(ge=0, le=HIGHEST_PRICE)]
@@ -81,7 +57,7 @@ class Entry(OperatorSettings):
     file: WeightsFile | None = None
     slots: PositiveInt | None = None
     context_length: PositiveInt | None = None
-    threads: PositiveInt = Field(default_factory=default_threads)
+    threads: PositiveInt | None = None
     gpu_layers: int = Field(_DEFAULT.gpu_layers, ge=-1)
     aliases: Names = ()
     listed: bool = True
@@ -99,20 +75,11 @@ class Entry(OperatorSettings):
             raise ValueError("it is empty; leave it out for all projects")
         return value
 
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self, options: Mapping[str, Any]) -> tuple[int, int]:
         """Return the slots and the context of each: what is left out is as without an entry.
 
-        A host that has not the model's file takes the longest context that it may have.
+        ``options`` are those of the engine.
         """
-        slots, context_length = _DEFAULT.slots, _DEFAULT.context_length
         if self.engine == _DEFAULT.engine and self.file is not None:
-            slots = LLAMA_CPP_SLOTS
-            context_length = self.context_length or context_of(_trained_context(self.file))
-        return self.slots or slots, self.context_length or context_length
-
-
-def _trained_context(file: str) -> int:
-    try:
-        return model_context(Path(file)) or 0
-    except (OSError, ValueError):
-        return 0
+            return fitting_sizes(Path(self.file), self.slots, self.context_length, options)
+        return self.slots or _DEFAULT.slots, self.context_length or _DEFAULT.context_length

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from inference_site.catalogue.gguf_header import metadata
-from inference_site.catalogue.memory import needs_of
+from inference_site.catalogue.memory import ModelMemory
 from inference_site.catalogue.model_files import parts_of
 from inference_site.domain.model_spec import ModelSpec
 
@@ -34,21 +33,21 @@ def file_facts(spec: ModelSpec) -> FileFacts:
         size = sum(part.stat().st_size for part in parts_of(spec.file))
         if spec.engine != "llama_cpp":
             return {"size_bytes": size}
-        found, needs = dict(metadata(spec.file)), needs_of(spec, spec.file)
+        model = ModelMemory(spec, spec.file)
+        found, needs = model.metadata, model.needs
     except (OSError, ValueError):
         return {}
-    name = str(found.get("general.architecture", ""))
     return {
         "size_bytes": size,
         "memory_bytes": needs.total,
         "memory_parts": str(needs),
-        "architecture": name,
-        "quantisation": _quantisation(found.get("general.file_type")),
-        "trained_context": _number(found.get(f"{name}.context_length")),
+        "architecture": str(found.get("general.architecture", "")),
+        "quantisation": quantisation_of(found.get("general.file_type")),
+        "trained_context": model.number("context_length"),
     }
 
 
-def _quantisation(file_type: Any) -> str:
+def quantisation_of(file_type: Any) -> str:
     """Return the name by which files of this type are known, such as Q4_K_M."""
     from gguf.constants import LlamaFileType  # Brings numpy, which few processes use.
 
@@ -56,7 +55,3 @@ def _quantisation(file_type: Any) -> str:
         return LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:
         return ""
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

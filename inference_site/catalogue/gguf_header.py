@@ -65,16 +65,25 @@ def model_context(path: Path) -> int | None:
     Files say what they are before their vocabulary, which is long and is not read. Raise as
     ``metadata`` does.
     """
+    found = beginning(path)
+    is_projector = found.get("general.architecture") == "clip"
+    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
+        return None
+    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+
+
+def beginning(path: Path) -> dict[str, Any]:
+    """Return the keys that come before the vocabulary: what the model is, and its sizes.
+
+    Of a file that has its context after the vocabulary, return more. Raise as ``metadata`` does.
+    """
     found: dict[str, Any] = {}
     for key, value in metadata(path):
         found[key] = value
         length = found.get(f"{found.get('general.architecture')}.context_length")
         if length is not None and key.startswith("tokenizer."):
             break
-    is_projector = found.get("general.architecture") == "clip"
-    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
-        return None
-    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+    return found
 
 
 def check_whole(path: Path) -> None:

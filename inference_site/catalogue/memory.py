@@ -1,21 +1,22 @@
-"""How much memory models take, by their files and their entries, without loading them.
+"""How much memory models take, by their files and their entries, and which sizes fit the host.
 
-The estimates are of llama.cpp on a CPU with all slots full, and of its layers on GPUs. They are
-compared with what it takes by ``benchmarks.memory``.
+No model is loaded for it. The estimates are of llama.cpp on a CPU with all slots full, and of its
+layers on GPUs. They are compared with what it takes by ``benchmarks.memory``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH
-from inference_site.catalogue.gguf_file import kv_bytes_per_token
-from inference_site.catalogue.gguf_header import Tensor, header
+from inference_site.catalogue.gguf_header import Tensor, beginning, header
 from inference_site.catalogue.model_files import parts_of
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.host import memory_bytes
 
 _MIB = 2**20
 _BITS = {
@@ -41,6 +42,11 @@ _PROCESS_BYTES = 64 * _MIB
 _CONTEXT_BYTES = 512 * _MIB
 """What a GPU's driver takes for a process, and what is left free."""
 _DEFAULT_CACHE_MIB = 256
+_SLOTS, _LONGEST_CONTEXT = 4, 8192
+"""The sizes of a model whose entry says none: tokens of context are those of each slot."""
+_CACHE_SHARE = 4
+"""The part of the memory beside the file that keys and values may take, unless an entry says more:
+one in so many, as there may be other models, and the platform itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +89,35 @@ class GpuFit:
     all_bytes: int
 
 
-class _Model:
-    """What the header of a model's file says of its memory. Raise as ``header`` does."""
+class ModelMemory:
+    """What a model takes, by the header of its file: ``metadata`` and ``tensors``.
+
+    Raise as ``gguf_header.header`` does.
+    """
 
     def __init__(self, spec: ModelSpec, file: Path) -> None:
-        self._spec = spec
-        self._found, self.tensors = header(file)
+        self._spec, self._file = spec, file
+        self.metadata, self.tensors = header(file)
         for part in parts_of(file)[1:]:
             self.tensors += header(part)[1]
-        self._name = str(self._found.get("general.architecture", ""))
+        self.number = _numbers(self.metadata)
 
-    def number(self, key: str, default: int = 0) -> int:
-        """Return a number that the header has by a key of the architecture, or a default."""
-        value = self._found.get(f"{self._name}.{key}")
-        return value if isinstance(value, int) and value > 0 else default
+    @property
+    def needs(self) -> Needs:
+        """About what it takes on a host whose CPU runs it, with what is loaded beside it.
+
+        The cache of a draft model is not in it. Raise OSError.
+        """
+        spec = self._spec
+        files = sum(path.stat().st_size for path in parts_of(self._file)) + beside_bytes(spec)
+        has_prompts = not spec.lora_adapters and "embedding" not in spec.options
+        prompts = spec.options.get("prompt_cache_mib", _DEFAULT_CACHE_MIB) if has_prompts else 0
+        return Needs(
+            weights=files + self.repacked_bytes,
+            cache=self.cache_bytes,
+            compute=self.step_bytes + self.vocabulary * _VOCABULARY_BYTES + _PROCESS_BYTES,
+            prompts=prompts * _MIB,
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -115,10 +136,9 @@ class _Model:
 
     @property
     def cache_bytes(self) -> int:
-        spec = self._spec
-        return cache_bytes(
-            kv_bytes_per_token(self.number), spec.slots, spec.context_length, spec.options
-        )
+        """Return what keys and values of all slots take."""
+        tokens = self._spec.slots * self._spec.context_length
+        return round(tokens * _kv_bytes(self.number, self._spec.options))
 
     @property
     def step_bytes(self) -> int:
@@ -136,33 +156,52 @@ class _Model:
         return sum(t.size_bytes for t in self.tensors if t.kind in _REPACKED and _layer(t) >= 0)
 
 
-def needs_of(spec: ModelSpec, file: Path) -> Needs:
-    """Return about what a model takes on a host whose CPU runs it, with what is loaded beside it.
+def fitting_sizes(
+    file: Path, slots: int | None, context_length: int | None, options: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Return the slots and the context of each, in tokens, for a model whose entry leaves them out.
 
-    The cache of a draft model is not in it. Raise as ``gguf_header.header`` does.
+    These are four slots and the context that the model was trained with, 8,192 tokens at most. On a
+    host whose memory that would fill, the context is shorter, down to 2,048 tokens, then the slots
+    are fewer, then the context is shorter still. What the entry says stays. A host that has not the
+    file takes the longest context that it may have.
     """
-    model = _Model(spec, file)
-    files = sum(path.stat().st_size for path in parts_of(file)) + beside_bytes(spec)
-    has_prompts = not spec.lora_adapters and "embedding" not in spec.options
-    prompts = spec.options.get("prompt_cache_mib", _DEFAULT_CACHE_MIB) if has_prompts else 0
-    return Needs(
-        weights=files + model.repacked_bytes,
-        cache=model.cache_bytes,
-        compute=model.step_bytes + model.vocabulary * _VOCABULARY_BYTES + _PROCESS_BYTES,
-        prompts=prompts * _MIB,
-    )
+    try:
+        found, size = beginning(file), sum(part.stat().st_size for part in parts_of(file))
+    except (OSError, ValueError):
+        return slots or _SLOTS, context_length or _LONGEST_CONTEXT
+    number = _numbers(found)
+    trained = min(number("context_length") or _LONGEST_CONTEXT, _LONGEST_CONTEXT)
+    halves = [trained, *(n for n in (4096, 2048, 1024, 512) if n < trained)]
+    contexts = [context_length] if context_length else halves
+    counts = [slots] if slots else [_SLOTS, _SLOTS // 2, 1]
+    usual = [context for context in contexts if context >= 2048] or contexts[:1]
+    sizes = [*product(counts, usual), *((counts[-1], context) for context in contexts)]
+    room = (memory_bytes()[0] - size) // _CACHE_SHARE
+    token = _kv_bytes(number, options)
+    return next((s for s in sizes if s[0] * s[1] * token <= room), sizes[-1])
 
 
-def cache_bytes(
-    kv_bytes_per_token: int, slots: int, context_length: int, options: dict[str, Any]
-) -> int:
-    """Return how much memory the keys and values of all slots take; ``options`` say their types.
+def _numbers(metadata: Mapping[str, Any]) -> Callable[..., int]:
+    """Return what gives a number of the header by a key of the architecture, or a default."""
+    name = metadata.get("general.architecture", "")
 
-    ``kv_bytes_per_token`` is what one token takes at 16 bits a value.
-    """
-    types = [options.get(name, "f16") for name in ("cache_type_k", "cache_type_v")]
-    share = sum(_BITS[name] for name in types) / (2 * _BITS["f16"])
-    return round(slots * context_length * kv_bytes_per_token * share)
+    def number(key: str, default: int = 0) -> int:
+        value = metadata.get(f"{name}.{key}")
+        return value if isinstance(value, int) and value > 0 else default
+
+    return number
+
+
+def _kv_bytes(number: Callable[..., int], options: Mapping[str, Any]) -> float:
+    """Return the bytes of keys and values of one token in all layers; options say their types."""
+    heads = number("attention.head_count", 1)
+    width = number("embedding_length") // heads
+    kv_heads = number("attention.head_count_kv", heads)
+    values = kv_heads * number("attention.value_length", width)
+    keys = kv_heads * number("attention.key_length", width)
+    bits_k, bits_v = (_BITS[options.get(f"cache_type_{of}", "f16")] for of in "kv")
+    return number("block_count") * (keys * bits_k + values * bits_v) / 8
 
 
 def beside_bytes(spec: ModelSpec) -> int:
@@ -179,7 +218,7 @@ def layers_that_fit(spec: ModelSpec, file: Path, free_bytes: int, gpus: int = 1)
     part of the cache. What a step takes, and the driver, is taken from what is free. Raise as
     ``gguf_header.header`` does.
     """
-    model = _Model(spec, file)
+    model = ModelMemory(spec, file)
     count = model.number("block_count") or 1 + max(map(_layer, model.tensors), default=0)
     weights = [0] * count
     for tensor in model.tensors:

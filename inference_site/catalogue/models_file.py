@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.entry import Entry
+from inference_site.catalogue.entry import Entry, default_threads
 from inference_site.catalogue.operator_settings import BadKey, Locate
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.addresses import AllowedAddresses
@@ -114,14 +114,15 @@ def read_entry(
     given = dict(entry)
     common = {name: given.pop(name) for name in entry if name in Entry.model_fields}
     known = Entry.read(common, locate)
-    slots, context_length = known.sizes()
+    options = _options(known.engine, given, locate)
+    slots, context_length = known.sizes(options)
     return ModelSpec(
         id=id_,
         engine=known.engine,
         file=Path(known.file) if known.file else None,
         slots=slots,
         context_length=context_length,
-        threads=known.threads,
+        threads=known.threads or default_threads(known.engine),
         gpu_layers=known.gpu_layers,
         aliases=known.aliases,
         is_listed=known.listed,
@@ -132,7 +133,7 @@ def read_entry(
         keep_alive_s=known.keep_alive,
         forced_sampling=known.forced_sampling.to_defaults(),
         allowed_addresses=allowed if known.engine == "openai_upstream" else None,
-        options=_options(known.engine, given, locate),
+        options=options,
     )
 
 

@@ -16,7 +16,6 @@ from pytest_django.fixtures import Settings
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
 from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.entry import default_threads
-from inference_site.catalogue.gguf_file import read_gguf
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
@@ -65,7 +64,7 @@ def test_a_file_says_everything_about_a_model(models_file: Path) -> None:
         ModelSpec(
             id="play",
             engine="scripted",
-            threads=default_threads(),
+            threads=default_threads("scripted"),
             options={"script": [{"text": "hi"}]},
         ),
     ]
@@ -396,14 +395,6 @@ def test_a_split_model_appears_when_all_of_its_parts_are_there(
         (tmp_path / f"big-0000{number}-of-00002.gguf").symlink_to(DEMO_FILE)
     assert not known.update()
     assert [spec.id for spec in known.update().new] == ["big-00001-of-00002"]
-
-
-def test_a_gguf_file_tells_of_itself() -> None:
-    info = read_gguf(DEMO_FILE)
-    assert (info.type, info.architecture, info.quantisation) == ("model", "llama", "Q8_0")
-    assert (info.context_length, info.has_chat_template) == (2048, True)
-    assert info.size_bytes == DEMO_FILE.stat().st_size
-    assert info.kv_bytes_per_token == 6 * 6 * (32 + 32) * 2
 
 
 @pytest.mark.usefixtures("fresh_catalog")

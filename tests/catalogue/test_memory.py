@@ -9,8 +9,9 @@ from typing import NamedTuple
 import gguf
 import pytest
 
+from inference_site.catalogue import memory
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.catalogue.memory import layers_that_fit, needs_of
+from inference_site.catalogue.memory import ModelMemory, fitting_sizes, layers_that_fit
 from inference_site.domain.model_spec import ModelSpec
 
 MIB = 2**20
@@ -61,7 +62,9 @@ def write_header(path: Path, known: Known, size_bytes: int) -> Path:
 def test_cache_is_what_llama_cpp_takes_for_it(tmp_path: Path, known: Known) -> None:
     file = write_header(tmp_path / "m.gguf", known, 5 * MIB)
     one, four = (
-        needs_of(ModelSpec("m", "llama_cpp", file, slots=n, context_length=known.tokens), file)
+        ModelMemory(
+            ModelSpec("m", "llama_cpp", file, slots=n, context_length=known.tokens), file
+        ).needs
         for n in (1, 4)
     )
     assert (one.weights, one.cache) == (5 * MIB, known.cache_mib * MIB)
@@ -84,31 +87,72 @@ def test_types_of_the_cache_and_files_beside_the_model_count(
     file = write_header(tmp_path / "m.gguf", KNOWN["Llama-3-8B"], 4_920_734_272)
     draft = write_header(tmp_path / "d.gguf", KNOWN["Llama-3-8B"], 300 * MIB)
     spec = ModelSpec("m", "llama_cpp", file, slots=2, context_length=4096, options=types)
-    alone = needs_of(spec, file)
+    alone = ModelMemory(spec, file).needs
     assert (alone.weights, alone.cache) == (4_920_734_272, cache_mib * MIB)
     spec.options["draft_model"] = str(draft)
-    assert needs_of(spec, file).weights == 4_920_734_272 + 300 * MIB
+    assert ModelMemory(spec, file).needs.weights == 4_920_734_272 + 300 * MIB
 
 
 def test_the_prompt_cache_counts_unless_there_is_none(tmp_path: Path) -> None:
     file = write_header(tmp_path / "m.gguf", KNOWN["Qwen2.5-7B"], 5 * MIB)
 
     def prompts(**options: object) -> int:
-        return needs_of(ModelSpec("m", "llama_cpp", file, options=options), file).prompts // MIB
+        return (
+            ModelMemory(ModelSpec("m", "llama_cpp", file, options=options), file).needs.prompts
+            // MIB
+        )
 
     assert (prompts(), prompts(prompt_cache_mib=64), prompts(embedding="mean")) == (256, 64, 0)
     with_adapter = ModelSpec("m", "llama_cpp", file, lora_adapters={"a": file})
-    assert needs_of(with_adapter, file).prompts == 0
+    assert ModelMemory(with_adapter, file).needs.prompts == 0
 
 
 def test_the_total_is_the_sum_of_its_parts_which_are_named() -> None:
-    needs = needs_of(ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=8), DEMO_FILE)
+    needs = ModelMemory(ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=8), DEMO_FILE).needs
     parts = (needs.weights, needs.cache, needs.compute, needs.prompts)
     assert needs.total == sum(parts)
     assert min(parts) > 0
     assert [part.split()[0] for part in str(needs).split(", ")] == [
         *("weights", "cache", "compute", "prompt"),
     ]
+
+
+class TestSizesThatFit:
+    """Of Llama 3 8B in Q4_K_M: 4.6 GiB, and a quarter of a MiB of cache for two tokens."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return write_header(tmp_path / "m.gguf", KNOWN["Llama-3-8B"], 4_920_734_272)
+
+    @pytest.mark.parametrize(
+        ("gib", "sizes"),
+        [
+            (64, (4, 8192)),
+            (21, (4, 8192)),
+            (20, (4, 4096)),
+            (12, (4, 2048)),
+            (8, (2, 2048)),
+            (6, (1, 2048)),
+            (5.2, (1, 1024)),
+            (4, (1, 512)),
+        ],
+    )
+    def test_a_small_host_gets_a_shorter_context_then_fewer_slots(
+        self, file: Path, gib: float, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memory, "memory_bytes", lambda: (int(gib * 2**30), 0))
+        assert fitting_sizes(file, None, None, {}) == sizes
+
+    def test_what_the_entry_says_stays(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory, "memory_bytes", lambda: (8 * 2**30, 0))
+        assert fitting_sizes(file, 8, 4096, {}) == (8, 4096)
+        assert fitting_sizes(file, 8, None, {}) == (8, 512)
+        assert fitting_sizes(file, None, 4096, {}) == (1, 4096)
+        quantised = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+        assert fitting_sizes(file, None, None, quantised) == (4, 2048)
+
+    def test_a_host_without_the_file_takes_the_usual_sizes(self, tmp_path: Path) -> None:
+        assert fitting_sizes(tmp_path / "elsewhere.gguf", None, None, {}) == (4, 8192)
 
 
 class TestLayersOnGpus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.entry import LLAMA_CPP_SLOTS, context_of
-from inference_site.catalogue.gguf_file import read_gguf
-from inference_site.catalogue.memory import needs_of
+from inference_site.catalogue.file_facts import quantisation_of
+from inference_site.catalogue.memory import ModelMemory, fitting_sizes
 from inference_site.catalogue.model_files import fault_of
 from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.host import memory_bytes
 from inference_site.model_store.watching import look
 
 _MODELS_FILES = (".yaml", ".yml")
@@ -32,7 +31,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", nargs="?", choices=["check"])
         parser.add_argument("file", nargs="?", type=Path, help="models.yaml, or a GGUF file")
-        parser.add_argument("--slots", type=int, default=LLAMA_CPP_SLOTS)
+        parser.add_argument("--slots", type=int, help="(default: as served)")
         parser.add_argument("--context-length", type=int, help="tokens a slot (default: as served)")
 
     def handle(
@@ -40,7 +39,7 @@ class Command(BaseCommand):
         *_: Any,
         action: str | None,
         file: Path | None,
-        slots: int,
+        slots: int | None,
         context_length: int | None,
         **__: Any,
     ) -> None:
@@ -76,24 +75,27 @@ class Command(BaseCommand):
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.stdout.write("  ".join(cells).rstrip())
-        self.stdout.write(f"\n{_gib(free_memory_bytes())} of memory is free.")
+        self.stdout.write(f"\n{_gib(memory_bytes()[1])} of memory is free.")
 
-    def _check(self, file: Path, slots: int, context_length: int | None) -> None:
-        try:
-            info = read_gguf(file)
-        except (OSError, ValueError, KeyError, IndexError) as exc:
-            raise CommandError(f"{file}: {exc}") from exc
-        context = context_length or context_of(info.context_length)
+    def _check(self, file: Path, slots: int | None, context_length: int | None) -> None:
+        slots, context = fitting_sizes(file, slots, context_length, {})
         spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context)
-        needs, free = needs_of(spec, file), free_memory_bytes()
-        template = "yes" if info.has_chat_template else "no: chats need one from models.yaml"
+        try:
+            model = ModelMemory(spec, file)
+            needs, free = model.needs, memory_bytes()[1]
+        except (OSError, ValueError) as exc:
+            raise CommandError(f"{file}: {exc}") from exc
+        says = model.metadata.get
+        architecture = says("general.architecture", "unknown")
+        kind = says("general.type", "mmproj" if architecture == "clip" else "model")
+        has_template = "tokenizer.chat_template" in model.metadata
         self.stdout.write(
-            f"name           {info.name}\n"
-            f"type           {info.type}\n"
-            f"architecture   {info.architecture}\n"
-            f"quantisation   {info.quantisation}\n"
-            f"context        {info.context_length:,} tokens, as trained\n"
-            f"chat template  {template}\n"
+            f"name           {says('general.name', file.stem)}\n"
+            f"type           {kind}\n"
+            f"architecture   {architecture}\n"
+            f"quantisation   {quantisation_of(says('general.file_type'))}\n"
+            f"context        {model.number('context_length'):,} tokens, as trained\n"
+            f"chat template  {'yes' if has_template else 'no: chats need one from models.yaml'}\n"
             f"memory         {_gib(needs.total)} for {slots} slots of {context:,} tokens\n"
             f"               {needs}\n"
             f"free           {_gib(free)}"
@@ -105,24 +107,14 @@ class Command(BaseCommand):
             )
 
 
-def free_memory_bytes() -> int:
-    """Return how much memory this host could give without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _row(spec: ModelSpec) -> tuple[str, ...]:
     needs = "—"
     if spec.file is not None:
         try:
-            needs = _gib(needs_of(spec, spec.file).total)
+            needs = _gib(ModelMemory(spec, spec.file).needs.total)
         except FileNotFoundError:
             needs = "missing"
-        except (OSError, ValueError, KeyError, IndexError):
+        except (OSError, ValueError):
             needs = "unknown"
     file = "—" if spec.file is None else str(spec.file)
     has_chat = "" if "chat" in model_capabilities(spec) else " (no chat)"

@@ -7,6 +7,7 @@ token, with the GIL held, so it does little: one JSON parse, one delta.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,13 +44,18 @@ from worker.engines.llama_cpp.tokens import (
 from worker.engines.llama_cpp.tuning import checked_gguf, tune
 from worker.engines.step_clock import StepClock
 
+_SPINS = "500"
+"""How often a thread looks for the others at a barrier before it sleeps: for about 20 µs, twice
+what it takes to wake it. By itself it would look for some milliseconds, and when another process
+has a core, the model's threads would keep each other from running. See docs/performance.md."""
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""
 
 
 def load(spec: ModelSpec) -> LlamaCppEngine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
-    import xllamacpp
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+    import xllamacpp  # Its OpenMP reads the environment when it is imported first.
 
     prepare_trials()
     options = LlamaCppOptions.of(spec)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from inference_site.fleet.leases import HOST_MEMORY, Device
+from inference_site.host import memory_bytes
 
 _CHUNK_BYTES = 16 * 2**20
 
@@ -23,18 +23,7 @@ def devices() -> tuple[Device, ...]:
     seen: list[Any] = get_device_info()
     gpus = [d for d in seen if "CPU" not in d["type"].name and d["memory_total"]]
     found = tuple(Device(d["name"], d["memory_total"], d["memory_free"]) for d in gpus)
-    return found or (Device(HOST_MEMORY, *host_memory_bytes()),)
-
-
-def host_memory_bytes() -> tuple[int, int]:
-    """Return the host's memory, and how much of it could be given without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return total, total
-    lines = (line.split() for line in meminfo.read_text().splitlines())
-    sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
-    return sizes["MemTotal:"], sizes["MemAvailable:"]
+    return found or (Device(HOST_MEMORY, *memory_bytes()),)
 
 
 def read_ahead(path: Path) -> Iterator[float]:
@@ -46,7 +35,7 @@ def read_ahead(path: Path) -> Iterator[float]:
     """
     try:
         size = path.stat().st_size
-        if not 0 < size < host_memory_bytes()[1]:
+        if not 0 < size < memory_bytes()[1]:
             return
         with path.open("rb", buffering=0) as file:
             buffer, done = bytearray(_CHUNK_BYTES), 0

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from inference_site.fleet.leases import HOST_MEMORY, Device, HostState
-from worker.runtime.host.memory import host_memory_bytes
+from inference_site.host import memory_bytes
 from worker.runtime.host.nvml import gpus
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -21,7 +21,7 @@ def host_state() -> HostState:
         cpu=_cpu_name(),
         cores=os.cpu_count() or 0,
         load=round(os.getloadavg()[0], 2),
-        memory=Device(HOST_MEMORY, *host_memory_bytes()),
+        memory=Device(HOST_MEMORY, *memory_bytes()),
         gpus=gpus(),
         python=platform.python_version(),
     )

@@ -1,0 +1,71 @@
+"""What this host gives a process: processor cores and memory, within its control group."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+_MEMINFO = Path("/proc/meminfo")
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+
+
+def usable_cores() -> float:
+    """Return how many cores this process may use, by its affinity and its control group."""
+    cores = float(len(_processors()))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # Version 2, 1.
+        try:
+            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
+            return min(cores, int(quota) / int(period)) if int(quota) > 0 else cores
+        except (OSError, ValueError):  # There is no such group, or its quota is "max".
+            continue
+    return cores
+
+
+def physical_cores() -> int:
+    """Return how many whole cores this process may use, at least one.
+
+    Two processors of one core (hyper-threads) count once: what one of them computes, the other
+    waits for.
+    """
+    cores = {_siblings(processor) for processor in _processors()}
+    return max(1, min(len(cores), int(usable_cores())))
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Return the memory that there is, and how much of it could be given without swapping."""
+    total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if _MEMINFO.exists():
+        lines = (line.split() for line in _MEMINFO.read_text().splitlines())
+        sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
+        total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
+    limit, used = _group_memory()
+    return min(total, limit or total), min(available, limit - used if limit else available)
+
+
+def _group_memory() -> tuple[int, int]:
+    """Return the limit of the control group, 0 for none, and what of it is taken.
+
+    Files that are cached count as taken there, but can be given up.
+    """
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = next(int(size) for name, size in lines if name == "inactive_file")
+    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
+        return 0, 0
+    return limit, max(0, used - cached)
+
+
+def _processors() -> set[int]:
+    return os.sched_getaffinity(0) if _HAS_AFFINITY else set(range(os.cpu_count() or 2))
+
+
+def _siblings(processor: int) -> str:
+    """Return the processors of the same core, as the kernel writes them; by itself if unknown."""
+    try:
+        return (_CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(processor)
