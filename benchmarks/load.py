@@ -19,19 +19,10 @@ from urllib.parse import urlsplit
 from benchmarks.http_stream import ReplyDecoder
 
 REQUEST_TIMEOUT_S = 180
-_WORDS = [
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "winter",
-    "garden",
-    "engine",
-    "letter",
-    "window",
-    "silver",
-    "morning",
-]
+_WORDS = (
+    *("river", "stone", "light", "paper", "winter", "garden"),
+    *("engine", "letter", "window", "silver", "morning"),
+)
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 

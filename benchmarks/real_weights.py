@@ -35,7 +35,7 @@ LONG_PROMPTS = ((2000, 1, 2), (2000, 8, 1), (6000, 1, 2))
 LONG_ANSWER = 8
 MUST = {"quiet": 0.95, "one core taken": 0.75}
 ADDED_MS, BURST = 10, 1.1
-"""The most that the first token of one stream may come later, and of eight prompts in proportion."""
+"""How much later the first token of one stream may come, and the last of eight, in proportion."""
 _TIMEOUT_S = 600
 
 
@@ -164,7 +164,7 @@ def faults(rows: list[dict[str, str | int | float]]) -> Iterator[str]:
 
 def table(rows: list[dict[str, str | int | float]]) -> str:
     lines = [
-        "| machine | prompt | streams | target | tokens/s | share | first token p50 / p99 ms | MiB |",
+        "| machine | words | streams | target | tokens/s | share | first token, ms | MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.supervisor.real_model import packaged_file
 from tests.served_stack import ServedStack, served_stack
 from tests.upstream_server import llama_server
@@ -25,6 +26,11 @@ MODELS = """
     slots: {slots}
     context_length: {context_length}
     threads: 1
+  old:
+    engine: ctransformers
+    file: {demo}
+    slots: 1
+    context_length: 512
 """
 
 
@@ -43,7 +49,7 @@ def weights() -> Path:
 @pytest.fixture(scope="session")
 def stack(weights: Path) -> Iterator[ServedStack]:
     """The whole product with the model."""
-    models = MODELS.format(file=weights, slots=SLOTS, context_length=CONTEXT_LENGTH)
+    models = MODELS.format(file=weights, demo=DEMO_FILE, slots=SLOTS, context_length=CONTEXT_LENGTH)
     with served_stack(models, WEB_STALL_S="60", SPARE_PROCESSES="false") as running:
         yield running
 

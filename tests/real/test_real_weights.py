@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.timeout(300)  # The first test starts a whole site.
 
@@ -179,3 +184,23 @@ def test_a_response_is_given_what_was_said_before(
     assert again.output_text == theirs["choices"][0]["message"]["content"]
     assert again.usage is not None
     assert again.usage.input_tokens == theirs["usage"]["prompt_tokens"]
+
+
+def test_ctransformers_writes_what_llama_cpp_writes_from_a_file_that_both_load(
+    client: openai.OpenAI,
+) -> None:
+    """On the demo's file: SmolLM2 has a vocabulary that ctransformers reads wrongly."""
+    told = {}
+    for model in ("demo", "old"):
+        answer = client.completions.create(
+            model=model, prompt="Once upon a time", max_tokens=TOKENS, logprobs=1, **GREEDY
+        )
+        assert answer.usage is not None
+        told[model] = answer.choices[0].text, answer.usage.completion_tokens
+    assert told["old"] == told["demo"]
+    assert told["old"][1] == TOKENS
+
+
+def test_ctransformers_refuses_a_vocabulary_that_it_would_read_wrongly(weights: Path) -> None:
+    with pytest.raises(EngineLoadError, match="'gpt2'; the engine llama_cpp reads it"):
+        load_engine(ModelSpec("smollm2", "ctransformers", weights))

@@ -71,7 +71,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     )
     slots = _whole("Slots", "How many requests run at the same time.")
     context_length = _whole(
-        "Context length", "Tokens for each slot. Empty: as the file says, at most 8,192."
+        "Context length", "Tokens for each slot. Empty: as the file says, at most 8,192, and what fits."
     )
     gpu_layers = _whole("GPU layers", "Empty or -1: all that fit.", -1)
     keep_alive = _number(
