@@ -148,6 +148,8 @@ def _tried(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
 def _check_options(entry: Mapping[str, Any]) -> None:
     """Raise BadKey for an option of the entry's engine that only the models file may have."""
     engine = entry.get("engine", Entry.model_fields["engine"].default)
+    if isinstance(engine, str) and engine in ENGINES and engine not in ALLOWED_OPTIONS:
+        raise BadKey(("engine",), f"only the models file may have the engine {engine}")
     declared = ENGINES.get(engine) if isinstance(engine, str) else None
     if declared is None:
         return  # What it says of the engine is wrong.

@@ -66,17 +66,15 @@ def test_scripted_can_do_what_its_column_says() -> None:
     assert model_capabilities(ModelSpec("m", "scripted")) == table()["scripted"].keys()
 
 
-def test_upstream_can_do_what_its_column_says() -> None:
-    told = table()["openai_upstream"]
+@pytest.mark.parametrize("engine", ["openai_upstream", "command"])
+def test_servers_can_do_what_their_column_says(engine: str) -> None:
+    told = table()[engine]
     of_flavors = frozenset().union(
-        *(
-            model_capabilities(ModelSpec("m", "openai_upstream", options={"flavor": flavor}))
-            for flavor in FLAVORS
-        )
+        *(model_capabilities(ModelSpec("m", engine, options={"flavor": f})) for f in FLAVORS)
     )
     assert of_flavors == {what for what, cell in told.items() if cell == "flavor"}
     named = [what for what, cell in told.items() if cell == "named"]
-    spec = ModelSpec("m", "openai_upstream", options={"capabilities": named})
+    spec = ModelSpec("m", engine, options={"capabilities": named})
     assert model_capabilities(spec) == set(named)
 
 

@@ -80,12 +80,17 @@ class Engine(ABC):
         return None
 
     @property
+    def starting(self) -> str:
+        """Why nothing can be run yet, for everybody; empty once it can. Requests wait meanwhile."""
+        return ""
+
+    @property
     def fault(self) -> str:
         """Why nothing can be run now, for the operator; empty while it can."""
         return ""
 
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
-        """Have it called when ``fault`` begins or ends, on a thread that must not be blocked."""
+        """Have it called when ``starting`` or ``fault`` changes; it must not block the thread."""
 
     @abstractmethod
     def close(self) -> None:

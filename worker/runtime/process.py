@@ -34,6 +34,8 @@ from inference_site.process_lifecycle import (
 from inference_site.rehearsal import rehearse
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
+from worker.engines.command.engine import folders
+from worker.model_servers.process import sweep
 from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
@@ -128,6 +130,10 @@ def _serve(
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
+    if isinstance(role, ForkServer):
+        folders.files = settings.DATA_DIR / "model-servers"
+        folders.models = settings.MODELS_DIR
+        sweep(folders.files)
     rehearse()
     runtime.start()
     if isinstance(role, ForkServer):

@@ -76,8 +76,15 @@ class ServedModel:
 
     @property
     def state(self) -> ModelState:
-        """How far it is; failed also while its engine can run nothing."""
+        """How far it is; its engine may be starting still, or be able to run nothing."""
+        if self._starting:
+            return ModelState.LOADING
         return ModelState.FAILED if self._fault else self._state
+
+    @property
+    def _starting(self) -> str:
+        engine = self._engine
+        return engine.starting if engine is not None and self._state == ModelState.READY else ""
 
     @property
     def _fault(self) -> str:
@@ -98,14 +105,15 @@ class ServedModel:
     @property
     def report(self) -> ModelReport:
         """What the lease says of this model."""
-        fault = self._fault
+        state = self.state
+        told = self._starting or self._fault
         return ModelReport(
             self.spec.id,
             self.spec.slots,
             self._busy,
-            ModelState.FAILED if fault else self._state,
+            state,
             self.progress if self._state == ModelState.LOADING else None,
-            fault or self._reason,
+            told or self._reason,
             self._since,
             self.spec.engine,
             self._library,

@@ -53,8 +53,20 @@ _HeaderText = Annotated[AnyText, AfterValidator(fits_header)]
 _BaseUrl = Annotated[HttpUrl, AfterValidator(_without_query)]
 
 
-class UpstreamOptions(EngineOptions):
-    """Where a model's servers are and how they are spoken to; see docs/engines.md.
+class ServerOptions(EngineOptions):
+    """How a model's server is spoken to, whoever has started it; see docs/engines.md."""
+
+    model: Text | None = None
+    flavor: FlavorName = _DEFAULT_FLAVOR
+    capabilities: list[Capability] | None = None
+    fields: dict[Annotated[str, AfterValidator(_known_field)], Text | None] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    timeout_s: float = Field(120.0, gt=0, lt=1e6)
+    check_every_s: float = Field(5.0, ge=0.1, lt=1e6)
+
+
+class UpstreamOptions(ServerOptions):
+    """Where a model's servers are, and the key for them; see docs/engines.md.
 
     ``base_url`` or ``base_urls`` is needed; the servers of a list are alike. One of ``api_key``,
     ``api_key_env`` and ``api_key_file`` may be given; the worker reads the variable or the file
@@ -64,13 +76,6 @@ class UpstreamOptions(EngineOptions):
 
     base_url: _BaseUrl | None = None
     base_urls: list[_BaseUrl] = Field([], max_length=64, validate_default=True)
-    model: Text | None = None
-    flavor: FlavorName = _DEFAULT_FLAVOR
-    capabilities: list[Capability] | None = None
-    fields: dict[Annotated[str, AfterValidator(_known_field)], Text | None] = {}
-    chat_template_kwargs: dict[str, Any] = {}
-    timeout_s: float = Field(120.0, gt=0, lt=1e6)
-    check_every_s: float = Field(5.0, ge=0.1, lt=1e6)
     connections: PositiveInt | None = None
     api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     api_key_env: Text | None = None
@@ -104,8 +109,8 @@ class UpstreamOptions(EngineOptions):
 
 def honoured(spec: ModelSpec) -> frozenset[str]:
     """Return the names of fields that the model's server is told of."""
-    options = UpstreamOptions.of(spec)
-    named = {**FLAVORS[options.flavor].fields, **options.fields}
+    given = spec.options
+    named = {**FLAVORS[given.get("flavor", _DEFAULT_FLAVOR)].fields, **given.get("fields", {})}
     return frozenset(name for name, target in named.items() if target is not None)
 
 

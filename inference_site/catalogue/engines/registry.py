@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from inference_site.catalogue.engines import ctransformers, llama_cpp, openai_upstream, scripted
+from inference_site.catalogue.engines import (
+    command,
+    ctransformers,
+    llama_cpp,
+    openai_upstream,
+    scripted,
+)
 from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.domain.model_spec import ModelSpec
 
@@ -27,6 +33,9 @@ class DeclaredEngine:
 
 
 ENGINES = {
+    "command": DeclaredEngine(
+        command.CommandOptions, openai_upstream.capabilities, honoured=openai_upstream.honoured
+    ),
     "ctransformers": DeclaredEngine(
         ctransformers.CtransformersOptions, ctransformers.capabilities, "ctransformers"
     ),

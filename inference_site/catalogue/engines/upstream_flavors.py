@@ -31,7 +31,7 @@ class Flavor:
     point is accounted. ``tokens`` names whose endpoints for tokens it has. ``float_embeddings``:
     it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
     ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
-    is too large.
+    is too large. ``ready`` is the path that answers once it can be used.
     """
 
     fields: Mapping[str, str]
@@ -44,6 +44,7 @@ class Flavor:
     schema_value: bool = False
     seed_limit: int | None = None
     lark_prefix: str = ""
+    ready: str = "/health"
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -98,7 +99,7 @@ _TGI = {**_EVERYWHERE, **_same("logit_bias")}
 _BASE = frozenset({"chat", "completions", "grammar", "logprobs", "tools"})
 
 FLAVORS: dict[FlavorName, Flavor] = {
-    "openai": Flavor(_OPENAI, _BASE | {"choices"}),
+    "openai": Flavor(_OPENAI, _BASE | {"choices"}, ready="/v1/models"),
     "vllm": Flavor(
         _VLLM,
         _BASE
@@ -126,7 +127,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         seed_limit=2**32 - 1,
         lark_prefix="%llguidance {}\n",
     ),
-    "ollama": Flavor(_OLLAMA, _BASE | {"chat_template", "suffix"}),
+    "ollama": Flavor(_OLLAMA, _BASE | {"chat_template", "suffix"}, ready="/v1/models"),
     "tgi": Flavor(_TGI, _BASE, schema_value=True),
 }
 

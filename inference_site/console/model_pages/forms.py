@@ -22,7 +22,11 @@ from inference_site.catalogue.hub import HubError, Reference
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.console.model_pages.entry_fields import entry_of, form_values
 from inference_site.fleet import fleet
-from inference_site.model_store.entries import check_names_of_servers, read_stored_entry
+from inference_site.model_store.entries import (
+    ALLOWED_OPTIONS,
+    check_names_of_servers,
+    read_stored_entry,
+)
 from inference_site.model_store.models import Pull, StoredModel
 from inference_site.model_store.sealed_entries import sealed
 
@@ -61,7 +65,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     """The fields of an entry; the models that check the models file check what comes of them."""
 
     engine = forms.ChoiceField(
-        choices=[(name, name) for name in ENGINES],
+        choices=[(name, name) for name in ENGINES if name in ALLOWED_OPTIONS],
         initial="llama_cpp",
         widget=UnfoldAdminSelectWidget,
     )
@@ -71,7 +75,8 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     )
     slots = _whole("Slots", "How many requests run at the same time.")
     context_length = _whole(
-        "Context length", "Tokens for each slot. Empty: as the file says, at most 8,192, and what fits."
+        "Context length",
+        "Tokens for each slot. Empty: as the file says, at most 8,192 and what fits.",
     )
     gpu_layers = _whole("GPU layers", "Empty or -1: all that fit.", -1)
     keep_alive = _number(

@@ -1,0 +1,132 @@
+"""A model whose server the worker has started: it is used, killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from inference_site.catalogue.catalogue import DEMO_FILE
+from tests.served_stack import ServedStack, served_stack
+
+pytestmark = pytest.mark.timeout(240)
+
+PROGRAM = Path(__file__).parent.parent / "model_server.py"
+MODELS = f"""
+  own:
+    engine: command
+    command: "{sys.executable} {PROGRAM} {{port}} {{api_key}} {{file}} 4 512"
+    file: {DEMO_FILE}
+    flavor: llama_cpp
+    slots: 4
+    context_length: 512
+    chat_template_kwargs: {{enable_thinking: false}}
+"""
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    with served_stack(MODELS, SPARE_PROCESSES="false") as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: ServedStack) -> openai.OpenAI:
+    return stack.client().with_options(max_retries=0)
+
+
+def servers(stack: ServedStack) -> list[psutil.Process]:
+    """The processes of model servers of this stack, by their folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(PROGRAM) in process.cmdline() and str(stack.data_dir) in process.cwd():
+                found.append(process)
+    return found
+
+
+def state(client: openai.OpenAI) -> str:
+    return str(client.models.retrieve("own").model_dump()["status"])
+
+
+def test_it_answers_as_the_engine_in_the_process_does(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    asked: dict[str, Any] = {"messages": STORY, "temperature": 0, "max_tokens": 40}
+    own = client.chat.completions.create(model="own", **asked)
+    demo = client.chat.completions.create(model="demo", **asked)
+    assert own.choices[0].message.content == demo.choices[0].message.content
+    assert own.usage is not None
+    assert demo.usage is not None
+    assert own.usage.prompt_tokens == demo.usage.prompt_tokens
+    assert stack.row(own.id)["output_tokens"] == own.usage.completion_tokens
+    pieces = client.chat.completions.create(model="own", stream=True, **asked)
+    told = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert told == own.choices[0].message.content
+
+
+def test_its_server_wants_a_key_that_is_not_told(stack: ServedStack) -> None:
+    [server] = servers(stack)
+    secrets = [name for name in server.environ() if "KEY" in name or "URL" in name]
+    assert secrets == []
+    [connection] = [c for c in server.net_connections("tcp") if c.status == "LISTEN"]
+    assert connection.laddr.ip == "127.0.0.1"
+    answer = stack.http().post(
+        f"http://127.0.0.1:{connection.laddr.port}/v1/chat/completions", json={"messages": HELLO}
+    )
+    assert answer.status_code == 401
+
+
+def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: openai.OpenAI) -> None:
+    others: list[str | None] = []
+
+    def ask_others() -> None:
+        for _ in range(5):
+            answer = client.chat.completions.create(model="demo", messages=HELLO, max_tokens=8)
+            others.append(answer.choices[0].message.content)
+
+    beside = threading.Thread(target=ask_others)
+    stream = client.chat.completions.create(
+        model="own", messages=STORY, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
+    )
+    assert next(iter(stream)).choices
+    beside.start()
+    [server] = servers(stack)
+    server.kill()
+    begun = time.monotonic()
+    with pytest.raises(openai.APIError):
+        list(stream)
+    again = client.chat.completions.create(model="own", messages=HELLO, max_tokens=8)
+    assert again.choices[0].message.content
+    assert time.monotonic() - begun < 30, "the request waited for the next server"
+    beside.join()
+    assert len(others) == 5
+    [replaced] = servers(stack)
+    assert replaced.pid != server.pid
+    assert state(client) == "loaded"
+
+
+def test_nothing_of_it_is_left_when_the_worker_is_killed(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    [server] = servers(stack)
+    os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    until = time.monotonic() + 3
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    answer = client.chat.completions.create(model="own", messages=HELLO, max_tokens=8)
+    assert answer.choices[0].message.content
+    assert len(servers(stack)) == 1

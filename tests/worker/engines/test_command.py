@@ -1,0 +1,108 @@
+"""Servers that the worker starts and that do not do what they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.domain.errors import EngineUnavailable
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from tests.sinks import RecordingSink
+from tests.waiting import wait_until
+from worker.engines.command import engine as module
+from worker.engines.command.engine import CommandEngine, load
+
+MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"
+REAL = f"{sys.executable} {MODEL_SERVER} {{port}} {{api_key}} {{file}} 2 256"
+GARBAGE = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"garbage")
+    do_POST = do_GET
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+Loader = Callable[..., CommandEngine]
+
+
+@pytest.fixture
+def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
+    """Loads models of a command, and ends their servers."""
+    monkeypatch.setattr(module.folders, "files", tmp_path / "servers")
+    loaded: list[CommandEngine] = []
+
+    def start(command: str, **options: Any) -> CommandEngine:
+        spec = ModelSpec("m", "command", DEMO_FILE, options={"command": command, **options})
+        loaded.append(load(spec))
+        return loaded[-1]
+
+    yield start
+    for engine in loaded:
+        engine.close()
+
+
+def ask(engine: CommandEngine) -> str:
+    sink = RecordingSink()
+    engine.chat(GenerationRequest("m", (Message("user", "Hello"),), max_output_tokens=8), sink)
+    return sink.text
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("sleep 600", "it was not ready within 1 s"),
+        ("false", "it ended with exit status 1"),
+        ("/no/such/program --port {port}", "its command could not be started"),
+        (f"{sys.executable} {{models_dir}}/garbage.py {{port}}", "it gave no first token"),
+    ],
+)
+def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
+    loader: Loader,
+    command: str,
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "garbage.py").write_text(GARBAGE)
+    monkeypatch.setattr(module.folders, "models", tmp_path)
+    faults = set()
+    engine = loader(command, start_timeout_s=1.0, stop_timeout_s=0.5, timeout_s=2.0)
+    engine.watch(lambda: faults.add(engine.fault))
+    with pytest.raises(EngineUnavailable):
+        ask(engine)
+    wait_until(lambda: any(fault in found for found in faults), 20)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_frozen_is_killed_and_started_again(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_S", 1.0)
+    engine = loader(REAL, flavor="llama_cpp", timeout_s=1.0, check_every_s=0.2)
+    wait_until(lambda: not engine.starting)
+    first = engine._process
+    assert first is not None
+    os.kill(first.pid, signal.SIGSTOP)
+    wait_until(first.ended.is_set, 30)
+    wait_until(lambda: not engine.starting and not engine.fault)
+    assert engine._process is not first
+    assert ask(engine)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_wanted_while_it_starts_is_ended(loader: Loader) -> None:
+    engine = loader("sleep 600", stop_timeout_s=0.5)
+    wait_until(lambda: engine._process is not None and engine._process.pid)
+    process = engine._process
+    assert process is not None
+    engine.close()
+    assert process.ended.is_set()
