@@ -2,18 +2,19 @@
 
 ``python -m benchmarks.real_weights [FILE]``; without a file it is that of ``make serve``, SmolLM2.
 The platform has no setting but slots and context. The reference has the number of threads that is
-best for it: all cores on a quiet machine, one less where another process has a core to itself. It
-runs once before the platform and once after, and the better of the two counts.
+best for it: all cores on a quiet machine, one less where another process has a core to itself. All
+targets are up at the same time, and take turns; figures are medians.
 """
 
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -30,8 +31,8 @@ SMOLLM2 = ROOT / "var" / "models" / "smollm2.gguf"
 SLOTS, CONTEXT = 8, 8192
 STREAMS = (1, 4, 8)
 PROMPT_WORDS = 80
-LONG_PROMPTS = ((2000, 1, 2), (2000, 8, 1), (6000, 1, 2))
-"""Words of a prompt, streams, and requests of each stream."""
+LONG_PROMPTS = ((2000, 1), (2000, 8), (6000, 1))
+"""Words of a prompt, and streams."""
 LONG_ANSWER = 8
 MUST = {"quiet": 0.95, "one core taken": 0.75}
 ADDED_MS, BURST = 10, 1.1
@@ -68,40 +69,45 @@ def taken(cores: int) -> Iterator[None]:
 
 
 def measure(
-    machine: str, target: str, served: ServedFile, options: argparse.Namespace
+    machine: str, servers: Mapping[str, ServedFile], options: argparse.Namespace
 ) -> Iterator[Cell]:
-    """Run all loads of one target."""
-    with TARGETS[target](served) as endpoint:
-        warm_up(endpoint)
-        settle(endpoint)
+    """Run all loads of all targets, which are up at the same time and take turns.
+
+    The speed of a machine drifts within minutes; what is compared must be measured side by side.
+    """
+    with ExitStack() as up:
+        ends = {name: up.enter_context(TARGETS[name](served)) for name, served in servers.items()}
+        for endpoint in ends.values():
+            warm_up(endpoint)
+            settle(endpoint)
         first = 0
-        loads = [(PROMPT_WORDS, streams, 0) for streams in STREAMS]
+        loads = [(PROMPT_WORDS, streams, options.rounds, 96) for streams in STREAMS]
         if machine == "quiet" and not options.short:
-            loads += LONG_PROMPTS
-        for words, streams, rounds in loads:
-            first += 1000
-            arguments = ["--streams", str(streams), "--words", str(words)]
-            arguments += ["--first-prompt", str(first)]
-            if rounds:
-                arguments += ["--rounds", str(rounds), "--max-tokens", str(LONG_ANSWER)]
-            else:
-                arguments += ["--rounds", str(options.rounds), "--max-tokens", "96"]
-            result = run_load(endpoint, arguments, _TIMEOUT_S)
-            yield cell(machine, target, words, result, memory_mib(endpoint))
+            loads += [(words, streams, 1, LONG_ANSWER) for words, streams in LONG_PROMPTS]
+        for words, streams, rounds, tokens in loads:
+            results: dict[str, list[LoadResult]] = {name: [] for name in ends}
+            for _ in range(rounds):
+                first += 100
+                arguments = ["--streams", str(streams), "--words", str(words), "--rounds", "1"]
+                arguments += ["--first-prompt", str(first), "--max-tokens", str(tokens)]
+                for name, endpoint in ends.items():
+                    results[name].append(run_load(endpoint, arguments, _TIMEOUT_S))
+            for name, found in results.items():
+                yield cell(machine, name, words, found, memory_mib(ends[name]))
 
 
-def cell(machine: str, target: str, words: int, result: LoadResult, memory: float) -> Cell:
-    """Return what one load did, and print it."""
+def cell(machine: str, target: str, words: int, results: list[LoadResult], memory: float) -> Cell:
+    """Return the medians of one target's loads, and print them."""
     found = Cell(
         machine,
         target,
         words,
-        result.streams,
-        result.tokens_per_s,
-        result.ttft_ms_p50,
-        result.ttft_ms_p99,
+        results[0].streams,
+        median(result.tokens_per_s for result in results),
+        median(result.ttft_ms_p50 for result in results),
+        median(result.ttft_ms_p99 for result in results),
         round(memory),
-        result.errors,
+        sum(result.errors for result in results),
     )
     print(found, file=sys.stderr, flush=True)
     return found
@@ -116,16 +122,6 @@ def memory_mib(endpoint: Endpoint) -> float:
         except psutil.Error:
             continue
     return total / 2**20
-
-
-def best(cells: list[Cell]) -> list[Cell]:
-    """Return the better of the loads that a target had twice."""
-    found: dict[tuple[str, str, int, int], Cell] = {}
-    for one in cells:
-        key = (one.machine, one.target, one.prompt, one.streams)
-        if key not in found or one.tokens_per_s > found[key].tokens_per_s:
-            found[key] = one
-    return list(found.values())
 
 
 def compared(cells: list[Cell]) -> list[dict[str, str | int | float]]:
@@ -180,7 +176,7 @@ def main() -> None:
     end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=SMOLLM2, help="a GGUF file")
-    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each target")
     parser.add_argument("--short", action="store_true", help="no long prompts")
     parser.add_argument("--no-litellm", dest="litellm", action="store_false")
     add_write_option(parser)
@@ -190,12 +186,11 @@ def main() -> None:
     for machine, cores in (("quiet", 0), ("one core taken", 1)):
         threads = max(1, physical_cores() - cores)
         with taken(cores):
-            cells += measure(machine, "llama_cpp", served(threads=threads), options)
-            cells += measure(machine, "platform", served(threads=None), options)
-            cells += measure(machine, "llama_cpp", served(threads=threads), options)
+            servers = {"llama_cpp": served(threads=threads), "platform": served(threads=None)}
             if options.litellm and not cores:
-                cells += measure(machine, "litellm", served(threads=threads), options)
-    rows = compared(best(cells))
+                servers["litellm"] = served(threads=threads)
+            cells += measure(machine, servers, options)
+    rows = compared(cells)
     print(table(rows))
     missed = list(faults(rows))
     print("\n".join(missed) or "all bounds are kept")

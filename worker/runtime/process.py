@@ -130,9 +130,9 @@ def _serve(
     runtime = _runtime = Runtime(_with_adapters(specs), role)
     watch_worker(runtime)
     start_tracing("worker")
+    folders.files = settings.DATA_DIR / "model-servers"
+    folders.models = settings.MODELS_DIR
     if isinstance(role, ForkServer):
-        folders.files = settings.DATA_DIR / "model-servers"
-        folders.models = settings.MODELS_DIR
         sweep(folders.files)
     rehearse()
     runtime.start()
