@@ -57,7 +57,7 @@ class Cell:
 
 @contextmanager
 def taken(cores: int) -> Iterator[None]:
-    """Keep so many cores busy with other processes."""
+    """Run one busy loop for each of these cores."""
     command = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(command) for _ in range(cores)]
     try:

@@ -1,8 +1,9 @@
-"""What this host gives a process: processor cores and memory, within its control group."""
+"""What this host gives a process: cores and memory, within its control group, and free ports."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -42,6 +43,14 @@ def memory_bytes() -> tuple[int, int]:
         total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
     limit, used = _group_memory()
     return min(total, limit or total), min(available, limit - used if limit else available)
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _group_memory() -> tuple[int, int]:

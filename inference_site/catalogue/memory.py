@@ -45,8 +45,8 @@ _DEFAULT_CACHE_MIB = 256
 _SLOTS, _LONGEST_CONTEXT = 4, 8192
 """The sizes of a model whose entry says none: tokens of context are those of each slot."""
 _CACHE_SHARE = 4
-"""The part of the memory beside the file that keys and values may take, unless an entry says more:
-one in so many, as there may be other models, and the platform itself."""
+"""Keys and values may take a quarter of the memory beside the file, unless an entry says more:
+other models and the platform need the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Guardian:
         self._stop(server, self._order["stop_s"] if data else _ABANDONED_S)
 
     def _stop(self, server: subprocess.Popen[bytes], seconds: float) -> None:
-        """Ask the server to end, and see that it has within so many seconds."""
+        """Send SIGTERM to the server, and have it killed if it runs after so many seconds."""
         until = time.monotonic() + seconds
         self._kill_at = min(self._kill_at or until, until)
         if self._is_stopping:

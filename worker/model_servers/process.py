@@ -55,14 +55,15 @@ class ServerProcess:
     """
 
     def __init__(self, order: Order, folder: Path) -> None:
-        self._name, self._stop_s = order.name, order.stop_s
+        self._stop_s = order.stop_s
         self.ended = threading.Event()
         self.pid = 0
         self.status: int | None = None
         self.error = ""
         self.tail: list[str] = []
         """The last lines that it has written, for operators."""
-        self.log = _prepared(folder) / f"{order.name}.log"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.log = folder / f"{order.name}.log"
         self._mark = secrets.token_hex(8)
         self._pid_file = folder / f"{order.name}-{self._mark}.json"
         env = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -113,11 +114,6 @@ class ServerProcess:
         _kill_marked(self._mark)
         self.ended.wait(_STOPS_S)
 
-    def _forget_guardian(self) -> None:
-        assert self._guardian.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._guardian.stdin.close()
-
     def _say(self, line: object) -> None:
         assert self._guardian.stdin is not None
         with contextlib.suppress(OSError, ValueError):
@@ -125,6 +121,7 @@ class ServerProcess:
             self._guardian.stdin.flush()
 
     def _watch(self) -> None:
+        assert self._guardian.stdin is not None
         assert self._guardian.stdout is not None
         with self._guardian.stdout as lines:
             for line in lines:
@@ -134,7 +131,8 @@ class ServerProcess:
                     self.status, self.tail = said["status"], said["tail"]
                     self.error = said.get("error", "")
         self._guardian.wait()
-        self._forget_guardian()
+        with contextlib.suppress(OSError, ValueError):
+            self._guardian.stdin.close()
         if self.status is None:  # What the server had forked has no guardian now.
             _kill_marked(self._mark)
         self._pid_file.unlink(missing_ok=True)
@@ -157,11 +155,6 @@ def sweep(folder: Path) -> None:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(stop, check=False, timeout=_STOPS_S, stdin=subprocess.DEVNULL)
         path.unlink(missing_ok=True)
-
-
-def _prepared(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _identity() -> list[float]:

@@ -82,14 +82,16 @@ class ServedModel:
         return ModelState.FAILED if self._fault else self._state
 
     @property
+    def _ready_engine(self) -> Engine | None:
+        return self._engine if self._state == ModelState.READY else None
+
+    @property
     def _starting(self) -> str:
-        engine = self._engine
-        return engine.starting if engine is not None and self._state == ModelState.READY else ""
+        return "" if (engine := self._ready_engine) is None else engine.starting
 
     @property
     def _fault(self) -> str:
-        is_ready = self._state == ModelState.READY and self._engine is not None
-        return self._engine.fault if is_ready and self._engine is not None else ""
+        return "" if (engine := self._ready_engine) is None else engine.fault
 
     @property
     def is_open(self) -> bool:
@@ -105,15 +107,13 @@ class ServedModel:
     @property
     def report(self) -> ModelReport:
         """What the lease says of this model."""
-        state = self.state
-        told = self._starting or self._fault
         return ModelReport(
             self.spec.id,
             self.spec.slots,
             self._busy,
-            state,
+            self.state,
             self.progress if self._state == ModelState.LOADING else None,
-            told or self._reason,
+            self._starting or self._fault or self._reason,
             self._since,
             self.spec.engine,
             self._library,

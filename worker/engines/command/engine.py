@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from inference_site.domain.errors import EngineError, EngineUnavailable, Invalid
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
+from inference_site.host import free_port
 from inference_site.restart_delay import RestartDelay
 from worker.engines.base import Engine, Sink
 from worker.engines.openai_upstream.engine import UpstreamEngine
@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 _POLL_S = 0.2
 _ASK_S = 5.0
 _SILENT_S = 60.0
-"""A server that has answered neither runs nor questions for so long is killed."""
+"""Seconds without an answer to a run or a health check after which a server is killed."""
 _CLOSES_S = 5.0
 """How long the connections of a server that has ended stay, for runs that have yet to see it."""
 _TAIL_LOGGED = 8
@@ -146,7 +146,7 @@ class CommandEngine(Engine):
 
     def _live(self) -> tuple[bool, str]:
         """Run the server once; return whether it was ready, and how it has ended."""
-        key, port = secrets.token_urlsafe(24), _free_port()
+        key, port = secrets.token_urlsafe(24), free_port()
         process = self._process = ServerProcess(self._order(key, port), folders.files)
         if self._is_closed.is_set():  # ``close`` may have missed it.
             process.stop()
@@ -203,7 +203,7 @@ class CommandEngine(Engine):
         address = {"base_url": f"{root}/v1", "api_key": key}
         inner = replace(self._spec, engine="openai_upstream", options={**spoken, **address})
         upstream = load_upstream(inner)
-        upstream.watch(self._on_upstream_change)
+        upstream.watch(self._tell_change)
         try:
             _try_out(upstream, self._spec)
         except EngineError as exc:
@@ -230,9 +230,9 @@ class CommandEngine(Engine):
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
-        self._on_change()
+        self._tell_change()
 
-    def _on_upstream_change(self) -> None:
+    def _tell_change(self) -> None:
         self._on_change()
 
     def _drop(self) -> None:
@@ -299,10 +299,3 @@ def _answers(http: httpx.Client, path: str) -> bool:
 def _spoken(spec: ModelSpec) -> Iterator[str]:
     """Yield the options of the model that say how its server is spoken to."""
     return (name for name in spec.options if name in ServerOptions.model_fields)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

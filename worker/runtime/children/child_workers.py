@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from django.conf import settings
 
+from inference_site.host import free_port
 from inference_site.restart_delay import RestartDelay
 from worker.runtime.children.fork_server import ChildOrder, ForkServer
 
@@ -177,7 +178,7 @@ class ChildWorkers:
 
     def _forked(self, model: str) -> _Child:
         # The port of this process is taken; it serves the metrics of its child workers too.
-        port = _free_port() if settings.METRICS_PORT else 0
+        port = free_port() if settings.METRICS_PORT else 0
         ours, theirs = socket.socketpair()
         child = _Child(model, ours, port)
         with theirs:
@@ -281,13 +282,6 @@ class ParentLink:
             on_loss()
 
         threading.Thread(target=wait, name="parent", daemon=True).start()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _reason(status: int | None) -> str:
