@@ -12,6 +12,7 @@
         ├── StreamLost            the answer could not be sent on
         ├── ShuttingDown          the worker was stopped before the end
         ├── WorkerLost            the worker died
+        ├── ModelServerLost       the process of the model died
         ├── Cancelled             its client, or another sending of it, has cancelled it
         ├── QueueFull             too many requests wait for this model
         ├── ProjectQueueFull      too many of them are of this project
@@ -134,6 +135,15 @@ class ShuttingDown(_Documented):
 
 class WorkerLost(_Documented):
     """The worker that ran this request died. Please try again."""
+
+
+class ModelServerLost(_Documented):
+    """The process of the model ended before the answer was complete. Please try again."""
+
+    def __init__(self, *, is_suspect: bool) -> None:
+        """``is_suspect``: what ran may be why the process has ended; nobody has ended it."""
+        super().__init__()
+        self.is_suspect = is_suspect
 
 
 class Cancelled(_Documented):

@@ -43,7 +43,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ((domain.RequestTooLarge,), lambda e: PayloadTooLargeError(str(e))),
     ((domain.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
     (
-        (domain.WorkerLost,),
+        (domain.WorkerLost, domain.ModelServerLost),
         lambda e: UnavailableError(str(e), code="worker_lost", retry_after_s=1),
     ),
     (

@@ -56,6 +56,7 @@ class ServerProcess:
 
     def __init__(self, order: Order, folder: Path) -> None:
         self._stop_s = order.stop_s
+        self._is_suspect = False
         self.ended = threading.Event()
         self.pid = 0
         self.status: int | None = None
@@ -103,14 +104,22 @@ class ServerProcess:
             return f"it was ended by {signal.Signals(-self.status).name}"
         return f"it ended with exit status {self.status}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended for no reason of its own: somebody has ended it, or its guardian."""
+        if self._is_suspect:
+            return False
+        return self.status is None or self.status in (-signal.SIGKILL, -signal.SIGTERM)
+
     def stop(self) -> None:
         """Have it end, by force after its time; return when it has."""
         self._say("stop")
         if not self.ended.wait(self._stop_s + _STOPS_S):
             self.kill()
 
-    def kill(self) -> None:
-        """End all of its processes now."""
+    def kill(self, *, is_suspect: bool = False) -> None:
+        """End all of its processes now; ``is_suspect``: because of what it did."""
+        self._is_suspect = is_suspect
         _kill_marked(self._mark)
         self.ended.wait(_STOPS_S)
 

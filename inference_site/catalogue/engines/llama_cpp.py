@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.chat import ChatOptions
-from inference_site.catalogue.operator_settings import GgufFile
+from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.domain.model_spec import ModelSpec
 
 PREFILL_BATCH = 512
@@ -101,11 +101,13 @@ class LlamaCppOptions(Tuning):
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
     for a completion with a suffix. ``mmproj`` is the GGUF file of a projector, for the
     ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for which
-    llama.cpp itself would take 8 GiB.
+    llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of llama.cpp's
+    server.
     """
 
     embedding: Literal["mean", "cls", "last"] | None = None
     fim_tokens: Annotated[tuple[str, str, str], Field(strict=False)] | None = None
+    llama_server: Text | None = None
     matryoshka: bool = False
     mmproj: GgufFile | None = None
     modalities: list[Literal["vision", "audio"]] = ["vision"]

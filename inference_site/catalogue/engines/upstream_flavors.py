@@ -31,7 +31,8 @@ class Flavor:
     point is accounted. ``tokens`` names whose endpoints for tokens it has. ``float_embeddings``:
     it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
     ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
-    is too large. ``ready`` is the path that answers once it can be used.
+    is too large. ``names_tokens``: log probabilities have the ids of their tokens, by which a stop
+    token is found. ``ready`` is the path that answers once it can be used.
     """
 
     fields: Mapping[str, str]
@@ -44,6 +45,7 @@ class Flavor:
     schema_value: bool = False
     seed_limit: int | None = None
     lark_prefix: str = ""
+    names_tokens: bool = False
     ready: str = "/health"
 
 
@@ -126,6 +128,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         least_top_logprobs=1,
         seed_limit=2**32 - 1,
         lark_prefix="%llguidance {}\n",
+        names_tokens=True,
     ),
     "ollama": Flavor(_OLLAMA, _BASE | {"chat_template", "suffix"}, ready="/v1/models"),
     "tgi": Flavor(_TGI, _BASE, schema_value=True),

@@ -112,35 +112,6 @@ def chat(
     return sink
 
 
-class _StepsSeen(RecordingSink):
-    """Notes the steps of the engine at each delta."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self._engine = engine
-        self.steps: list[int | None] = []
-
-    def feed(self, delta: Delta) -> None:
-        self.steps.append(self._engine.steps)
-        super().feed(delta)
-
-
-@pytest.mark.parametrize("operation", ["chat", "complete", "tokenize"])
-def test_an_engine_in_this_process_makes_steps_in_all_it_does(
-    engine: Engine, case: Case, operation: str
-) -> None:
-    if case.spec.engine not in ("llama_cpp", "ctransformers"):
-        pytest.skip("Nothing of it can stand still in this process.")
-    sink = _StepsSeen(engine)
-    request = replace(ask(case.short), prompts=("Hi", "Ho"), max_output_tokens=8)
-    getattr(engine, operation)(request, sink)
-    steps = [step for step in sink.steps if step is not None]
-    assert len(steps) >= len(sink.steps) - 1  # The usage may come when nothing runs any more.
-    assert steps == sorted(steps)
-    assert steps[0] < steps[-1]
-    assert engine.steps is None
-
-
 def test_an_answer_ends_with_one_finish_and_then_the_usage(engine: Engine, case: Case) -> None:
     sink = chat(engine, ask(case.short))
     assert sink.text

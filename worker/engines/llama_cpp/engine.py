@@ -1,207 +1,226 @@
-"""llama.cpp in this process, through ``xllamacpp``: the default engine.
+"""llama.cpp, the default engine: a server process for each model, with one continuous batch.
 
-Many threads call ``chat`` at once and share one continuous batch of ``slots`` sequences. The engine
-is always driven in streaming form, because only the callback can stop it. The callback runs once a
-token, with the GIL held, so it does little: one JSON parse, one delta.
+The server is that of the wheel ``xllamacpp``, or a build of ``llama-server`` that the operator
+names. It is spoken to as other servers are (``openai_upstream``); what is here is what the platform
+adds to it, because the model's file and entry are known.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-import orjson
+import httpx
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.domain.errors import EngineLoadError, GenerationFailed, InvalidRequest
+from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
-from worker.engines.batch_scheduling import batch_scheduled
-from worker.engines.chat.configuration import check_prompt_templates, named_template
+from worker.engines.chat.adapter import ChatAdapter
+from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of
 from worker.engines.grammars import prepare_trials
-from worker.engines.llama_cpp.chunks import ChunkReader
 from worker.engines.llama_cpp.grammar_meter import measured
-from worker.engines.llama_cpp.loopback import Loopback
+from worker.engines.llama_cpp.launch import checked, order
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
-from worker.engines.llama_cpp.payload import encode_chat, encode_completion
+from worker.engines.llama_cpp.payload import LlamaCppPayloads
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import (
+    Ask,
     detokenize,
     embed,
     fits,
+    is_long,
     render,
     tokenize,
     with_short_prompts,
 )
-from worker.engines.llama_cpp.tuning import checked_gguf, tune
-from worker.engines.step_clock import StepClock
+from worker.engines.openai_upstream.chunks import ChunkReader
+from worker.engines.openai_upstream.client import Upstream
+from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
+from worker.engines.openai_upstream.server import Server
+from worker.engines.own_server import Launch, OwnServer
 
-_SPINS = "500"
-"""How often a thread looks for the others at a barrier before it sleeps: for about 20 µs, twice
-what it takes to wake it. By itself it would look for some milliseconds, and when another process
-has a core, the model's threads would keep each other from running. See docs/performance.md."""
+_ASK_S = 30.0
 _THOUGHTS = ("think", "reasoning", "channel")
 """What chat templates of models that reason have in them."""
 
 
-def load(spec: ModelSpec) -> LlamaCppEngine:
+def load(spec: ModelSpec) -> Engine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    import xllamacpp  # Its OpenMP reads the environment when it is imported first.
-
     prepare_trials()
     options = LlamaCppOptions.of(spec)
-    check_prompt_templates(spec, options)
-    params = _params(spec, options)
+    arguments = checked(spec)
     trial = TemplateTrial(spec, options)
-    try:
-        server = xllamacpp.Server(params)
-        # Warms the weights up; and a server that is dropped before its first request can hang.
-        server.handle_completions(b'{"prompt": "a", "n_predict": 1}', lambda _: False)
-    except RuntimeError as exc:
-        projector = f" with {options.mmproj}" if options.mmproj else ""
-        projector += f" and {options.draft_model}" if options.draft_model else ""
-        template = ", or a chat template that is not valid" if options.chat_template else ""
-        raise EngineLoadError(
-            f"Model '{spec.id}': llama.cpp could not load {spec.file}{projector} "
-            f"(unsupported architecture, damaged file, or not enough memory{template})."
-        ) from exc
-    loopback = Loopback(server.listening_address, params.api_keys[0])
-    return LlamaCppEngine(server, spec, loopback, trial)
+    extras = [str(path) for path in (options.mmproj, options.draft_model) if path]
+    with_ = f" with {' and '.join(extras)}" if extras else ""
+    template = ", or a chat template that is not valid" if options.chat_template else ""
+    return OwnServer(
+        spec,
+        Launch(
+            order=lambda port, key: order(spec, arguments, port, key),
+            connect=partial(_connected, spec, trial),
+            ready=FLAVORS["llama_cpp"].ready,
+            pulse="/metrics",
+            load_failed=f"llama.cpp could not load {spec.file}{with_} "
+            f"(unsupported architecture, damaged file, or not enough memory{template})",
+        ),
+    ).loaded()
 
 
-def _params(spec: ModelSpec, options: LlamaCppOptions) -> Any:
-    """Return llama.cpp's parameters. Raise EngineLoadError for a file that is missing or none."""
-    from xllamacpp import CommonParams
-
-    params = CommonParams()
-    params.model.path = _checked_path(spec)
-    if options.mmproj is not None:
-        params.mmproj.path = checked_gguf(spec, Path(options.mmproj))
-    params.n_gpu_layers = spec.gpu_layers
-    params.n_parallel = spec.slots
-    params.n_ctx = spec.context_length * spec.slots  # llama.cpp divides the context by its slots.
-    tune(params, spec, options)
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
-    # llama.cpp would give a prompt that was read with adapters to a request without them.
-    params.cache_ram_mib = 0 if spec.lora_adapters else options.prompt_cache_mib
-    params.verbosity = 0
-    if template := named_template(spec, options):
-        params.chat_template = template
-    params.prefill_assistant = False  # A last message of the assistant is a turn like any other.
-    params.ui = params.endpoint_slots = False
-    params.api_keys = [secrets.token_urlsafe(32)]
-    _set_adapters(params, spec)
-    _set_pooling(params, spec, options.embedding)
-    return params
-
-
-def _set_adapters(params: Any, spec: ModelSpec) -> None:
-    """Load the adapters; requests say which are applied."""
-    from xllamacpp import CommonAdapterLoraInfo
-
-    paths = [checked_gguf(spec, path) for path in spec.lora_adapters.values()]
-    params.lora_adapters = [CommonAdapterLoraInfo(path, 0.0) for path in paths]
-
-
-def _set_pooling(params: Any, spec: ModelSpec, pooling: str | None) -> None:
-    """Prepare for embeddings, whose inputs must fit into one batch."""
-    from xllamacpp import llama_pooling_type
-
-    if pooling is None:
-        return
-    params.embedding = True
-    params.pooling_type = getattr(llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
-    params.n_batch = params.n_ubatch = max(spec.context_length, spec.slots)
-
-
-def _checked_path(spec: ModelSpec) -> str:
-    """Return the model file's path once it looks like GGUF."""
-    if spec.file is None:
-        raise EngineLoadError(f"Model '{spec.id}': the engine llama_cpp needs a 'file'.")
-    return checked_gguf(spec, spec.file)
+def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> LlamaCppEngine:
+    """Return the engine of a server that is ready."""
+    flavor = FLAVORS["llama_cpp"]
+    server = Server(
+        base_urls=(f"{root}/v1",),
+        model=spec.id,
+        flavor=flavor,
+        fields=flavor.fields,
+        template_vars=spec.options.get("chat_template_kwargs", {}),
+        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
+        check_every_s=5.0,
+        key=key,
+        headers={},
+    )
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False) as http:
+        props: dict[str, Any] = http.get("/props").raise_for_status().json()
+        empty = http.post("/tokenize", json={"content": "", "add_special": True})
+        adds_bos = bool(empty.raise_for_status().json().get("tokens"))
+    return LlamaCppEngine(spec, server, trial, props, adds_bos)
 
 
 class LlamaCppEngine(Engine):
-    """A model loaded in llama.cpp (see ``worker.engines.base.Engine``)."""
+    """A model in a server of llama.cpp (see ``worker.engines.base.Engine``).
+
+    ``props`` is what the server says of its model.
+    """
+
+    blocks = False
 
     def __init__(
-        self, server: Any, spec: ModelSpec, loopback: Loopback, trial: TemplateTrial
+        self,
+        spec: ModelSpec,
+        server: Server,
+        trial: TemplateTrial,
+        props: dict[str, Any],
+        adds_bos: bool,
     ) -> None:
-        self._server, self._spec, self._loopback, self._trial = server, spec, loopback, trial
-        self._clock = StepClock()
-        self._echo = PromptEcho(spec, loopback, self._whole)
-        template = str(loopback.get("/props").get("chat_template", ""))
-        self._may_think = any(mark in template for mark in _THOUGHTS)
-        self._stop_texts = stop_texts_of(template)
-        self._own_chat = cache(partial(own_chat, spec, loopback, self._complete))
+        self._spec, self._server, self._trial = spec, server, trial
+        self._upstream = Upstream(spec, server)
+        template = str(props.get("chat_template", ""))
+        may_think = any(mark in template for mark in _THOUGHTS)
+        self._payloads = LlamaCppPayloads(
+            spec, server, may_think=may_think, stop_texts=stop_texts_of(template)
+        )
+        vocabulary = Vocabulary(
+            chat_template=props.get("chat_template_tool_use") or template or None,
+            bos=str(props.get("bos_token", "")),
+            eos=str(props.get("eos_token", "")),
+            adds_bos=adds_bos,
+        )
+        self._own_chat: Callable[[str], ChatAdapter] = cache(
+            partial(own_chat, spec, vocabulary, self._complete, self.tokenize)
+        )
+        self._threads = ThreadPoolExecutor(spec.slots, thread_name_prefix=f"model-{spec.id}")
+
+    def start(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        ended: Callable[[Exception | None], None],
+    ) -> bool:
+        """Begin the request (see ``Engine.start``).
+
+        What is one call of the server goes on on the event loop, anything else on a thread.
+        """
+        if sink.cancelled:
+            return False
+        if request.operation == "chat" and not needs_own_chat(request, self._spec):
+            prompt = self._trial.check(request)
+            if not is_long((prompt,)):
+                event_loop().start(self._chat(request, sink), ended)
+                return True
+        elif request.operation == "complete" and not request.echo:
+            request = self._payloads.with_whole_prompts(request)
+            if not is_long(request.prompts):
+                event_loop().start(self._completion(request, sink), ended)
+                return True
+        self._threads.submit(self._run, request, sink, ended)
+        return True
+
+    def _run(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        ended: Callable[[Exception | None], None],
+    ) -> None:
+        try:
+            getattr(self, request.operation)(request, sink)
+        except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
+            ended(exc)
+        else:
+            ended(None)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate one answer into the sink (see ``Engine.chat``)."""
+        """Generate the answers into the sink (see ``Engine.chat``)."""
         if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).chat(request, sink)
             return
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
-        with self._clock.watched(sink) as watched:
-            if not fits(self._loopback, self._spec, request, prompt, watched):
-                return
-        encode = partial(encode_chat, may_think=self._may_think, stop_texts=self._stop_texts)
-        self._drive(self._server.handle_chat_completions, encode, request, sink)
+        if self._fits(request, prompt, sink):
+            event_loop().run(self._chat(request, sink))
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
         if not request.echo:
             self._complete(request, sink)
             return
-        prompts = self._echo.feed(request, sink)
-        if sink.cancelled:
-            return
-        if request.max_output_tokens == 0:
-            self._echo.end(request, prompts, sink)
-            return
-        is_fresh = request.scores_prompts
-        self._complete(replace(request, prompts=prompts), Fresh(sink) if is_fresh else sink)
-
-    def _whole(self, payload: bytes) -> dict[str, Any]:
-        """Return the answer of a completion that does not stream; nothing can stop it."""
-        answers: list[bytes] = []
-
-        def keep(chunk: bytes) -> bool:
-            answers.append(chunk)
-            return False
-
-        try:
-            with self._clock.running():
-                self._server.handle_completions(payload, self._clock.counted(keep))
-        except (RuntimeError, ValueError) as exc:
-            raise InvalidRequest(str(exc), "prompt") from exc
-        answer: dict[str, Any] = orjson.loads(answers[-1])
-        return answer
+        echo = PromptEcho(self._spec, self._payloads, self._ask(request, sink), request)
+        with suppress(Cancelled):
+            prompts = echo.feed(sink)
+            if sink.cancelled:
+                return
+            if request.max_output_tokens == 0:
+                echo.end(prompts, sink)
+                return
+            is_fresh = request.scores_prompts
+            told = replace(request, prompts=prompts)
+            self._complete(told, Fresh(sink) if is_fresh else sink)
 
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> None:
-        with self._clock.watched(sink) as watched:
-            ready = with_short_prompts(self._loopback, self._spec, request, watched)
-        if ready is None:
-            return
-        encode = partial(encode_completion, shown=shown)
-        self._drive(self._server.handle_completions, encode, ready, sink, is_plain=not shown)
+        given = self._payloads.with_whole_prompts(request)
+        with suppress(Cancelled):
+            ready = with_short_prompts(self._ask(request, sink), self._spec, given, sink)
+            if ready is not None:
+                event_loop().run(self._completion(ready, sink, shown))
 
-    def _drive(
+    def _chat(self, request: GenerationRequest, sink: Sink) -> Coroutine[Any, Any, None]:
+        """Return the run of a chat; its payload is made here, on the calling thread."""
+        payload = self._payloads.chat(request)
+        return self._stream("/chat/completions", payload, request, sink)
+
+    def _completion(
+        self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
+    ) -> Coroutine[Any, Any, None]:
+        """Return the run of a completion, whose text shows the special tokens of these texts."""
+        payload = self._payloads.complete(request, shown)
+        return self._stream("/completions", payload, request, sink, is_plain=not shown)
+
+    async def _stream(
         self,
-        handle: Callable[[bytes, Callable[[bytes], bool]], None],
-        encode: Callable[[GenerationRequest, ModelSpec], bytes],
+        path: str,
+        payload: dict[str, Any],
         request: GenerationRequest,
         sink: Sink,
         *,
@@ -209,31 +228,40 @@ class LlamaCppEngine(Engine):
     ) -> None:
         """Generate; without ``is_plain``, the text also shows tokens that no constraint has."""
         constraint = request.constraint or request.forced_grammar
-        reader = ChunkReader(request, measured(constraint, sink, is_plain=is_plain))
-        try:
-            payload = encode(request, self._spec)
-            with self._clock.running(), batch_scheduled():
-                handle(payload, self._clock.counted(reader.on_chunk))
-        except (RuntimeError, ValueError) as exc:
-            if reader.begun:
-                raise GenerationFailed(f"llama.cpp: {exc}") from exc
-            raise InvalidRequest(str(exc), _blamed(request, str(exc))) from exc
-        reader.close()
+        measuring = measured(constraint, sink, is_plain=is_plain)
+        reader = ChunkReader(request, measuring, self._upstream.errors, self._server)
+        await self._upstream.stream(path, payload, reader)
+
+    def _ask(self, request: GenerationRequest, sink: Sink) -> Ask:
+        """Return what asks the server for this request; it raises Cancelled when that is."""
+
+        def ask(path: str, payload: dict[str, Any]) -> dict[str, Any]:
+            asked = self._upstream.post(
+                lambda address: f"{address.root_url}{path}", payload, request, sink
+            )
+            return event_loop().run(asked)
+
+        return ask
+
+    def _fits(self, request: GenerationRequest, prompt: str, sink: Sink) -> bool:
+        with suppress(Cancelled):
+            return fits(self._ask(request, sink), self._spec, request, prompt, sink)
+        return False
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
-        with self._clock.watched(sink) as watched:
-            embed(self._server, self._loopback, self._spec, request, watched)
+        with suppress(Cancelled):
+            embed(self._ask(request, sink), self._spec, request, sink)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        with self._clock.watched(sink) as watched:
-            tokenize(self._loopback, self._spec, request, watched)
+        with suppress(Cancelled):
+            tokenize(self._ask(request, sink), self._spec, request, sink)
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
-        with self._clock.watched(sink) as watched:
-            detokenize(self._loopback, request, watched)
+        with suppress(Cancelled):
+            detokenize(self._ask(request, sink), request, sink)
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
@@ -243,22 +271,20 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return
         self._trial.check(request)
-        with self._clock.watched(sink) as watched:
-            render(self._loopback, self._spec, request, watched)
+        payload = self._payloads.chat(request)
+        with suppress(Cancelled):
+            render(self._ask(request, sink), self._spec, request, payload, sink)
 
     @property
-    def steps(self) -> int | None:
-        """Count what llama.cpp's loop has sent (see ``Engine.steps``)."""
-        return self._clock.steps
+    def fault(self) -> str:
+        """Why the server cannot be used (see ``Engine.fault``)."""
+        return self._upstream.addresses.fault
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""
+        self._upstream.health.on_change = on_change
 
     def close(self) -> None:
-        """Drop the model; its memory goes with the last reference."""
-        self._loopback.close()
-        self._server = None
-
-
-def _blamed(request: GenerationRequest, problem: str) -> str:
-    """Return the field of the request that llama.cpp could not read."""
-    if request.tools and "JSON schema" in problem:
-        return "tools"
-    return request.constraint.param if request.constraint else request.subject
+        """Close the connections; the server is closed by who has started it."""
+        self._upstream.close()
+        self._threads.shutdown(wait=False)

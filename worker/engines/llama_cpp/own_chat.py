@@ -6,7 +6,6 @@ llama.cpp's chat endpoint gives no log probabilities in the stream of an answer 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from inference_site.catalogue.engines.chat import READING, ChatOptions
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
@@ -16,11 +15,10 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, configure_chat, options_with
-from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.tokens import tokenize
 
 Complete = Callable[[GenerationRequest, Sink, tuple[str, ...]], None]
 """Completes prompts; special tokens with these texts are shown in the output."""
+Tokenize = Callable[[GenerationRequest, Sink], None]
 
 _OPTIONS = frozenset(ChatOptions.model_fields)
 
@@ -47,19 +45,16 @@ def reads_its_own_way(spec: ModelSpec) -> bool:
 
 
 def own_chat(
-    spec: ModelSpec, loopback: Loopback, complete: Complete, template: str = ""
+    spec: ModelSpec,
+    vocabulary: Vocabulary,
+    complete: Complete,
+    tokenize: Tokenize,
+    template: str = "",
 ) -> ChatAdapter:
     """Return chats that are completions, with the template of this name in place of the model's.
 
     Raise InvalidRequest if this model can have none.
     """
-    props = loopback.get("/props")
-    vocabulary = Vocabulary(
-        chat_template=props.get("chat_template_tool_use") or props.get("chat_template"),
-        bos=str(props.get("bos_token", "")),
-        eos=str(props.get("eos_token", "")),
-        adds_bos=_adds_bos(loopback),
-    )
     options = ChatOptions.read({k: v for k, v in spec.options.items() if k in _OPTIONS})
     try:
         chat = configure_chat(spec, options_with(options, template), vocabulary)
@@ -67,23 +62,15 @@ def own_chat(
         if template:
             raise InvalidRequest(str(exc), "prompt_template") from exc
         raise InvalidRequest(f"Tools cannot be used together with this: {exc}", "tools") from exc
-    completions = _Completions(complete, chat.syntax.tags, loopback, spec)
+    completions = _Completions(complete, chat.syntax.tags, tokenize)
     return ChatAdapter(completions, chat, frozenset({"grammar"}))
-
-
-def _adds_bos(loopback: Loopback) -> bool:
-    answer: dict[str, Any] = loopback.post("/tokenize", b'{"content": "", "add_special": true}')
-    return bool(answer.get("tokens"))
 
 
 class _Completions(Engine):
     """The completions of the model; it is closed by who owns it."""
 
-    def __init__(
-        self, complete: Complete, tags: tuple[str, ...], loopback: Loopback, spec: ModelSpec
-    ) -> None:
-        self._complete, self._tags, self._loopback = complete, tags, loopback
-        self._spec = spec
+    def __init__(self, complete: Complete, tags: tuple[str, ...], tokenize: Tokenize) -> None:
+        self._complete, self._tags, self._tokenize = complete, tags, tokenize
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         raise NotImplementedError
@@ -92,7 +79,7 @@ class _Completions(Engine):
         self._complete(request, sink, self._tags)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        tokenize(self._loopback, self._spec, request, sink)
+        self._tokenize(request, sink)
 
     def close(self) -> None:
         """Nothing of its own is open."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
-
-import orjson
 
 from inference_site.domain.deltas import (
     EmbeddingDelta,
@@ -19,32 +17,35 @@ from inference_site.domain.deltas import (
     TokensDelta,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.llama_cpp.chunks import engine_error
-from worker.engines.llama_cpp.loopback import Loopback
-from worker.engines.llama_cpp.payload import encode_chat, whole_prompt
 from worker.engines.prompt_length import LEAST_TOKENS, PIECE, is_short_enough
 
+Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Sends a payload to a path of the model's server, and returns the answer. Raise EngineError."""
+
 _BATCH, _BATCH_SIZE = 32, 16_384
-"""Prompts embedded between two looks at cancellation, and their characters or tokens, if several:
-the watchdog sees no step meanwhile."""
+"""Prompts embedded between two looks at cancellation, and their characters or tokens, if several.
+"""
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
 
 
-def embed(
-    server: Any, loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink
-) -> None:
+def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Embed the prompts (see ``Engine.embed``)."""
     tokens = first = 0
     while first < len(request.prompts) and not sink.cancelled:
         batch = _next_batch(request.prompts[first : first + _BATCH])
-        if not all(fits(loopback, spec, request, text, sink) for text in batch):
+        if not all(fits(ask, spec, request, text, sink) for text in batch):
             return
-        answer = server.handle_embeddings({"input": batch, "encoding_format": "base64"})
-        _check(answer, request, spec)
+        try:
+            answer = ask("/v1/embeddings", {"input": batch, "encoding_format": "base64"})
+        except EngineError as exc:
+            if too_large := _TOO_LARGE.search(str(exc)):
+                tokens = int(too_large[1])
+                raise ContextLengthExceeded(spec.context_length, tokens, "input") from exc
+            raise
         for entry in answer["data"]:
             index = first + entry["index"]
             sink.feed(EmbeddingDelta(base64.b64decode(entry["embedding"]), index))
@@ -62,11 +63,7 @@ def _next_batch(prompts: Sequence[str | tuple[int, ...]]) -> list[str | list[int
 
 
 def fits(
-    loopback: Loopback,
-    spec: ModelSpec,
-    request: GenerationRequest,
-    prompt: str | Sequence[int],
-    sink: Sink,
+    ask: Ask, spec: ModelSpec, request: GenerationRequest, prompt: str | Sequence[int], sink: Sink
 ) -> bool:
     """Return whether llama.cpp can be given the prompt now; False once the sink is cancelled.
 
@@ -80,69 +77,74 @@ def fits(
         most = max(most, LEAST_TOKENS)
 
     def count(text: str) -> int:
-        return len(_tokenized(loopback, request, text, add_special=False))
+        return len(tokens_of(ask, text, add_special=False))
 
     return is_short_enough(prompt, most, spec.context_length, count, sink, request.subject)
 
 
+def is_long(prompts: Sequence[str | tuple[int, ...]]) -> bool:
+    """Whether the prompts of a completion are too long to be given to llama.cpp without a look."""
+    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > PIECE
+
+
 def with_short_prompts(
-    loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink
+    ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink
 ) -> GenerationRequest | None:
     """Return a completion whose prompts llama.cpp can be given now; None once it is cancelled.
 
     llama.cpp tokenizes all prompts of a request in one call, which nothing can stop. Those that are
     long together are tokenized here, one by one. Raise ContextLengthExceeded.
     """
-    prompts = [whole_prompt(prompt, request.suffix, spec) for prompt in request.prompts]
-    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= PIECE:
+    if not is_long(request.prompts):
         return None if sink.cancelled else request
     tokens = []
-    for prompt in prompts:
-        if not fits(loopback, spec, request, prompt, sink):
+    for prompt in request.prompts:
+        if not fits(ask, spec, request, prompt, sink):
             return None
-        found = _tokenized(loopback, request, prompt) if isinstance(prompt, str) else prompt
+        found = tokens_of(ask, prompt) if isinstance(prompt, str) else prompt
         if len(found) > spec.context_length:
             raise ContextLengthExceeded(spec.context_length, len(found), request.subject)
         tokens.append(tuple(found))
-    return replace(request, prompts=tuple(tokens), suffix=None)
+    return replace(request, prompts=tuple(tokens))
 
 
-def tokenize(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
+def tokenize(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
     for index, text in _prompts(request, sink):
-        if not fits(loopback, spec, request, text, sink):
+        if not fits(ask, spec, request, text, sink):
             return
-        sink.feed(_tokens_delta(loopback, request, str(text), index))
+        sink.feed(_tokens_delta(ask, request, str(text), index))
         sink.feed(Finish("stop", index))
 
 
-def detokenize(loopback: Loopback, request: GenerationRequest, sink: Sink) -> None:
+def detokenize(ask: Ask, request: GenerationRequest, sink: Sink) -> None:
     """Turn tokens into texts (see ``Engine.detokenize``)."""
     for index, tokens in _prompts(request, sink):
-        answer = loopback.post("/detokenize", orjson.dumps({"tokens": tokens}))
-        sink.feed(TextDelta(detokenized(answer, request), index))
+        sink.feed(TextDelta(text_of(ask, tokens, request), index))
         sink.feed(Finish("stop", index))
 
 
-def detokenized(answer: dict[str, Any], request: GenerationRequest) -> str:
-    """Return the text of llama.cpp's answer. Raise EngineError."""
-    if "range" in str(answer.get("error")):
+def text_of(ask: Ask, tokens: Sequence[int], request: GenerationRequest) -> str:
+    """Return the text of tokens. Raise InvalidRequest for an id that is none."""
+    try:
+        return str(ask("/detokenize", {"tokens": tokens})["content"])
+    except EngineError as exc:
+        if "range" not in str(exc):
+            raise
         param = "tokens" if request.operation == "detokenize" else request.subject
-        raise InvalidRequest("It holds an id that is no token of this model.", param)
-    _check(answer, request)
-    return str(answer["content"])
+        raise InvalidRequest("It holds an id that is no token of this model.", param) from exc
 
 
-def render(loopback: Loopback, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
-    """Apply the chat template (see ``Engine.render``)."""
+def render(
+    ask: Ask, spec: ModelSpec, request: GenerationRequest, payload: dict[str, Any], sink: Sink
+) -> None:
+    """Apply the chat template to the payload of a chat (see ``Engine.render``)."""
     if any(message.parts for message in request.messages):
         raise InvalidRequest("A prompt with images or sounds cannot be rendered.", "messages")
-    answer = loopback.post("/apply-template", encode_chat(request, spec))
-    _check(answer, request)
-    text = answer["prompt"]
-    if not fits(loopback, spec, request, text, sink):
+    text = ask("/apply-template", payload)["prompt"]
+    if not fits(ask, spec, request, text, sink):
         return
-    sink.feed(PromptDelta(text, tuple(_tokenized(loopback, request, text))))
+    sink.feed(PromptDelta(text, tuple(tokens_of(ask, text))))
     sink.feed(Finish("stop"))
 
 
@@ -153,27 +155,18 @@ def _prompts(request: GenerationRequest, sink: Sink) -> Iterator[tuple[int, Any]
         yield index, prompt
 
 
-def _tokenized(
-    loopback: Loopback,
-    request: GenerationRequest,
-    text: str,
-    *,
-    add_special: bool = True,
-    with_pieces: bool = False,
+def tokens_of(
+    ask: Ask, text: str, *, add_special: bool = True, with_pieces: bool = False
 ) -> list[Any]:
     """Return llama.cpp's tokens of a text: ids, or with pieces an object for each."""
     payload = {"content": text, "add_special": add_special, "parse_special": True}
-    answer = loopback.post("/tokenize", orjson.dumps({**payload, "with_pieces": with_pieces}))
-    _check(answer, request)
-    tokens: list[Any] = answer["tokens"]
+    tokens: list[Any] = ask("/tokenize", {**payload, "with_pieces": with_pieces})["tokens"]
     return tokens
 
 
-def _tokens_delta(
-    loopback: Loopback, request: GenerationRequest, text: str, index: int
-) -> TokensDelta:
+def _tokens_delta(ask: Ask, request: GenerationRequest, text: str, index: int) -> TokensDelta:
     wanted, special = request.token_texts, request.add_special_tokens
-    found = _tokenized(loopback, request, text, add_special=special, with_pieces=wanted)
+    found = tokens_of(ask, text, add_special=special, with_pieces=wanted)
     if not wanted:
         return TokensDelta(tuple(found), index)
     texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in found)
@@ -184,16 +177,3 @@ def piece_of(entry: dict[str, Any]) -> bytes:
     """Return a token's text; one that is a part of a character comes as numbers."""
     piece: str | list[int] = entry["piece"]
     return piece.encode() if isinstance(piece, str) else bytes(piece)
-
-
-def _check(
-    answer: dict[str, Any], request: GenerationRequest, spec: ModelSpec | None = None
-) -> None:
-    """Raise the error that the answer holds, if any."""
-    error = answer.get("error")
-    if error is None:
-        return
-    too_large = _TOO_LARGE.match(str(error.get("message")))
-    if too_large and spec is not None:
-        raise ContextLengthExceeded(spec.context_length, int(too_large[1]), "input")
-    raise engine_error(error, request)

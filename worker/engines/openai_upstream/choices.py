@@ -16,6 +16,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.forced_call import forced_reader
+from worker.engines.openai_upstream.stop_tokens import cut_at
 from worker.engines.openai_upstream.tool_calls import CallReader
 
 _FAILURES = ("abort", "error")
@@ -26,10 +27,13 @@ _NOTHING: list[Delta] = []
 class ChoiceReader:
     """A fold over the choices of one index.
 
-    ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it.
+    ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it. ``cuts``: the
+    server knows no stop tokens, and names the tokens beside their log probabilities.
     """
 
-    def __init__(self, request: GenerationRequest, index: int, forced_by_schema: bool) -> None:
+    def __init__(
+        self, request: GenerationRequest, index: int, forced_by_schema: bool, cuts: bool
+    ) -> None:
         self._request, self._index = request, index
         self._top_logprobs = request.top_logprobs
         self._must_call = request.must_call
@@ -37,7 +41,8 @@ class ChoiceReader:
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
         self._calls = CallReader(index)
         self._held: tuple[TokenLogprob, ...] = ()
-        self.finished = False
+        self._stop_ids = frozenset(request.stop_token_ids) if cuts else frozenset[int]()
+        self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
         """Return what one choice of a chunk comes to.
@@ -50,6 +55,10 @@ class ChoiceReader:
         delta = choice.get("delta")
         if delta is None:  # A completion has its text in place of a delta.
             delta = choice.get("message") or {"content": choice.get("text")}
+        if self._stop_ids and (cut := cut_at(self._stop_ids, choice)):
+            self.is_cut, delta = True, cut.shorten(delta)
+            ended = {"finish_reason": "stop", "stop_reason": cut.token}
+            choice = {**choice, **ended, "logprobs": {"content": cut.before}}
         deltas: list[Delta] = []
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             deltas.append(ReasoningDelta(_checked(reasoning), self._index))

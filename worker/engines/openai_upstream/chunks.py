@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.deltas import Delta
+from inference_site.domain.deltas import Delta, PromptProgress
 from inference_site.domain.errors import EngineError, GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled
+from worker.engines.openai_upstream.server import Server
 from worker.engines.openai_upstream.usage import UsageReader
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,11 @@ class ChunkReader:
     """Reads the answer of one run; is what the event loop watches meanwhile."""
 
     def __init__(
-        self, request: GenerationRequest, sink: Sink, errors: ErrorReader, by_schema: bool
+        self, request: GenerationRequest, sink: Sink, errors: ErrorReader, server: Server
     ) -> None:
         self.request, self._sink, self._errors = request, sink, errors
-        self._by_schema = by_schema
+        self._by_schema = server.flavor.forces_by_schema
+        self._cuts = server.flavor.names_tokens and bool(request.stop_token_ids)
         self._done = False
         self.usage = UsageReader(request)
         self.restart()
@@ -91,7 +93,9 @@ class ChunkReader:
     def restart(self) -> None:
         """Begin anew, with another attempt."""
         indices = range(self.request.answers)
-        self._choices = [ChoiceReader(self.request, i, self._by_schema) for i in indices]
+        self._choices = [
+            ChoiceReader(self.request, i, self._by_schema, self._cuts) for i in indices
+        ]
         self._lines = EventLines()
         self.usage.restart()
 
@@ -118,7 +122,7 @@ class ChunkReader:
 
     def account(self) -> None:
         """Tell what was used, if anything was."""
-        if self.begun:
+        if self.begun or not self.usage.is_estimate:
             self._sink.feed(self.usage.total())
 
     def _take(self, event: bytes) -> None:
@@ -135,6 +139,8 @@ class ChunkReader:
             self.account()
         for delta in deltas:
             self._sink.feed(delta)
+        if self._cuts and all(choice.is_cut for choice in self._choices):
+            raise Cancelled  # The server does not know that this is the end.
 
     def _finish(self) -> None:
         """End the choices that the server did not: it says that it is done."""
@@ -160,10 +166,13 @@ class ChunkReader:
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
         if chunk.get("usage") or "timings" in chunk:
-            self.usage.take(chunk, choices[0].get("index", 0) if choices else None)
+            self._note_usage(chunk, choices[0].get("index", 0) if choices else None)
         if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, when there are stops.
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
         deltas: list[Delta] = []
+        if self.request.return_progress and (progress := chunk.get("prompt_progress")):
+            read = (progress[name] for name in ("total", "cache", "processed", "time_ms"))
+            deltas.append(PromptProgress(*read))
         for choice in choices:
             index = choice.get("index") or 0
             reader = self._choices[index]
@@ -173,6 +182,11 @@ class ChunkReader:
                 if reader.finished:
                     self.usage.note_end(index)
         return deltas
+
+    def _note_usage(self, chunk: dict[str, Any], index: int | None) -> None:
+        """Note what a chunk reports, but for what comes behind the end of a choice that was cut."""
+        if index is None or not self._choices[index].is_cut:
+            self.usage.take(chunk, index)
 
     def _unreadable(self, exc: Exception) -> EngineError:
         # The words of other errors may repeat the answer.

@@ -17,7 +17,7 @@ from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
-from worker.engines.openai_upstream.server import server_of
+from worker.engines.openai_upstream.server import Server, server_of
 from worker.engines.openai_upstream.tokens import TokenService
 
 
@@ -29,7 +29,7 @@ def load(spec: ModelSpec) -> UpstreamEngine:
     server = server_of(spec)
     upstream, payloads = Upstream(spec, server), Payloads(spec, server)
     tokens = TokenService(upstream, server, payloads)
-    return UpstreamEngine(upstream, payloads, tokens, server.flavor.forces_by_schema)
+    return UpstreamEngine(upstream, payloads, tokens, server)
 
 
 class UpstreamEngine(Engine):
@@ -38,10 +38,10 @@ class UpstreamEngine(Engine):
     blocks = False
 
     def __init__(
-        self, upstream: Upstream, payloads: Payloads, tokens: TokenService, by_schema: bool
+        self, upstream: Upstream, payloads: Payloads, tokens: TokenService, server: Server
     ) -> None:
         self._upstream, self._payloads, self._tokens = upstream, payloads, tokens
-        self._by_schema = by_schema
+        self._server = server
 
     def start(
         self,
@@ -110,7 +110,7 @@ class UpstreamEngine(Engine):
         self, path: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
     ) -> None:
         if not sink.cancelled:
-            reader = ChunkReader(request, sink, self._upstream.errors, self._by_schema)
+            reader = ChunkReader(request, sink, self._upstream.errors, self._server)
             await self._upstream.stream(path, payload, reader)
 
     async def _ask(self, work: Coroutine[Any, Any, None]) -> None:

@@ -86,10 +86,11 @@ class Payloads:
             "ignore_eos": request.ignore_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
         }
-        body |= self.named(asked)
-        if request.constraint is not None:
-            body |= constraint_fields(request.constraint, self._server)
-        return body
+        return {**body, **self.named(asked), **self._constraint(request)}
+
+    def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
+        constraint = request.constraint
+        return {} if constraint is None else constraint_fields(constraint, self._server)
 
     def _sampling(self, sampling: Sampling) -> dict[str, Any]:
         settings = asdict(sampling)
@@ -109,14 +110,31 @@ class Payloads:
 
     def _beginning(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the messages; a prefix of the answer is a last one that is to be continued."""
-        reasoning_field = self._fields.get("reasoning_content")
-        messages = [_message(message, reasoning_field) for message in request.messages]
+        messages = [self._message(message) for message in request.messages]
         if not request.response_prefix:
             unusual = None if request.add_generation_prompt else False
             return {"messages": messages, **self.named({"add_generation_prompt": unusual})}
         prefix = {"role": "assistant", "content": request.response_prefix}
         switches = {"continue_final_message": True, "add_generation_prompt": False}
         return {"messages": [*messages, prefix], **self.named(switches)}
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """Return a message; its reasoning only for a server that has a field for it."""
+        content = [wire_part(part) for part in message.parts] if message.parts else message.text
+        reasoning_field = self._fields.get("reasoning_content")
+        return wire_message(message, content, self._arguments, reasoning_field)
+
+    def _arguments(self, text: str) -> str:
+        """Return arguments that any server can read: what is no JSON object becomes one.
+
+        Servers parse the calls of the history; one malformed call must not end a conversation.
+        """
+        try:
+            if isinstance(orjson.loads(text), dict):
+                return text
+        except orjson.JSONDecodeError:
+            pass
+        return orjson.dumps({"input": text} if text else {}).decode()
 
     def _tools(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the tools, and whether one must be called."""
@@ -165,21 +183,3 @@ class Payloads:
         fields = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
         return {**budget, **self.named(fields)}
 
-
-def _message(message: Message, reasoning_field: str | None) -> dict[str, Any]:
-    """Return a message; its reasoning only for a server that has a field for it."""
-    content = [wire_part(part) for part in message.parts] if message.parts else message.text
-    return wire_message(message, content, _arguments, reasoning_field)
-
-
-def _arguments(text: str) -> str:
-    """Return arguments that any server can read: what is no JSON object becomes one.
-
-    Servers parse the calls of the history; one malformed call must not end a conversation.
-    """
-    try:
-        if isinstance(orjson.loads(text), dict):
-            return text
-    except orjson.JSONDecodeError:
-        pass
-    return orjson.dumps({"input": text} if text else {}).decode()

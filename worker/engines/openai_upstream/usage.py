@@ -21,18 +21,29 @@ class _TokenCounts:
     reasoning: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """How long the server has worked, in milliseconds."""
+
+    prompt: float
+    answer: float
+
+
 class UsageReader:
     """A fold over the chunks of one run.
 
     Servers report usage in a chunk of its own, in the last one of each choice, or, while they run,
     in every chunk, for the choice that the chunk is of. A report without a choice is that of the
     whole run, but llama.cpp sends one behind the end of each choice. When a server reports nothing,
-    each piece counts as one token.
+    each piece counts as one token. Where it tells no reasoning tokens, those are what was reported
+    with the last piece of the reasoning, else as many as there were pieces.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._reported: dict[int | None, _TokenCounts] = {}
+        self._times: dict[int | None, _Times] = {}
+        self._reasoned: dict[int, int] = {}
         self._ended: list[int] = []
         self._pieces = self._reasoning = 0
         self._started = time.monotonic()
@@ -51,6 +62,8 @@ class UsageReader:
     def restart(self) -> None:
         """Begin anew, with another attempt."""
         self._reported.clear()
+        self._times.clear()
+        self._reasoned.clear()
         self._ended.clear()
         self._started = time.monotonic()
 
@@ -69,10 +82,12 @@ class UsageReader:
                 int(usage.get("completion_tokens") or 0),
                 answer.get("reasoning_tokens"),
             )
-        elif timings := chunk.get("timings"):
+        if timings := chunk.get("timings"):
             cached = timings["cache_n"]
             prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
-            self._reported[index] = _TokenCounts(prompt, cached, output, None)
+            self._times[index] = _Times(timings["prompt_ms"], timings["predicted_ms"])
+            if not usage:
+                self._reported[index] = _TokenCounts(prompt, cached, output, None)
 
     def note_end(self, index: int) -> None:
         """Note that a choice has ended."""
@@ -84,22 +99,38 @@ class UsageReader:
             self._first_at = time.monotonic()
         if not isinstance(first, Finish):
             self._pieces += 1
-            self._reasoning += isinstance(first, ReasoningDelta)
+        if isinstance(first, ReasoningDelta):
+            self._reasoning += 1
+            if counts := self._reported.get(first.index):
+                self._reasoned[first.index] = counts.output
 
     def total(self) -> Usage:
         """Return the sum; a prompt, which its choices share, counts once."""
-        now = time.monotonic()
-        first = self._first_at or now
-        total = self._sum()
-        reasoning = self._reasoning if total.reasoning is None else total.reasoning
+        total, times = self._sum(), self._time_spent()
+        reasoning = total.reasoning
+        if reasoning is None:
+            reasoning = sum(self._reasoned.values()) if self._reasoned else self._reasoning
         return Usage(
             input_tokens=total.input,
             cached_tokens=min(total.cached, total.input),
             output_tokens=total.output,
             reasoning_tokens=min(reasoning, total.output),
-            prefill_ms=(first - self._started) * 1000,
-            decode_ms=(now - first) * 1000,
+            prefill_ms=times.prompt,
+            decode_ms=times.answer,
         )
+
+    def _time_spent(self) -> _Times:
+        """Return what the server says; without that, what has passed until and since its answer."""
+        if not self._times:
+            now = time.monotonic()
+            first = self._first_at or now
+            return _Times((first - self._started) * 1000, (now - first) * 1000)
+        if None in self._times:
+            return self._times[None]
+        prompts: dict[int, float] = {}
+        for index, times in sorted((i or 0, times) for i, times in self._times.items()):
+            prompts.setdefault(index // self._request.choices, times.prompt)
+        return _Times(sum(prompts.values()), max(times.answer for times in self._times.values()))
 
     def _sum(self) -> _TokenCounts:
         if not self._reported:

@@ -1,0 +1,138 @@
+"""How a model's llama.cpp server is started: the files that are checked, and the arguments."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from worker.engines.chat.configuration import check_prompt_templates, named_template
+from worker.engines.own_server import HOST, folders
+from worker.model_servers import llama_server
+from worker.model_servers.process import Order
+
+_GGUF_MAGIC = b"GGUF"
+_SPINS = "500"
+"""How often a thread looks for the others at a barrier before it sleeps: for about 20 µs, twice
+what it takes to wake it. By itself it would look for some milliseconds, and when another process
+has a core, the model's threads would keep each other from running. See docs/performance.md."""
+_SPARE_THREADS = 4
+"""Of the server, beside those that send answers: for its health, and for tokens."""
+_PROGRAM = Path(str(llama_server.__file__))
+
+
+def checked(spec: ModelSpec) -> list[str]:
+    """Return the arguments of the server, once its files look as they should.
+
+    Raise EngineLoadError naming the file and the reason, which llama.cpp does not give, and
+    ImportError where the library is not installed.
+    """
+    options = LlamaCppOptions.of(spec)
+    program = _program(options)
+    if spec.file is None:
+        raise EngineLoadError(f"Model '{spec.id}': the engine llama_cpp needs a 'file'.")
+    _check_gguf(spec, spec.file)
+    for path in (options.mmproj, options.draft_model, *spec.lora_adapters.values()):
+        if path is not None:
+            _check_gguf(spec, Path(path))
+    check_prompt_templates(spec, options)
+    return [*program, *_arguments(spec, options)]
+
+
+def order(spec: ModelSpec, arguments: list[str], port: int, key: str) -> Order:
+    """Return what starts the server on this port; requests must bring the key."""
+    return Order(
+        name=folders.file_of(spec.id, "").name,
+        command=[*arguments, "--host", HOST, "--port", str(port)],
+        env={"LLAMA_API_KEY": key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
+    )
+
+
+def _program(options: LlamaCppOptions) -> list[str]:
+    """Return the words of the program: a build of ``llama-server``, or the one out of the wheel."""
+    if build := options.llama_server or os.environ.get("LLAMA_SERVER"):
+        return shlex.split(build)
+    import_module("xllamacpp")
+    return [sys.executable, "-I", str(_PROGRAM)]
+
+
+def _check_gguf(spec: ModelSpec, path: Path) -> None:
+    try:
+        with path.open("rb") as weights:
+            magic = weights.read(len(_GGUF_MAGIC))
+    except OSError as exc:
+        raise EngineLoadError(f"Model '{spec.id}': cannot read {path}: {exc.strerror}.") from exc
+    if magic != _GGUF_MAGIC:
+        raise EngineLoadError(f"Model '{spec.id}': {path} is not a GGUF file.")
+
+
+def _arguments(spec: ModelSpec, options: LlamaCppOptions) -> Iterator[str]:
+    """Yield the arguments of ``llama-server``."""
+    batch, ubatch = max(options.n_batch or PREFILL_BATCH, spec.slots), options.n_ubatch
+    if options.embedding is not None:  # An input must fit into one batch.
+        batch = ubatch = max(spec.context_length, spec.slots)
+    named = {
+        "model": spec.file,
+        "alias": spec.id,
+        "mmproj": options.mmproj,
+        "gpu-layers": spec.gpu_layers,
+        "parallel": spec.slots,
+        "ctx-size": spec.context_length * spec.slots,  # It is divided by the slots.
+        "threads": spec.threads,
+        "threads-http": spec.slots + _SPARE_THREADS,
+        "batch-size": batch,
+        "ubatch-size": ubatch,
+        "flash-attn": {True: "on", False: "off", "auto": "auto"}[options.flash_attn],
+        "cache-type-k": options.cache_type_k,
+        "cache-type-v": options.cache_type_v,
+        "rope-scaling": options.rope_scaling,
+        "rope-freq-base": options.rope_freq_base,
+        "rope-freq-scale": options.rope_freq_scale,
+        "yarn-orig-ctx": options.yarn_orig_ctx,
+        "split-mode": options.split_mode,
+        "main-gpu": options.main_gpu,
+        "tensor-split": options.tensor_split and ",".join(map(str, options.tensor_split)),
+        "numa": options.numa,
+        "model-draft": options.draft_model,
+        "draft-max": options.draft_max,
+        "draft-min": options.draft_min,
+        "draft-p-min": options.draft_p_min,
+        "gpu-layers-draft": options.draft_gpu_layers,
+        # A prompt that was read with adapters would be given to a request without them.
+        "cache-ram": 0 if spec.lora_adapters else options.prompt_cache_mib,
+        "pooling": options.embedding,
+        "chat-template-file": _template_file(spec, options),
+    }
+    for name, value in named.items():
+        if value is not None:
+            yield from (f"--{name}", str(value))
+    for path in spec.lora_adapters.values():
+        yield from ("--lora", str(path))
+    switches = {
+        "metrics": True,
+        "no-webui": True,
+        "no-slots": True,
+        "no-prefill-assistant": True,  # A last message of the assistant is a turn like any other.
+        "jinja": True,
+        "mlock": options.mlock,
+        "embedding": options.embedding is not None,
+        "lora-init-without-apply": bool(spec.lora_adapters),  # Requests say which apply.
+    }
+    yield from (f"--{name}" for name, is_on in switches.items() if is_on)
+
+
+def _template_file(spec: ModelSpec, options: LlamaCppOptions) -> Path | None:
+    """Return a file with the template that the entry names, written for the server."""
+    template = named_template(spec, options)
+    if template is None:
+        return None
+    folders.files.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folders.file_of(spec.id, ".jinja")
+    path.write_text(template, encoding="utf-8")
+    return path

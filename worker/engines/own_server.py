@@ -1,0 +1,421 @@
+"""OwnServer: a model whose server is a process of this worker.
+
+The server is started, asked until it is ready, spoken to by an engine, felt for a pulse, and started
+again when it ends. It listens on the loopback address, at a port and with a key that are chosen anew
+each time, so that nothing else on the host gets past the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.domain.deltas import Delta
+from inference_site.domain.errors import (
+    EngineError,
+    EngineLoadError,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelServerLost,
+)
+from inference_site.domain.messages import Message
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest, Operation
+from inference_site.host import free_port
+from inference_site.restart_delay import RestartDelay
+from worker.engines.base import Engine, Sink
+from worker.model_servers.process import Order, ServerProcess
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+_POLL_S = 0.05
+_LOOK_S = 1.0
+_ASK_S = 5.0
+_CLOSES_S = 5.0
+"""How long the connections of a server that has ended stay, for runs that have yet to see it."""
+_ENDS_S = 2.0
+"""How long it may take until a process is seen to have ended, once its connections are closed."""
+_TAIL_LOGGED = 8
+_UNWANTED = "it is not wanted any more"
+_loading = threading.Lock()
+"""Held while a file is loaded: what fits on a GPU depends on what is there already, so models are
+loaded one after the other."""
+
+
+@dataclass
+class Folders:
+    """Where logs and pid files of servers are, and what ``{models_dir}`` stands for."""
+
+    files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
+    models: Path = Path()
+    stall_s: float = 120.0
+    """For how long a server may give no sign of life, in seconds; 0: for ever."""
+
+    def file_of(self, model: str, ending: str) -> Path:
+        """Return the file of a model with this ending."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
+        return self.files / f"{safe}{ending}"
+
+
+folders = Folders()
+"""The worker names its own: engines are loaded by their spec alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a model's server is started and spoken to.
+
+    ``order`` returns what starts it at a port, with a key; ``connect`` returns the engine that
+    speaks to the server at this address, with the key, once its path ``ready`` has answered with
+    status 200. ``pulse`` is a path that answers only while the server goes on generating; without
+    it, the engine's ``fault`` is what tells. ``load_failed`` is what it means that the server of a
+    file ends before it is ready; it is said once, and not tried again until the model has been
+    ready. Without it the server is started again and again.
+    """
+
+    order: Callable[[int, str], Order]
+    connect: Callable[[str, str], Engine]
+    ready: str
+    pulse: str = ""
+    load_failed: str = ""
+    start_timeout_s: float = 3600.0
+
+
+class OwnServer(Engine):
+    """A model of a server that this process runs (see ``worker.engines.base.Engine``)."""
+
+    blocks = False
+
+    def __init__(self, spec: ModelSpec, launch: Launch) -> None:
+        self._spec, self._launch = spec, launch
+        self._engine: Engine | None = None
+        self._process: ServerProcess | None = None
+        self._starting, self._fault = "Its server is starting.", ""
+        self._on_change: Callable[[], None] = lambda: None
+        self._delay = RestartDelay()
+        self._was_ready = False
+        self._began, self._is_closed = threading.Event(), threading.Event()
+        self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
+        self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.id}", daemon=True)
+        self._keeper.start()
+
+    def loaded(self) -> OwnServer:
+        """Return it once the model can be run. Raise EngineLoadError with the reason if not."""
+        self._began.wait()
+        if self._fault:
+            self.close()
+            raise EngineLoadError(f"Model '{self._spec.id}': {self._fault}")
+        return self
+
+    def start(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        ended: Callable[[Exception | None], None],
+    ) -> bool:
+        """Begin the request on the server (see ``Engine.start``)."""
+        engine, process = self._running, self._process
+
+        def on_end(error: Exception | None) -> None:
+            if process is None or not _may_be_a_loss(error):
+                ended(error)
+                return
+            # On a thread: the caller's must not wait for the process.
+            self._threads.submit(lambda: ended(self._meaning(process, error)))
+
+        try:
+            if not engine.blocks:
+                return engine.start(request, sink, on_end)
+            self._threads.submit(_run, engine, request, sink, on_end)
+        except RuntimeError as exc:  # Its threads have ended with its server.
+            raise EngineUnavailable(f"Model '{self._spec.id}': it was stopped.") from exc
+        return True
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate the answers into the sink (see ``Engine.chat``)."""
+        self._wait(request, sink, "chat")
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the prompts into the sink (see ``Engine.complete``)."""
+        self._wait(request, sink, "complete")
+
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Embed the prompts (see ``Engine.embed``)."""
+        self._wait(request, sink, "embed")
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        self._wait(request, sink, "tokenize")
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        self._wait(request, sink, "detokenize")
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the prompt of a chat (see ``Engine.render``)."""
+        self._wait(request, sink, "render")
+
+    @property
+    def starting(self) -> str:
+        """Why nothing can be run yet (see ``Engine.starting``)."""
+        return self._starting
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be run now (see ``Engine.fault``)."""
+        return self._fault or ("" if self._engine is None else self._engine.fault)
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Have it called when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
+        self._on_change = on_change
+
+    def close(self) -> None:
+        """End the server."""
+        self._is_closed.set()
+        if process := self._process:
+            process.stop()
+        self._keeper.join(_CLOSES_S)
+        self._threads.shutdown(wait=False)
+
+    @property
+    def process_id(self) -> int:
+        """The id of the server's process; 0 while there is none."""
+        process = self._process
+        return 0 if process is None or process.ended.is_set() else process.pid
+
+    @property
+    def _running(self) -> Engine:
+        if (engine := self._engine) is None:
+            raise EngineUnavailable(f"Model '{self._spec.id}': {self._starting or self._fault}")
+        return engine
+
+    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
+        engine, process = self._running, self._process
+        try:
+            getattr(engine, operation)(request, sink)
+        except EngineError as exc:
+            if process is None or not _may_be_a_loss(exc):
+                raise
+            raise self._meaning(process, exc) from exc
+
+    def _meaning(self, process: ServerProcess, error: Exception | None) -> Exception | None:
+        """Return what an error means, once it is known whether the process has ended with it."""
+        if not process.ended.wait(_ENDS_S):
+            return error
+        return ModelServerLost(is_suspect=not process.was_killed)
+
+    def _keep(self) -> None:
+        """Keep a server running until the engine is closed."""
+        while not self._is_closed.is_set():
+            begun = time.monotonic()
+            try:
+                was_ready, reason = self._live()
+            except Exception as exc:  # The model must not stay without its keeper.
+                logger.exception("model %s: its server could not be kept", self._spec.id)
+                was_ready, reason = False, f"it could not be started ({type(exc).__name__})"
+            self._drop()
+            if self._is_closed.is_set():
+                self._began.set()
+                return
+            delay_s = self._delay.after(time.monotonic() - begun)
+            if was_ready:
+                self._note(starting=f"Its server is started again: {reason}.")
+            elif self._launch.load_failed and not self._was_ready:
+                self._note(fault=f"{self._launch.load_failed}; {reason}.")
+                self._began.set()
+                return
+            else:
+                self._note(fault=f"Its server did not start: {reason}.")
+            self._is_closed.wait(delay_s)
+            self._note(starting=self._starting or f"Its server is started again: {reason}.")
+
+    def _live(self) -> tuple[bool, str]:
+        """Run the server once; return whether it was ready, and how it has ended."""
+        key, port = secrets.token_urlsafe(24), free_port()
+        turn: AbstractContextManager[object] = (
+            _loading if self._launch.load_failed else nullcontext()
+        )
+        with turn:
+            if self._is_closed.is_set():
+                return False, _UNWANTED
+            process = ServerProcess(self._launch.order(port, key), folders.files)
+            self._process = process
+            if self._is_closed.is_set():  # ``close`` may have missed it.
+                process.stop()
+            root = f"http://{HOST}:{port}"
+            with httpx.Client(
+                base_url=root,
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=_ASK_S,
+                trust_env=False,
+            ) as http:
+                reason = self._await_ready(process, http, root, key)
+        was_ready = not reason and not self._is_closed.is_set()
+        if was_ready:
+            logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
+            self._was_ready = True
+            self._note()
+            self._began.set()
+            reason = self._await_end(process, root, key)
+        if not process.ended.is_set():
+            process.stop()
+        reason = reason or process.reason
+        if not self._is_closed.is_set():
+            said = "\n".join(process.tail[-_TAIL_LOGGED:])
+            logger.error("model %s: its server has ended: %s; %s", self._spec.id, reason, said)
+        return was_ready, reason
+
+    def _await_ready(
+        self, process: ServerProcess, http: httpx.Client, root: str, key: str
+    ) -> str:
+        """Return when the server has given a first token; else why it has not."""
+        until = time.monotonic() + self._launch.start_timeout_s
+        while not _answers(http, self._launch.ready):
+            if process.ended.wait(_POLL_S):
+                return process.reason
+            if self._is_closed.is_set():
+                return _UNWANTED
+            if time.monotonic() > until:
+                return f"it was not ready within {self._launch.start_timeout_s:g} s"
+        try:
+            engine = self._launch.connect(root, key)
+        except (EngineError, httpx.HTTPError) as exc:
+            logger.error("model %s: its server cannot be spoken to: %s", self._spec.id, exc)
+            return process.reason if process.ended.wait(_ENDS_S) else "it cannot be spoken to"
+        engine.watch(self._tell_change)
+        try:
+            _try_out(engine, self._spec)
+        except EngineError as exc:
+            engine.close()
+            logger.error("model %s: its server gave no first token: %s", self._spec.id, exc)
+            return process.reason if process.ended.wait(_ENDS_S) else "it gave no first token"
+        self._engine = engine
+        return ""
+
+    def _await_end(self, process: ServerProcess, root: str, key: str) -> str:
+        """Return when the server has ended, or has been ended for its silence: why, then."""
+        pulse = _Pulse(root, key, self._launch.pulse, lambda: self._engine)
+        with pulse:
+            while not process.ended.wait(_LOOK_S):
+                if self._is_closed.is_set():
+                    return _UNWANTED
+                if folders.stall_s and pulse.silent_s() > folders.stall_s:
+                    process.kill(is_suspect=True)
+                    return f"it gave no sign of life for {folders.stall_s:g} s"
+        return ""
+
+    def _note(self, starting: str = "", fault: str = "") -> None:
+        self._starting, self._fault = starting, fault
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._on_change()
+
+    def _drop(self) -> None:
+        """Take nothing more for a server that has ended."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            timer = threading.Timer(_CLOSES_S, engine.close)
+            timer.daemon = True
+            timer.start()
+
+
+class _Pulse:
+    """For how long a server has given no sign of life."""
+
+    def __init__(
+        self, root: str, key: str, path: str, engine: Callable[[], Engine | None]
+    ) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(
+            base_url=root, headers=headers, timeout=_ASK_S, trust_env=False
+        )
+        self._path, self._engine = path, engine
+        self._felt_at = time.monotonic()
+        self._next_at = 0.0
+
+    def __enter__(self) -> _Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def silent_s(self) -> float:
+        """Feel for it, every few seconds; return for how long there was none."""
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _ASK_S
+            if self._is_felt():
+                self._felt_at = time.monotonic()
+        return time.monotonic() - self._felt_at
+
+    def _is_felt(self) -> bool:
+        if self._path:
+            return _answers(self._http, self._path)
+        engine = self._engine()
+        return engine is None or not engine.fault
+
+
+class _FirstToken:
+    """The sink of a trial."""
+
+    cancelled = False
+
+    def feed(self, delta: Delta) -> None:
+        """Nothing: that it comes is what counts."""
+
+
+def _try_out(engine: Engine, spec: ModelSpec) -> None:
+    """Have the server do the least of what it is for. Raise EngineError if it cannot."""
+    can, sink = model_capabilities(spec), _FirstToken()
+    hello = (Message("user", "Hello"),)
+    try:
+        if "chat" in can:
+            engine.chat(GenerationRequest(spec.id, messages=hello, max_output_tokens=1), sink)
+        elif "completions" in can:
+            asked = GenerationRequest(spec.id, prompts=("Hello",), max_output_tokens=1)
+            engine.complete(replace(asked, operation="complete"), sink)
+        elif "embeddings" in can:
+            asked = GenerationRequest(spec.id, prompts=("Hello",), operation="embed")
+            engine.embed(asked, sink)
+    except InvalidRequest:
+        return
+
+
+def _run(
+    engine: Engine,
+    request: GenerationRequest,
+    sink: Sink,
+    ended: Callable[[Exception | None], None],
+) -> None:
+    """Run a request on an engine that blocks."""
+    try:
+        getattr(engine, request.operation)(request, sink)
+    except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
+        ended(exc)
+    else:
+        ended(None)
+
+
+def _may_be_a_loss(error: Exception | None) -> bool:
+    """Whether a server that has ended may be why a run has failed."""
+    return isinstance(error, EngineError) and not isinstance(error, InvalidRequest)
+
+
+def _answers(http: httpx.Client, path: str) -> bool:
+    try:
+        return http.get(path).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

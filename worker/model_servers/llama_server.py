@@ -1,0 +1,169 @@
+"""llama.cpp's HTTP server out of the wheel xllamacpp, with arguments of ``llama-server``.
+
+It runs without the platform's packages: ``python -I llama_server.py --model FILE …``. Arguments have
+the names and values that ``llama-server`` has for them, so that a build of that program can be
+started in its place. The key that requests must bring is in ``LLAMA_API_KEY``, as it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import Any
+
+LOAD_FAILED = 3
+"""The exit status of a model that cannot be loaded."""
+_FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+
+
+def main() -> None:
+    """Load the model, and serve it until the process is ended."""
+    _wait_for_cores()
+    params = parameters(arguments(sys.argv[1:]))
+    import xllamacpp
+
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError as exc:
+        sys.exit(_failed(exc))
+    print("listening on", server.listening_address, flush=True)
+    while True:
+        signal.pause()
+
+
+def _failed(exc: RuntimeError) -> int:
+    print("the model cannot be loaded:", exc, flush=True)
+    return LOAD_FAILED
+
+
+def _wait_for_cores() -> None:
+    """Have threads that wake up wait for a core, or their turn.
+
+    With each token the server wakes every thread that sends one. Linux lets a thread that wakes up
+    interrupt the one that runs, and so the one that computes lost a fifth of its time on two cores.
+    The threads of this process inherit the policy. Source: sched(7).
+    """
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """Return the arguments; exit with status 2 for one that is unknown."""
+    parser = argparse.ArgumentParser("llama_server", allow_abbrev=False)
+    parser.add_argument("--model", required=True)
+    for name in (
+        *("host", "alias", "mmproj", "chat-template-file", "cache-type-k", "cache-type-v"),
+        *("rope-scaling", "split-mode", "numa", "pooling", "tensor-split", "model-draft"),
+    ):
+        parser.add_argument(f"--{name}")
+    for name in (
+        *("port", "threads-http", "ctx-size", "parallel", "batch-size", "ubatch-size", "threads"),
+        *("gpu-layers", "main-gpu", "yarn-orig-ctx", "cache-ram", "draft-max", "draft-min"),
+        "gpu-layers-draft",
+    ):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("rope-freq-base", "rope-freq-scale", "draft-p-min"):
+        parser.add_argument(f"--{name}", type=float)
+    for name in (
+        *("mlock", "embedding", "metrics", "no-slots", "no-webui", "no-prefill-assistant"),
+        *("lora-init-without-apply", "jinja"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--flash-attn", choices=_FLASH, default="auto")
+    parser.add_argument("--lora", action="append", default=[])
+    return parser.parse_args(given)
+
+
+def parameters(args: argparse.Namespace) -> Any:
+    """Return the library's parameters for these arguments."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = args.model
+    params.hostnames, params.port = [args.host or "127.0.0.1"], args.port or 0
+    params.api_keys = [key] if (key := os.environ.get("LLAMA_API_KEY")) else []
+    params.model_alias = {args.alias} if args.alias else set()
+    params.verbosity = 0
+    params.endpoint_metrics = args.metrics
+    params.endpoint_slots, params.ui = not args.no_slots, not args.no_webui
+    params.prefill_assistant = not args.no_prefill_assistant
+    _set_given(
+        params,
+        n_threads_http=args.threads_http,
+        n_ctx=args.ctx_size,
+        n_parallel=args.parallel,
+        n_batch=args.batch_size,
+        n_gpu_layers=args.gpu_layers,
+        main_gpu=args.main_gpu,
+        rope_freq_base=args.rope_freq_base,
+        rope_freq_scale=args.rope_freq_scale,
+        yarn_orig_ctx=args.yarn_orig_ctx,
+        cache_ram_mib=args.cache_ram,
+    )
+    params.n_ubatch = args.ubatch_size or min(params.n_ubatch, params.n_batch)
+    for cpu in (params.cpuparams, params.cpuparams_batch):
+        _set_given(cpu, n_threads=args.threads)
+    _set_named(params, args)
+    if args.chat_template_file:
+        with open(args.chat_template_file, encoding="utf-8") as file:
+            params.chat_template = file.read()
+    if args.mmproj:
+        params.mmproj.path = args.mmproj
+    if args.tensor_split:
+        shares = [float(share) for share in args.tensor_split.split(",")]
+        params.tensor_split = shares + [0.0] * (len(params.tensor_split) - len(shares))
+    if args.mlock:
+        params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP_MLOCK
+    scale = 0.0 if args.lora_init_without_apply else 1.0
+    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, scale) for path in args.lora]
+    params.embedding = args.embedding
+    if args.model_draft:
+        _set_draft(params, args)
+    return params
+
+
+def _set_named(params: Any, args: argparse.Namespace) -> None:
+    """Set what the library has an enumeration for."""
+    import xllamacpp
+
+    for name, values, given in (
+        ("flash_attn_type", xllamacpp.llama_flash_attn_type, _FLASH[args.flash_attn]),
+        ("cache_type_k", xllamacpp.ggml_type, args.cache_type_k),
+        ("cache_type_v", xllamacpp.ggml_type, args.cache_type_v),
+        ("rope_scaling_type", xllamacpp.llama_rope_scaling_type, args.rope_scaling),
+        ("split_mode", xllamacpp.llama_split_mode, args.split_mode),
+        ("numa", xllamacpp.ggml_numa_strategy, args.numa),
+        ("pooling_type", xllamacpp.llama_pooling_type, args.pooling),
+    ):
+        if given is not None:
+            ending = f"_{given.upper()}"  # Each value has the enumeration's name before its own.
+            setattr(params, name, next(v for v in values if v.name.endswith(ending)))
+
+
+def _set_draft(params: Any, args: argparse.Namespace) -> None:
+    from xllamacpp import common_speculative_type
+
+    params.speculative.types = [common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    draft = params.speculative.draft
+    draft.mparams.path = args.model_draft
+    for cpu in (draft.cpuparams, draft.cpuparams_batch):
+        _set_given(cpu, n_threads=args.threads)
+    _set_given(
+        draft,
+        n_max=args.draft_max,
+        n_min=args.draft_min,
+        p_min=args.draft_p_min,
+        n_gpu_layers=args.gpu_layers_draft,
+    )
+
+
+def _set_given(owner: Any, **values: Any) -> None:
+    for name, value in values.items():
+        if value is not None:
+            setattr(owner, name, value)
+
+
+if __name__ == "__main__":
+    main()
