@@ -72,14 +72,6 @@ class Engine(ABC):
         raise NotImplementedError
 
     @property
-    def steps(self) -> int | None:
-        """A number that changes with each step of the library; None while it need make none.
-
-        An engine that has it is expected to make steps: one that stands still ends its process.
-        """
-        return None
-
-    @property
     def starting(self) -> str:
         """Why nothing can be run yet, for everybody; empty once it can. Requests wait meanwhile."""
         return ""

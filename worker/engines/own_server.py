@@ -79,17 +79,16 @@ class Launch:
 
     ``order`` returns what starts it at a port, with a key; ``connect`` returns the engine that
     speaks to the server at this address, with the key, once its path ``ready`` has answered with
-    status 200. ``pulse`` is a path that answers only while the server goes on generating; without
-    it, the engine's ``fault`` is what tells. ``load_failed`` is what it means that the server of a
-    file ends before it is ready; it is said once, and not tried again until the model has been
-    ready. Without it the server is started again and again.
+    status 200. ``pulse`` is a path that answers so only while the server goes on generating;
+    without it, the engine's ``fault`` is what tells. ``why_not_loaded`` says why the process of a
+    file has ended before it was ready; then it is not started again. Without it, it is.
     """
 
     order: Callable[[int, str], Order]
     connect: Callable[[str, str], Engine]
     ready: str
     pulse: str = ""
-    load_failed: str = ""
+    why_not_loaded: Callable[[ServerProcess], str] | None = None
     start_timeout_s: float = 3600.0
 
 
@@ -232,8 +231,9 @@ class OwnServer(Engine):
             delay_s = self._delay.after(time.monotonic() - begun)
             if was_ready:
                 self._note(starting=f"Its server is started again: {reason}.")
-            elif self._launch.load_failed and not self._was_ready:
-                self._note(fault=f"{self._launch.load_failed}; {reason}.")
+            elif self._launch.why_not_loaded and not self._was_ready:
+                process = self._process
+                self._note(fault=self._launch.why_not_loaded(process) if process else reason)
                 self._began.set()
                 return
             else:
@@ -245,7 +245,7 @@ class OwnServer(Engine):
         """Run the server once; return whether it was ready, and how it has ended."""
         key, port = secrets.token_urlsafe(24), free_port()
         turn: AbstractContextManager[object] = (
-            _loading if self._launch.load_failed else nullcontext()
+            _loading if self._launch.why_not_loaded else nullcontext()
         )
         with turn:
             if self._is_closed.is_set():
@@ -277,9 +277,7 @@ class OwnServer(Engine):
             logger.error("model %s: its server has ended: %s; %s", self._spec.id, reason, said)
         return was_ready, reason
 
-    def _await_ready(
-        self, process: ServerProcess, http: httpx.Client, root: str, key: str
-    ) -> str:
+    def _await_ready(self, process: ServerProcess, http: httpx.Client, root: str, key: str) -> str:
         """Return when the server has given a first token; else why it has not."""
         until = time.monotonic() + self._launch.start_timeout_s
         while not _answers(http, self._launch.ready):
@@ -326,7 +324,9 @@ class OwnServer(Engine):
     def _drop(self) -> None:
         """Take nothing more for a server that has ended."""
         engine, self._engine = self._engine, None
-        if engine is not None:
+        if engine is not None and self._is_closed.is_set():
+            engine.close()
+        elif engine is not None:
             timer = threading.Timer(_CLOSES_S, engine.close)
             timer.daemon = True
             timer.start()
@@ -335,13 +335,9 @@ class OwnServer(Engine):
 class _Pulse:
     """For how long a server has given no sign of life."""
 
-    def __init__(
-        self, root: str, key: str, path: str, engine: Callable[[], Engine | None]
-    ) -> None:
+    def __init__(self, root: str, key: str, path: str, engine: Callable[[], Engine | None]) -> None:
         headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.Client(
-            base_url=root, headers=headers, timeout=_ASK_S, trust_env=False
-        )
+        self._http = httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False)
         self._path, self._engine = path, engine
         self._felt_at = time.monotonic()
         self._next_at = 0.0

@@ -28,14 +28,19 @@ def main() -> None:
         server = xllamacpp.Server(params)
     except RuntimeError as exc:
         sys.exit(_failed(exc))
-    print("listening on", server.listening_address, flush=True)
+    _say(f"listening on {server.listening_address}")
     while True:
         signal.pause()
 
 
 def _failed(exc: RuntimeError) -> int:
-    print("the model cannot be loaded:", exc, flush=True)
+    _say(f"the model cannot be loaded: {exc}")
     return LOAD_FAILED
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _wait_for_cores() -> None:

@@ -18,8 +18,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
-from worker.engines.command import engine as module
-from worker.engines.command.engine import CommandEngine, load
+from worker.engines.command.engine import load
+from worker.engines.own_server import OwnServer, folders
 
 MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"
 REAL = f"{sys.executable} {MODEL_SERVER} {{port}} {{api_key}} {{file}} 2 256"
@@ -31,18 +31,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_POST = do_GET
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-Loader = Callable[..., CommandEngine]
+Loader = Callable[..., OwnServer]
 
 
 @pytest.fixture
 def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
     """Loads models of a command, and ends their servers."""
-    monkeypatch.setattr(module.folders, "files", tmp_path / "servers")
-    loaded: list[CommandEngine] = []
+    monkeypatch.setattr(folders, "files", tmp_path / "servers")
+    loaded: list[OwnServer] = []
 
-    def start(command: str, **options: Any) -> CommandEngine:
+    def start(command: str, **options: Any) -> OwnServer:
         spec = ModelSpec("m", "command", DEMO_FILE, options={"command": command, **options})
-        loaded.append(load(spec))
+        engine = load(spec)
+        assert isinstance(engine, OwnServer)
+        loaded.append(engine)
         return loaded[-1]
 
     yield start
@@ -50,7 +52,7 @@ def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
         engine.close()
 
 
-def ask(engine: CommandEngine) -> str:
+def ask(engine: OwnServer) -> str:
     sink = RecordingSink()
     engine.chat(GenerationRequest("m", (Message("user", "Hello"),), max_output_tokens=8), sink)
     return sink.text
@@ -73,7 +75,7 @@ def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "garbage.py").write_text(GARBAGE)
-    monkeypatch.setattr(module.folders, "models", tmp_path)
+    monkeypatch.setattr(folders, "models", tmp_path)
     faults = set()
     engine = loader(command, start_timeout_s=1.0, stop_timeout_s=0.5, timeout_s=2.0)
     engine.watch(lambda: faults.add(engine.fault))
@@ -86,7 +88,7 @@ def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
 def test_a_server_that_is_frozen_is_killed_and_started_again(
     loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SILENT_S", 1.0)
+    monkeypatch.setattr(folders, "stall_s", 1.0)
     engine = loader(REAL, flavor="llama_cpp", timeout_s=1.0, check_every_s=0.2)
     wait_until(lambda: not engine.starting)
     first = engine._process

@@ -18,7 +18,7 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.domain.deltas import Delta, Finish, TextDelta, Usage
+from inference_site.domain.deltas import Finish, TextDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec

@@ -11,13 +11,13 @@ from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
-from worker.engines.llama_cpp.payload import encode_chat
+from tests.worker.engines.llama_payloads import chat_payload
 
 SPEC = ModelSpec("m", "llama_cpp")
 
 
-def _encode(**fields: Any) -> bytes:
-    return encode_chat(GenerationRequest("m", messages=(Message("user", "hi"),), **fields), SPEC)
+def _encode(**fields: Any) -> dict[str, Any]:
+    return chat_payload(GenerationRequest("m", messages=(Message("user", "hi"),), **fields), SPEC)
 
 
 def _optional(count: int) -> dict[str, Any]:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
-from worker.engines.llama_cpp.payload import encode_chat, encode_completion
+from tests.worker.engines.llama_payloads import chat_payload, payloads
 
 SPEC = ModelSpec("demo", "llama_cpp", context_length=2048)
 HELLO = (Message("user", "Hello"),)
@@ -21,8 +20,7 @@ HELLO = (Message("user", "Hello"),)
 
 def chat(spec: ModelSpec = SPEC, **fields: Any) -> dict[str, Any]:
     request = GenerationRequest("demo", **{"messages": HELLO, **fields})
-    payload: dict[str, Any] = orjson.loads(encode_chat(request, spec))
-    return payload
+    return chat_payload(request, spec)
 
 
 def test_names_calls_and_their_ids_reach_the_template() -> None:
@@ -93,7 +91,8 @@ def test_stop_tokens_need_log_probabilities() -> None:
 def test_suffix_is_put_between_the_models_marks() -> None:
     spec = replace(SPEC, options={"fim_tokens": ["<a>", "<b>", "<c>"]})
     request = GenerationRequest("demo", operation="complete", prompts=("x", "y"), suffix="z")
-    assert orjson.loads(encode_completion(request, spec))["prompt"] == [
+    writer = payloads(spec)
+    assert writer.complete(writer.with_whole_prompts(request))["prompt"] == [
         "<a>x<b>z<c>",
         "<a>y<b>z<c>",
     ]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
@@ -20,8 +19,8 @@ from inference_site.domain.sampling import Sampling
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
+from tests.worker.engines.llama_payloads import chat_payload
 from worker.engines.base import Engine
-from worker.engines.llama_cpp.payload import encode_chat
 from worker.engines.registry import load_engine
 from worker.media.resolve import resolve_media
 
@@ -160,7 +159,7 @@ def test_what_is_no_image_is_the_clients_fault(engine: Engine) -> None:
 
 def test_parts_are_encoded_in_their_order(projector: Path) -> None:
     spec = with_projector(projector, modalities=["vision", "audio"])
-    payload = orjson.loads(encode_chat(request_of(RED, HELLO, AudioPart("UklG", "wav", "p")), spec))
+    payload = chat_payload(request_of(RED, HELLO, AudioPart("UklG", "wav", "p")), spec)
     assert payload["messages"][0]["content"] == [
         {"type": "image_url", "image_url": {"url": RED.url}},
         {"type": "text", "text": "Hello"},
@@ -170,23 +169,23 @@ def test_parts_are_encoded_in_their_order(projector: Path) -> None:
 
 def test_a_model_without_a_projector_takes_no_images() -> None:
     with pytest.raises(InvalidRequest, match="The model 'demo' takes no images") as caught:
-        encode_chat(request_of(HELLO, RED), BLIND)
+        chat_payload(request_of(HELLO, RED), BLIND)
     assert caught.value.param == RED.param
 
 
 def test_a_projector_is_for_images_unless_the_models_file_says_more(projector: Path) -> None:
     sound = AudioPart("UklG", "wav", "messages[0].content[0].input_audio")
     with pytest.raises(InvalidRequest, match="takes no audio") as caught:
-        encode_chat(request_of(sound), with_projector(projector))
+        chat_payload(request_of(sound), with_projector(projector))
     assert caught.value.param == sound.param
     with pytest.raises(InvalidRequest, match="takes no images"):
-        encode_chat(request_of(RED), with_projector(projector, modalities=["audio"]))
+        chat_payload(request_of(RED), with_projector(projector, modalities=["audio"]))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.png", "file:///etc/passwd", "/etc/passwd"])
 def test_llama_cpp_is_never_given_an_address(projector: Path, url: str) -> None:
     with pytest.raises(InvalidRequest, match="was not fetched"):
-        encode_chat(request_of(ImagePart(url, "p")), with_projector(projector))
+        chat_payload(request_of(ImagePart(url, "p")), with_projector(projector))
 
 
 @pytest.mark.parametrize(

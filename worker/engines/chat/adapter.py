@@ -113,9 +113,13 @@ class ChatAdapter(Engine):
         return self._with_template(name) if name and self._with_template else None
 
     @property
-    def steps(self) -> int | None:
-        """Those of the engine (see ``Engine.steps``)."""
-        return self._engine.steps
+    def fault(self) -> str:
+        """That of the engine (see ``Engine.fault``)."""
+        return self._engine.fault
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Watch the engine (see ``Engine.watch``)."""
+        self._engine.watch(on_change)
 
     def close(self) -> None:
         """Close the engine."""

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.ctransformers import (
-    COMPLETES,
     CtransformersOptions,
-    has_chat,
     library_name,
 )
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
@@ -18,17 +16,10 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.base import Engine, Sink
-from worker.engines.chat.adapter import ChatAdapter
-from worker.engines.chat.configuration import (
-    check_prompt_templates,
-    configure_chat,
-    options_with,
-)
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.ggml_file import GgmlFile, read_ggml
 from worker.engines.ctransformers.model_file import (
     adds_space,
-    chat_vocabulary,
     check_gguf,
     is_gguf,
     own_texts,
@@ -38,22 +29,16 @@ from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.tokenizers import own_tokenizer
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.prompt_length import LEAST_TOKENS, is_short_enough
-from worker.engines.step_clock import StepClock
 
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
 
 
-def load(spec: ModelSpec) -> Engine:
-    """Load a context for each slot. Raise EngineLoadError naming the file and the fix."""
+def open_model(spec: ModelSpec) -> CtransformersEngine:
+    """Load a context for each slot into this process. Raise EngineLoadError with the fix."""
     from ctransformers.llm import LLM, Config
 
-    if spec.file is None:
-        raise EngineLoadError(f"Model '{spec.id}': the engine ctransformers needs a 'file'.")
-    if not spec.file.is_file():
-        raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
     options = CtransformersOptions.of(spec)
-    check_prompt_templates(spec, options)
     ggml = _checked(spec, options)
     config = Config(
         context_length=spec.context_length,
@@ -73,17 +58,7 @@ def load(spec: ModelSpec) -> Engine:
         ]
     except (OSError, RuntimeError, ValueError) as exc:
         raise EngineLoadError(f"Model '{spec.id}': {_reason(spec, exc)}") from exc
-    engine = CtransformersEngine(spec, llms, ggml)
-    if not has_chat(spec):
-        return engine
-    vocabulary = chat_vocabulary(spec.file)
-
-    @cache
-    def with_template(name: str) -> ChatAdapter:
-        chat = configure_chat(spec, options_with(options, name), vocabulary)
-        return ChatAdapter(engine, chat, COMPLETES)
-
-    return ChatAdapter(engine, configure_chat(spec, options, vocabulary), COMPLETES, with_template)
+    return CtransformersEngine(spec, llms, ggml)
 
 
 def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
@@ -140,7 +115,6 @@ class CtransformersEngine(Engine):
             tokenize=own_tokenizer(ggml) if ggml else None,
             eos=ggml.end if ggml else None,
         )
-        self._clock = StepClock()
         # The library may lower the context length to what the model can read.
         self._context_length = min(spec.context_length, int(llms[0].context_length))
         architecture = ggml.architecture if ggml else ""
@@ -153,15 +127,14 @@ class CtransformersEngine(Engine):
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts, one choice after the other (see ``Engine.complete``)."""
-        with self._clock.watched(sink) as watched:
-            prompts = []
-            for text in request.prompts:
-                if not self._fits(request, text, self._context_length, watched):
-                    return
-                prompts.append(prompt := self._tokens(text))
-                if len(prompt) >= self._context_length:
-                    raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
-            self._continue(request, prompts, watched)
+        prompts = []
+        for text in request.prompts:
+            if not self._fits(request, text, self._context_length, sink):
+                return
+            prompts.append(prompt := self._tokens(text))
+            if len(prompt) >= self._context_length:
+                raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
+        self._continue(request, prompts, sink)
 
     def _continue(self, request: GenerationRequest, prompts: list[list[int]], sink: Sink) -> None:
         usage = RunUsage()
@@ -218,16 +191,15 @@ class CtransformersEngine(Engine):
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        with self._clock.watched(sink) as watched:
-            most = max(self._context_length, LEAST_TOKENS)
-            for index, prompt in enumerate(request.prompts):
-                if not self._fits(request, prompt, most, watched):
-                    return
-                tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
-                pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
-                texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
-                watched.feed(TokensDelta(tuple(tokens), index, texts))
-                watched.feed(Finish("stop", index))
+        most = max(self._context_length, LEAST_TOKENS)
+        for index, prompt in enumerate(request.prompts):
+            if not self._fits(request, prompt, most, sink):
+                return
+            tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
+            pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
+            texts = tuple(piece.decode("utf-8", "replace") for piece in pieces)
+            sink.feed(TokensDelta(tuple(tokens), index, texts))
+            sink.feed(Finish("stop", index))
 
     def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn tokens into texts (see ``Engine.detokenize``)."""
@@ -236,11 +208,6 @@ class CtransformersEngine(Engine):
             text = b"".join(self._vocabulary.bytes_of(token) for token in tokens)
             sink.feed(TextDelta(text.decode("utf-8", "replace"), index))
             sink.feed(Finish("stop", index))
-
-    @property
-    def steps(self) -> int | None:
-        """Count looks at the sink: one for each batch of a prompt, and for each token."""
-        return self._clock.steps
 
     def close(self) -> None:
         """Drop the contexts; their memory goes with the last reference."""

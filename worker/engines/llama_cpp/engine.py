@@ -68,16 +68,28 @@ def load(spec: ModelSpec) -> Engine:
             connect=partial(_connected, spec, trial),
             ready=FLAVORS["llama_cpp"].ready,
             pulse="/metrics",
-            load_failed=f"llama.cpp could not load {spec.file}{with_} "
-            f"(unsupported architecture, damaged file, or not enough memory{template})",
+            why_not_loaded=lambda process: (
+                f"llama.cpp could not load {spec.file}{with_} (unsupported architecture, damaged "
+                f"file, or not enough memory{template}); {process.reason}."
+            ),
         ),
     ).loaded()
 
 
 def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> LlamaCppEngine:
     """Return the engine of a server that is ready."""
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False) as http:
+        props: dict[str, Any] = http.get("/props").raise_for_status().json()
+        empty = http.post("/tokenize", json={"content": "", "add_special": True})
+        adds_bos = bool(empty.raise_for_status().json().get("tokens"))
+    return LlamaCppEngine(spec, server_at(spec, root, key), trial, props, adds_bos)
+
+
+def server_at(spec: ModelSpec, root: str, key: str) -> Server:
+    """Return how the server of a model is spoken to that this worker has started."""
     flavor = FLAVORS["llama_cpp"]
-    server = Server(
+    return Server(
         base_urls=(f"{root}/v1",),
         model=spec.id,
         flavor=flavor,
@@ -88,12 +100,6 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> Ll
         key=key,
         headers={},
     )
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False) as http:
-        props: dict[str, Any] = http.get("/props").raise_for_status().json()
-        empty = http.post("/tokenize", json={"content": "", "add_special": True})
-        adds_bos = bool(empty.raise_for_status().json().get("tokens"))
-    return LlamaCppEngine(spec, server, trial, props, adds_bos)
 
 
 class LlamaCppEngine(Engine):

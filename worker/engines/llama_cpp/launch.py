@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
@@ -58,7 +58,8 @@ def _program(options: LlamaCppOptions) -> list[str]:
     """Return the words of the program: a build of ``llama-server``, or the one out of the wheel."""
     if build := options.llama_server or os.environ.get("LLAMA_SERVER"):
         return shlex.split(build)
-    import_module("xllamacpp")
+    if find_spec("xllamacpp") is None:
+        raise ImportError("No module named 'xllamacpp'")
     return [sys.executable, "-I", str(_PROGRAM)]
 
 

@@ -145,7 +145,10 @@ class LlamaCppPayloads(Payloads):
             return {**shown, **constraint_fields(request.forced_grammar, from_start=True)}
         if request.must_call:
             from_start = not self._thinks(request)
-            return {**shown, **schema_fields(call_schema(request.tools), "tools", from_start=from_start)}
+            return {
+                **shown,
+                **schema_fields(call_schema(request.tools), "tools", from_start=from_start),
+            }
         if "grammar" in self._constraint(request):
             return shown
         for tool in tools:

@@ -128,7 +128,7 @@ def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[Toke
     ``unknown`` stands for a log probability that the server does not tell.
     """
     if "content" in wire:
-        return tuple(_entry(entry, top) for entry in wire["content"] or ())
+        return tuple(_entry(entry, top, unknown) for entry in wire["content"] or ())
     others = wire.get("top_logprobs") or [{}] * len(wire.get("tokens") or ())
     return tuple(
         _token(token, unknown if logprob is None else logprob, _likeliest(likeliest or {}, top))
@@ -138,12 +138,13 @@ def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[Toke
     )
 
 
-def _entry(entry: dict[str, Any], top: int) -> TokenLogprob:
+def _entry(entry: dict[str, Any], top: int, unknown: float = 0.0) -> TokenLogprob:
     others = tuple(_entry(other, 0) for other in (entry.get("top_logprobs") or ())[:top])
-    text_bytes = entry.get("bytes")
+    text_bytes, logprob = entry.get("bytes"), entry["logprob"]
+    logprob = unknown if logprob is None else logprob
     if text_bytes is None:
-        return _token(entry["token"], entry["logprob"], others)
-    return TokenLogprob(entry["token"], entry["logprob"], bytes(text_bytes), others)
+        return _token(entry["token"], logprob, others)
+    return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others)
 
 
 def _likeliest(wire: dict[str, float], top: int) -> tuple[TokenLogprob, ...]:

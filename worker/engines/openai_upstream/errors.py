@@ -138,7 +138,9 @@ class ErrorReader:
             return InvalidRequest(message, self._param(error, request))
         context, tokens = found
         if tokens >= context or request.truncate:
-            return ContextLengthExceeded(context, tokens, request.subject)
+            return ContextLengthExceeded(
+                context, tokens, request.subject, is_estimated=bool(error.get("is_estimated"))
+            )
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:

@@ -182,4 +182,3 @@ class Payloads:
             effort = "none"
         fields = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
         return {**budget, **self.named(fields)}
-

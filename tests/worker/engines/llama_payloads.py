@@ -1,0 +1,21 @@
+"""What llama.cpp's server is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from worker.engines.llama_cpp.engine import server_at
+from worker.engines.llama_cpp.payload import LlamaCppPayloads
+
+
+def payloads(spec: ModelSpec) -> LlamaCppPayloads:
+    """Return what writes the requests for a model that may think."""
+    server = server_at(spec, "http://127.0.0.1:1", "key")
+    return LlamaCppPayloads(spec, server, may_think=True, stop_texts=())
+
+
+def chat_payload(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:
+    """Return the payload of a chat."""
+    return payloads(spec).chat(request)

@@ -1,0 +1,144 @@
+"""How a model's ctransformers server is started, and how the platform speaks to it."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from inference_site.catalogue.engines.ctransformers import (
+    COMPLETES,
+    CtransformersOptions,
+    has_chat,
+)
+from inference_site.catalogue.engines.upstream_flavors import Flavor
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.domain.request import GenerationRequest
+from inference_site.domain.sampling import Sampling
+from worker.engines.base import Engine
+from worker.engines.chat.adapter import ChatAdapter
+from worker.engines.chat.configuration import (
+    check_prompt_templates,
+    configure_chat,
+    options_with,
+)
+from worker.engines.ctransformers.model_file import chat_vocabulary
+from worker.engines.openai_upstream.client import Upstream
+from worker.engines.openai_upstream.engine import UpstreamEngine
+from worker.engines.openai_upstream.payload import Payloads
+from worker.engines.openai_upstream.server import Server
+from worker.engines.openai_upstream.tokens import TokenService
+from worker.engines.own_server import HOST, Launch, OwnServer, folders
+from worker.model_servers.process import Order, ServerProcess
+
+_ROOT = Path(__file__).resolve().parent.parent.parent.parent
+_LOAD_FAILED = 3
+_NAMES = (
+    *Sampling.__slots__,
+    *("cache_prompt", "echo", "ignore_eos", "max_tokens", "n", "stop", "stop_token_ids"),
+)
+FLAVOR = Flavor(
+    {name: name for name in _NAMES},
+    COMPLETES,
+    running_usage="timings_per_token",
+    tokens="llama_cpp",
+)
+
+
+def load(spec: ModelSpec) -> Engine:
+    """Load a file of GGML or early GGUF. Raise EngineLoadError naming it and the fix."""
+    if find_spec("ctransformers") is None:
+        raise ImportError("No module named 'ctransformers'")
+    if spec.file is None:
+        raise EngineLoadError(f"Model '{spec.id}': the engine ctransformers needs a 'file'.")
+    if not spec.file.is_file():
+        raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}: no such file.")
+    options = CtransformersOptions.of(spec)
+    check_prompt_templates(spec, options)
+    if has_chat(spec):
+        configure_chat(spec, options, chat_vocabulary(spec.file))  # It may have no template.
+    launch = Launch(
+        order=partial(_order, spec),
+        connect=partial(_connected, spec, options),
+        ready="/health",
+        pulse="/pulse",
+        why_not_loaded=partial(_why_not_loaded, spec),
+    )
+    return OwnServer(spec, launch).loaded()
+
+
+def _order(spec: ModelSpec, port: int, key: str) -> Order:
+    entry = {
+        "id": spec.id,
+        "file": str(spec.file),
+        "slots": spec.slots,
+        "context_length": spec.context_length,
+        "threads": spec.threads,
+        "gpu_layers": spec.gpu_layers,
+        "options": spec.options,
+    }
+    program = "worker.engines.ctransformers.server"
+    return Order(
+        name=folders.file_of(spec.id, "").name,
+        command=[sys.executable, "-m", program, orjson.dumps(entry).decode()],
+        env={
+            "PYTHONPATH": str(_ROOT),
+            "MODEL_SERVER_ADDRESS": f"{HOST}:{port}",
+            "MODEL_SERVER_KEY": key,
+        },
+    )
+
+
+def _why_not_loaded(spec: ModelSpec, process: ServerProcess) -> str:
+    if process.status == _LOAD_FAILED and process.tail:
+        return process.tail[-1].removeprefix(f"Model '{spec.id}': ")
+    return f"ctransformers could not load {spec.file}: {process.reason}."
+
+
+def _connected(spec: ModelSpec, options: CtransformersOptions, root: str, key: str) -> Engine:
+    """Return the engine of a server that is ready."""
+    server = Server(
+        base_urls=(f"{root}/v1",),
+        model=spec.id,
+        flavor=FLAVOR,
+        fields=FLAVOR.fields,
+        template_vars={},
+        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
+        check_every_s=5.0,
+        key=key,
+        headers={},
+    )
+    upstream, payloads = Upstream(spec, server), _Payloads(spec, server)
+    engine = UpstreamEngine(upstream, payloads, TokenService(upstream, server, payloads), server)
+    if not has_chat(spec):
+        return engine
+    assert spec.file is not None
+    vocabulary = chat_vocabulary(spec.file)
+
+    @cache
+    def with_template(name: str) -> ChatAdapter:
+        chat = configure_chat(spec, options_with(options, name), vocabulary)
+        return ChatAdapter(engine, chat, COMPLETES)
+
+    return ChatAdapter(engine, configure_chat(spec, options, vocabulary), COMPLETES, with_template)
+
+
+class _Payloads(Payloads):
+    """Writes completions; the server knows the platform's own constraints."""
+
+    def complete(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return the payload of a completion."""
+        payload = {**super().complete(request), "prompts": request.prompts}
+        del payload["prompt"]
+        return payload
+
+    def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
+        if (constraint := request.constraint) is None:
+            return {}
+        said = {"kind": constraint.kind, "source": constraint.source, "param": constraint.param}
+        return {"constraint": said}
