@@ -29,6 +29,7 @@ from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.base import Engine
 from worker.engines.ctransformers.contexts import common_prefix
 from worker.engines.ctransformers.dry import dry_penalties
+from worker.engines.ctransformers.engine import open_model
 from worker.engines.ctransformers.sampler import Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
@@ -213,7 +214,7 @@ def test_prompt_longer_than_the_context_is_refused_with_both_counts(engine: Engi
 
 
 def test_a_long_text_is_counted_in_pieces_and_not_for_a_client_that_has_left(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, pieces = Vocabulary._found, list[int]()
 
@@ -222,6 +223,7 @@ def test_a_long_text_is_counted_in_pieces_and_not_for_a_client_that_has_left(
         return found(vocabulary, encoded)
 
     monkeypatch.setattr(Vocabulary, "_found", watched)
+    engine = open_model(SPEC)
     accents = "\u0301" * 300_000
     with pytest.raises(ContextLengthExceeded, match="an estimated"):
         complete(engine, FRANCE, prompts=(accents,))
@@ -260,7 +262,8 @@ def test_cancelling_stops_within_a_token_and_frees_the_context(engine: Engine) -
         assert sink.usage.output_tokens >= 3
 
 
-def test_as_many_run_at_once_as_there_are_slots(engine: Engine) -> None:
+def test_as_many_run_at_once_as_there_are_slots() -> None:
+    engine = open_model(SPEC)
     together = threading.Barrier(2, timeout=60)
     sinks = [RecordingSink(on_first=together.wait) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:

@@ -16,7 +16,7 @@ from inference_site.catalogue.engines.ctransformers import (
     has_chat,
 )
 from inference_site.catalogue.engines.upstream_flavors import Flavor
-from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
@@ -28,6 +28,7 @@ from worker.engines.chat.configuration import (
     options_with,
 )
 from worker.engines.ctransformers.model_file import chat_vocabulary
+from worker.engines.grammars import llguidance_grammar
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
@@ -129,7 +130,11 @@ def _connected(spec: ModelSpec, options: CtransformersOptions, root: str, key: s
 
 
 class _Payloads(Payloads):
-    """Writes completions; the server knows the platform's own constraints."""
+    """Writes completions, with constraints in llguidance's form."""
+
+    def chat(self, request: GenerationRequest) -> dict[str, Any]:
+        """Raise InvalidRequest: chats come as prompts, through the chat adapter."""
+        raise InvalidRequest(f"The model `{request.model}` has no chat template.", "messages")
 
     def complete(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the payload of a completion."""
@@ -140,5 +145,4 @@ class _Payloads(Payloads):
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         if (constraint := request.constraint) is None:
             return {}
-        said = {"kind": constraint.kind, "source": constraint.source, "param": constraint.param}
-        return {"constraint": said}
+        return {"grammar": llguidance_grammar(constraint)}

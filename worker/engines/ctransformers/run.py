@@ -17,7 +17,6 @@ from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.grammars import llguidance_grammar
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
 
 
@@ -170,7 +169,7 @@ class ChoiceRun:
         constraint = self.request.constraint
         if constraint is None:
             return None
-        matcher = LLMatcher(self.vocabulary.for_grammars, llguidance_grammar(constraint))
+        matcher = LLMatcher(self.vocabulary.for_grammars, constraint.source)
         if error := matcher.get_error():
             raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
         return matcher

@@ -2,7 +2,7 @@
 
 ``python -m worker.engines.ctransformers.server ENTRY`` with the entry as JSON. It speaks llama.cpp's
 dialect as far as the platform asks: ``/v1/completions`` as a stream, ``/tokenize``, ``/detokenize``,
-``/v1/models`` and ``/health``; a constraint is one of the platform's kinds by its name. ``/pulse``
+``/v1/models`` and ``/health``; a ``grammar`` is one of llguidance, checked by who asks. ``/pulse``
 answers with 503 while a run has made no step since it was asked before. A run ends when its
 connection does. The key that requests must bring is in ``MODEL_SERVER_KEY``.
 """
@@ -38,6 +38,8 @@ from worker.engines.ctransformers.engine import CtransformersEngine, open_model
 
 LOAD_FAILED = 3
 """The exit status of a model that cannot be loaded; the last line of the output says why."""
+_MOST_SAID = 450
+"""Characters; a line of the log's tail has no more bytes than 500."""
 _MOST_BYTES = 64 * 2**20
 _SAMPLING = frozenset(Sampling.__slots__)
 
@@ -49,7 +51,8 @@ def main() -> None:
     try:
         engine = open_model(spec)
     except EngineError as exc:
-        sys.stdout.write(f"{exc}\n")
+        said = "".join(c if c.isprintable() else "?" for c in str(exc))[:_MOST_SAID]
+        sys.stdout.write(f"{said}\n")
         sys.exit(LOAD_FAILED)
     app = ModelServer(spec, engine, os.environ["MODEL_SERVER_KEY"]).app()
     host, port = os.environ["MODEL_SERVER_ADDRESS"].rsplit(":", 1)
@@ -287,7 +290,7 @@ def _completion(body: dict[str, Any]) -> GenerationRequest:
     bias = sampling.pop("logit_bias", {})
     if (breakers := sampling.get("dry_sequence_breakers")) is not None:
         sampling["dry_sequence_breakers"] = tuple(breakers)
-    constraint = body.get("constraint")
+    grammar = body.get("grammar")
     return GenerationRequest(
         body["model"],
         operation="complete",
@@ -302,7 +305,7 @@ def _completion(body: dict[str, Any]) -> GenerationRequest:
         ignore_eos=body.get("ignore_eos", False),
         cache_prompt=body.get("cache_prompt", True),
         top_logprobs=body.get("logprobs"),
-        constraint=constraint and Constraint(**constraint),
+        constraint=grammar and Constraint("llguidance", grammar, "grammar"),
         echo=body.get("echo", False),
         return_progress=True,
         running_usage=True,
