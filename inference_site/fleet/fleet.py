@@ -25,7 +25,6 @@ from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import (
-    HOST_MEMORY,
     LiveWorker,
     ModelReport,
     ModelState,
@@ -129,7 +128,7 @@ def load(worker: str | None, model: str) -> str:
     live = live_workers()
     if worker is None and _announced(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
-    chosen = _loader(spec.id, live if worker is None else [_only(live, worker)], live)
+    chosen = _loader(spec.id, live if worker is None else [_only(live, worker)])
     key = _load_key(spec.id)
     if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
         return loading_worker(spec.id) or chosen.id  # Another request came first.
@@ -161,8 +160,7 @@ def reload(model: str) -> list[str]:
 
     Each takes no new work for it until it is loaded; running generations get ``DRAIN_TIMEOUT_S``.
     """
-    having = [found for found in live_workers() if found.model(model) is not None]
-    told = sorted({found.parent or found.id for found in having})
+    told = sorted(found.id for found in live_workers() if found.model(model) is not None)
     for worker in told:
         send(worker, Command("reload", model))
     return told
@@ -173,14 +171,12 @@ def drain(worker: str) -> None:
 
     The host can then be stopped without cutting off an answer. Raise UnknownWorker.
     """
-    for found in _with_child_workers(worker):
-        send(found.id, Command("drain"))
+    send(_only(live_workers(), worker).id, Command("drain"))
 
 
 def resume(worker: str) -> None:
     """Have a drained worker take work again. Raise UnknownWorker."""
-    for found in _with_child_workers(worker):
-        send(found.id, Command("resume"))
+    send(_only(live_workers(), worker).id, Command("resume"))
 
 
 def loading_worker(model: str) -> str | None:
@@ -269,26 +265,16 @@ def _only(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
     return found
 
 
-def _with_child_workers(worker: str) -> list[LiveWorker]:
-    live = live_workers()
-    return [_only(live, worker), *(found for found in live if found.parent == worker)]
-
-
-def _loader(model: str, candidates: Iterable[LiveWorker], live: Sequence[LiveWorker]) -> LiveWorker:
+def _loader(model: str, candidates: Iterable[LiveWorker]) -> LiveWorker:
     able = [found for found in candidates if model in found.loadable and not found.is_draining]
     if not able:
         raise NotLoadable(f"No live worker can load the model '{model}'.")
-    return max(able, key=lambda found: _memory_free(found, live))
+    return max(able, key=_memory_free)
 
 
-def _memory_free(worker: LiveWorker, live: Sequence[LiveWorker]) -> int:
-    """Return the most memory that a device of the worker has free.
-
-    Only its child workers load the library that sees GPUs; without one, it is the host's memory.
-    """
-    children = [found.devices for found in live if found.parent == worker.id]
-    gpus = [d for devices in children for d in devices if d.name != HOST_MEMORY]
-    return max((d.memory_free for d in gpus or worker.devices), default=0)
+def _memory_free(worker: LiveWorker) -> int:
+    """Return the most memory that a device of the worker has free."""
+    return max((device.memory_free for device in worker.devices), default=0)
 
 
 def _load_key(model: str) -> str:

@@ -127,9 +127,8 @@ class LiveWorker:
     """A worker that holds its lease.
 
     ``host`` is a host name, ``started_at`` a Unix time. ``loadable`` has the ids of the models that
-    it can load on command. ``parent`` is the id of the worker that started a child worker, else
-    empty. ``release`` is the version of this program in the worker. ``state`` is that of its host;
-    child workers leave it to their parent. ``memory_bytes`` is what its process has in memory.
+    it can load on command. ``release`` is the version of this program in the worker. ``state`` is
+    that of its host. ``memory_bytes`` is what its process has in memory.
     """
 
     id: str
@@ -139,7 +138,6 @@ class LiveWorker:
     is_draining: bool = False
     devices: tuple[Device, ...] = ()
     loadable: tuple[str, ...] = ()
-    parent: str = ""
     release: str = ""
     state: HostState | None = None
     memory_bytes: int = 0

@@ -208,8 +208,9 @@ def _give_up_one(generation: Generation, worker_died: bool) -> None:
         cancel_held = partial(Generation.objects.cancel_abandoned, *held)
         end_in_place(generation, Status.CANCELLED, cancel_held, None)
         return
-    if generation.background and generation.attempt < MAX_ATTEMPTS:
-        isolated = worker_died and generation.attempt == MAX_ATTEMPTS - 1
+    counted = generation.attempt - generation.spared
+    if generation.background and counted < MAX_ATTEMPTS:
+        isolated = worker_died and counted == MAX_ATTEMPTS - 1
         with impatient_transaction():
             is_waiting = Generation.objects.requeue(*held, isolated=isolated)
         if is_waiting and is_cancel_requested(generation.public_id):

@@ -11,7 +11,8 @@ from typing import Any
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import connection, models, transaction
-from django.db.models.functions import Now
+from django.db.models import F
+from django.db.models.functions import Least, Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
@@ -35,6 +36,11 @@ TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 MAX_ATTEMPTS = 3
 """How often a generation in the background is begun before it is given up. If the worker of the
 attempt before has died, the last one is isolated (see ``requeue``)."""
+
+
+MOST_SPARED = 10
+"""How many attempts of one generation are spared: what is ended from outside again and again may be
+the cause after all, as one is that the host has no memory for."""
 
 
 class ServiceClass(models.IntegerChoices):
@@ -93,7 +99,8 @@ RETURNING public_id, kind, attempt, background, request_id,
               SELECT id FROM generations_generation
               WHERE status = 'queued' AND model = %(model)s::text
               ORDER BY service_class, project_id, created_at LIMIT 2
-          ) front WHERE front.id <> generations_generation.id)
+          ) front WHERE front.id <> generations_generation.id),
+          spared
 """  # noqa: S608  # Constants.
 """The statement of ``GenerationQuerySet.claim``: it reads a row of each project, however many wait.
 
@@ -116,7 +123,7 @@ def _finish(columns: tuple[str, ...]) -> str:
 
 _SET_LATER = (
     *("status", "worker", "preferred_until", "alone_since", "cancel_requested_at"),
-    *("attempt", "claimed_at"),
+    *("attempt", "spared", "claimed_at"),
     *("first_token_at", "finished_at", "finish_reason", "error_code", "is_accounted"),
     *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
     *("prefill_ms", "decode_ms", "cost"),
@@ -157,11 +164,18 @@ class Claim:
     """Its workers have died before: it may be the cause, so it begins with nothing beside it."""
     others_waited: bool = field(default=True, compare=False)
     """Whether more of its model waited when it was claimed."""
+    spared: int = field(default=0, compare=False)
+    """How many attempts before this one do not count (see ``Generation.spared``)."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether another worker may begin it anew."""
-        return self.background and self.attempt < MAX_ATTEMPTS
+        """Whether it may be begun anew."""
+        return self.background and self.attempt - self.spared < MAX_ATTEMPTS
+
+    @property
+    def is_last_but_one(self) -> bool:
+        """Whether it may be begun anew once more only."""
+        return self.attempt - self.spared == MAX_ATTEMPTS - 1
 
 
 class GenerationQuerySet(models.QuerySet["Generation"]):
@@ -204,15 +218,26 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         with lent_connection():
             return execute_impatiently(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
 
-    def requeue(self, public_id: str, worker: str, attempt: int, *, isolated: bool = False) -> bool:
-        """Have another worker begin it anew; False if this attempt does not run any more.
+    def requeue(
+        self,
+        public_id: str,
+        worker: str,
+        attempt: int,
+        *,
+        isolated: bool = False,
+        spared: bool = False,
+    ) -> bool:
+        """Have it begun anew; False if this attempt does not run any more.
 
-        ``isolated``: with nothing beside it, now and whenever it is begun again.
+        ``isolated``: with nothing beside it, now and whenever it is begun again. ``spared``: this
+        attempt was ended from outside and does not count, unless ``MOST_SPARED`` were already.
         """
         held = self._held(public_id, worker, attempt)
-        since = {"alone_since": timezone.now()} if isolated else {}
+        changes: dict[str, Any] = {"alone_since": timezone.now()} if isolated else {}
+        if spared:
+            changes["spared"] = Least(F("spared") + 1, MOST_SPARED)
         with lent_connection():
-            return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **since))
+            return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **changes))
 
     def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
         """Return the row while this attempt runs: an earlier one may not know that it was lost."""
@@ -301,6 +326,8 @@ class Generation(models.Model):
     # Somebody wants one in the background stopped, which ran then: Redis may lose its cancel flag.
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     attempt = models.PositiveSmallIntegerField(default=0)
+    # How many of its attempts were ended from outside, and do not count.
+    spared = models.PositiveSmallIntegerField(default=0, db_default=0)
     created_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)
     first_token_at = models.DateTimeField(null=True, blank=True)

@@ -9,16 +9,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from prometheus_client import REGISTRY
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.parser import text_string_to_metric_families
 
 from inference_site.process_lifecycle import is_replacement
 
@@ -28,8 +26,6 @@ _RETRY_S = 0.5
 
 Health = Callable[[], str]
 """Returns a description of the fault, or an empty text while the process is healthy."""
-ChildPorts = Callable[[], Mapping[str, int]]
-"""Returns the metrics port of each child worker, by model."""
 
 
 _SIGNS_OF_A_PROXY = re.compile(
@@ -64,47 +60,13 @@ def _is_allowed(address: str) -> bool:
     return any(peer in network for network in settings.METRICS_ALLOWED_NETWORKS)
 
 
-def rendered(accept: str, child_ports: Mapping[str, int] | None = None) -> tuple[bytes, str]:
-    """Return the metrics of this process and its child workers, and their content type."""
+def rendered(accept: str) -> tuple[bytes, str]:
+    """Return the metrics of this process, and their content type."""
     encode, content_type = choose_encoder(accept)
-    return encode(_WithChildren(child_ports) if child_ports else REGISTRY), content_type
+    return encode(REGISTRY), content_type
 
 
-class _WithChildren:
-    """A registry that adds the samples of child workers, with the label ``child_worker``."""
-
-    def __init__(self, ports: Mapping[str, int]) -> None:
-        self._ports = ports
-
-    def collect(self) -> Iterable[Metric]:
-        """Return all metrics; leave out a child worker that does not answer."""
-        families = {family.name: family for family in REGISTRY.collect()}
-        for model, port in self._ports.items():
-            for family in _fetched(port):
-                samples = [
-                    sample._replace(labels={**sample.labels, "child_worker": model})
-                    for sample in family.samples
-                ]
-                family.samples = []
-                families.setdefault(family.name, family).samples += samples
-        return families.values()
-
-
-def _fetched(port: int) -> list[Metric]:
-    import httpx  # Only workers come here, and it takes a third of a second to import.
-
-    headers = {"Authorization": f"Bearer {settings.METRICS_TOKEN}"}
-    try:
-        page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=2)
-        page.raise_for_status()
-    except httpx.HTTPError:  # It is starting or ending.
-        return []
-    return list(text_string_to_metric_families(page.text))
-
-
-def serve_telemetry(
-    health: Health, child_ports: ChildPorts = dict, ready: Health | None = None
-) -> None:
+def serve_telemetry(health: Health, ready: Health | None = None) -> None:
     """Serve ``/metrics``, ``/health``, ``/health/ready`` on ``METRICS_PORT``, if it is set.
 
     A thread does. A process is ready when it is well, unless ``ready`` names a fault.
@@ -116,7 +78,6 @@ def serve_telemetry(
     where = (settings.METRICS_HOST, settings.METRICS_PORT)
     methods = {
         "health": staticmethod(health),
-        "child_ports": staticmethod(child_ports),
         "ready": staticmethod(ready or health),
     }
     handler = type("Telemetry", (_Handler,), methods)
@@ -153,14 +114,13 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # Seconds; frees the thread of a client that sends nothing.
     health: Health
-    child_ports: ChildPorts
     ready: Health
 
     def do_GET(self) -> None:  # http.server requires this name.
         """Answer a request."""
         match self.path.partition("?")[0]:
             case "/metrics" if self._may_scrape():
-                self._answer(200, *rendered(self.headers.get("Accept", ""), self.child_ports()))
+                self._answer(200, *rendered(self.headers.get("Accept", "")))
             case "/metrics":
                 self._answer(401, b"Send METRICS_TOKEN in 'Authorization: Bearer'.\n")
             case "/health" | "/health/ready" as path:

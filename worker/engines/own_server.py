@@ -1,8 +1,8 @@
 """OwnServer: a model whose server is a process of this worker.
 
-The server is started, asked until it is ready, spoken to by an engine, felt for a pulse, and started
-again when it ends. It listens on the loopback address, at a port and with a key that are chosen anew
-each time, so that nothing else on the host gets past the queue.
+The server is started, asked until it is ready, spoken to by an engine, asked for a sign of life
+every few seconds, and started again when it ends. It listens on the loopback address, at a port and
+with a key that are chosen anew each time, so that nothing else on the host gets past the queue.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class OwnServer(Engine):
         engine, process = self._running, self._process
 
         def on_end(error: Exception | None) -> None:
-            if process is None or not _may_be_a_loss(error):
+            if error is None or process is None or not _may_be_a_loss(error):
                 ended(error)
                 return
             # On a thread: the caller's must not wait for the process.
@@ -209,7 +209,7 @@ class OwnServer(Engine):
                 raise
             raise self._meaning(process, exc) from exc
 
-    def _meaning(self, process: ServerProcess, error: Exception | None) -> Exception | None:
+    def _meaning(self, process: ServerProcess, error: Exception) -> Exception:
         """Return what an error means, once it is known whether the process has ended with it."""
         if not process.ended.wait(_ENDS_S):
             return error
@@ -405,7 +405,7 @@ def _run(
         ended(None)
 
 
-def _may_be_a_loss(error: Exception | None) -> bool:
+def _may_be_a_loss(error: Exception) -> bool:
     """Whether a server that has ended may be why a run has failed."""
     return isinstance(error, EngineError) and not isinstance(error, InvalidRequest)
 

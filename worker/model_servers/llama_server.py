@@ -1,7 +1,7 @@
 """llama.cpp's HTTP server out of the wheel xllamacpp, with arguments of ``llama-server``.
 
-It runs without the platform's packages: ``python -I llama_server.py --model FILE …``. Arguments have
-the names and values that ``llama-server`` has for them, so that a build of that program can be
+It runs without the platform's packages: ``python -I llama_server.py --model FILE …``. Arguments
+have the names and values that ``llama-server`` has for them, so that a build of that program can be
 started in its place. The key that requests must bring is in ``LLAMA_API_KEY``, as it is there.
 """
 

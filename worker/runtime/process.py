@@ -9,22 +9,19 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis.exceptions
 from celery import Celery, bootsteps, signals
 from django.conf import settings
 
-from inference_site.catalogue.catalogue import catalogue, start_specs
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.environment import forget_secrets
 from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
-from inference_site.model_store.watching import look_patiently, wanted_specs, watch_models
+from inference_site.model_store.watching import wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_lifecycle import (
     default_stop_signals,
@@ -34,9 +31,8 @@ from inference_site.process_lifecycle import (
 from inference_site.rehearsal import rehearse
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
-from worker.engines.command.engine import folders
+from worker.engines.own_server import folders
 from worker.model_servers.process import sweep
-from worker.runtime.children.fork_server import ChildOrder, ForkServer, start_fork_server
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
@@ -52,11 +48,6 @@ _ENDS_S = 30.0
 """How long the process may take to end once what ran has ended, or has been stopped."""
 _SPARE_THREADS = 4
 """Slots are what bounds the generations. A thread is free only a while after its slot is."""
-
-_HUB_TOKEN = "HF_TOKEN"  # noqa: S105  # The name of a variable; only the parent fetches models.
-
-_USED_LATER = ("celery.apps.worker", "celery.concurrency.thread", "kombu.transport.redis")
-"""What Celery imports only when its worker starts."""
 
 _runtime: Runtime | None = None
 
@@ -79,76 +70,38 @@ def run_worker(
     """Serve the models of these names until stopped; return the exit status.
 
     SIGTERM and SIGHUP drain it: no new work, and running generations get ``DRAIN_TIMEOUT_S`` to
-    end. While models are loading, they end it at once. The function returns in child workers too,
-    which are forked from here. ``wait`` is called before anything is served. A worker that
-    ``takes_new`` loads each model that appears while it runs.
+    end. Before the first model is loaded, they end it at once. ``wait`` is called before anything
+    is served. A worker that ``takes_new`` loads each model that appears while it runs.
     Raise EngineLoadError, and ImproperlyConfigured for an unknown name.
     """
     catalogue()  # A bad models file is said before anything is waited for.
-    _prepare(app)
-    role = start_fork_server()  # Before this process has threads or connections.
-    if isinstance(role, ChildOrder):
-        return _serve(app, _child_specs(role), loglevel, role)
-    wait()
-    return _serve(app, wanted_specs(names), loglevel, role, takes_new=takes_new)
-
-
-def _prepare(app: Celery) -> None:
-    """Import and make what every worker uses: what is forked from this process has it then, and
-    no first request waits for it."""
-    for name in _USED_LATER:
-        import_module(name)
-    for kind in import_kinds():
+    for kind in import_kinds():  # No first request waits for it.
         reader_of(kind.assembly)
-    _ = app.backend  # Celery looks for it in all packages that are installed.
+    wait()
+    return _serve(app, wanted_specs(names), loglevel, takes_new=takes_new)
 
 
-def _child_specs(order: ChildOrder) -> list[ModelSpec]:
-    """Become the child worker of a model; return its spec as it is described now."""
-    keys = (spec.options.get("api_key_env") for spec in catalogue().models.values())
-    forget_secrets([_HUB_TOKEN, *filter(None, keys)])  # A library is loaded into this process.
-    settings.METRICS_PORT, settings.METRICS_HOST = order.metrics_port, "127.0.0.1"
-    with contextlib.suppress(OSError):  # What `top` shows, on Linux.
-        Path("/proc/self/comm").write_text(order.model)
-    catalogue.cache_clear()
-    if catalogue().find(order.model) is None or not catalogue().is_fixed(order.model):
-        look_patiently(order.model)
-    return start_specs([order.model])
-
-
-def _serve(
-    app: Celery,
-    specs: list[ModelSpec],
-    loglevel: str,
-    role: ForkServer | ChildOrder,
-    *,
-    takes_new: bool = False,
-) -> int:
+def _serve(app: Celery, specs: list[ModelSpec], loglevel: str, *, takes_new: bool) -> int:
     global _runtime  # noqa: PLW0603  # Celery tasks have no other way to what their process holds.
-    default_stop_signals()  # Also while a library keeps Python from running.
+    default_stop_signals()
     switch_threads_often()
-    runtime = _runtime = Runtime(_with_adapters(specs), role)
+    runtime = _runtime = Runtime(_with_adapters(specs))
     watch_worker(runtime)
     start_tracing("worker")
     folders.files = settings.DATA_DIR / "model-servers"
-    folders.models = settings.MODELS_DIR
-    if isinstance(role, ForkServer):
-        sweep(folders.files)
+    folders.models, folders.stall_s = settings.MODELS_DIR, settings.ENGINE_STALL_S
+    sweep(folders.files)
     rehearse()
     runtime.start()
-    if isinstance(role, ForkServer):
-        runtime.tell_supervisor_when_loaded()
-        watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
-        Pulls(runtime.id).start()
-    else:
-        watch_models()  # For the prices: its parent sees to the rest.
+    runtime.tell_supervisor_when_loaded()
+    watch_models(lambda changes: runtime.take_up(changes, takes_new=takes_new))
+    Pulls(runtime.id).start()
 
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
         runtime.drain()
         end_within(settings.DRAIN_TIMEOUT_S + _ENDS_S, status=1)
 
-    # Libraries have installed handlers while loading.
     signals.worker_init.connect(default_stop_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
     worker = _celery_worker(app, runtime, loglevel)

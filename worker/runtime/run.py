@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from inference_site.domain.errors import (
     EngineError,
     GenerationFailed,
     InvalidRequest,
+    ModelServerLost,
     ShuttingDown,
     StreamLost,
 )
@@ -33,6 +34,7 @@ from inference_site.domain.model_spec import Price
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
+from inference_site.generations.wake_ups import send_wake_up
 from inference_site.kept_content.keeping import Keeper, keeper_for
 from inference_site.observability.log_context import logged_with
 from inference_site.observability.metrics import Meter
@@ -169,12 +171,12 @@ class Run:
         """
         with self._logged():
             try:
-                if error is not None:
+                if error is not None and not self._was_stopped(error):
                     raise error
                 assert self._assembler is not None
                 status, ending = self._ended(self._assembler)
-            except (ShuttingDown, StreamLost) as exc:
-                if self._claim.may_restart and self._give_back():
+            except (ModelServerLost, ShuttingDown, StreamLost) as exc:
+                if self._claim.may_restart and self._give_back(exc):
                     self._span.end("given back")
                     return
                 status, ending = Status.FAILED, self._failure(exc)
@@ -183,20 +185,38 @@ class Run:
                 status, ending = Status.FAILED, self._failure(exc)
             self._finish(status, ending)
 
+    def _was_stopped(self, error: Exception) -> bool:
+        """Whether somebody has stopped what the end of its model's process has ended."""
+        is_asked = self._stream.stop_reason == StopReason.REQUESTED
+        return is_asked and isinstance(error, ModelServerLost)
+
     def _logged(self) -> AbstractContextManager[None]:
         claim = self._claim
         return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
 
-    def _give_back(self) -> bool:
-        """Leave a generation in the background to another worker; False if it is ours no more.
+    def _give_back(self, error: Exception) -> bool:
+        """Have a generation in the background begun anew; False if it is ours no more.
 
-        If PostgreSQL does not take that, who looks for orphans, or for dead workers, does it.
+        One that may have ended the process of its model is isolated the last time; what somebody
+        has stopped does not count as an attempt. If PostgreSQL does not take that, who looks for
+        orphans, or for dead workers, does it.
         """
         self._stream.release()
         claim = self._claim
+        is_suspect = isinstance(error, ModelServerLost) and error.is_suspect
         try:
             with lent_connection(), impatient_transaction():
-                return Generation.objects.requeue(claim.public_id, claim.worker, claim.attempt)
+                is_waiting = Generation.objects.requeue(
+                    claim.public_id,
+                    claim.worker,
+                    claim.attempt,
+                    isolated=is_suspect and claim.is_last_but_one,
+                    spared=not is_suspect,
+                )
+            if is_waiting and isinstance(error, ModelServerLost):
+                with suppress(redis.exceptions.RedisError):  # Maintenance sends another.
+                    send_wake_up(claim.model)
+            return is_waiting
         except DATABASE_UNAVAILABLE as exc:
             logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
             return True

@@ -20,7 +20,7 @@ from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
-from worker.runtime.isolation import Isolation, Permit
+from worker.runtime.isolation import Permit
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
 from worker.runtime.served_model import ServedModel
@@ -37,7 +37,7 @@ _MOST_LATE = 200
 class Runs:
     """What runs in this process. ``takes_nothing`` says whether nothing more is to be begun.
 
-    ``changed`` is called when ``is_open`` has changed.
+    ``changed`` is called when a model is open that was not, or the other way round.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Runs:
         takes_nothing: Callable[[], bool],
         changed: Callable[[], None],
     ) -> None:
-        self._changed, self._isolation = changed, Isolation()
+        self._changed = changed
         self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
         self._running: dict[Claim, tuple[ServedModel, Stream, Permit]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
@@ -55,11 +55,6 @@ class Runs:
         self._late: set[Claim] = set()
         """What has left its slot, and is not stored yet."""
         self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a run may begin: not while an isolated run is on trial."""
-        return self._isolation.is_open
 
     @property
     def attempts(self) -> set[tuple[str, int]]:
@@ -95,7 +90,7 @@ class Runs:
             model.missed_wake_up = False
             if not self._fill(model):
                 return
-            if self._takes_nothing() or not self.is_open:
+            if self._takes_nothing() or not model.isolation.is_open:
                 self._pass_on(model.spec.id)
                 return
 
@@ -135,11 +130,11 @@ class Runs:
         """
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
-        return not (model.is_open and self.is_open)
+        return not model.is_open
 
     def _claimed(self, model: ServedModel) -> tuple[Claim, Permit] | None:
         """Claim what may run now, beside what runs; None when there is nothing."""
-        permit = self._isolation.enter()
+        permit = model.isolation.enter()
         if permit is None:
             return None
         claim = None

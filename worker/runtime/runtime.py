@@ -6,24 +6,23 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import Changes, catalogue
-from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters, fleet
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.leases import (
-    LEASE_S,
     Lease,
     LiveWorker,
     ModelReport,
@@ -32,44 +31,31 @@ from inference_site.fleet.leases import (
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
-from worker.runtime.children.child_workers import ChildWorkers, ParentLink
-from worker.runtime.children.fork_server import ChildOrder, ForkServer
-from worker.runtime.children.idle import IdleWatch
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import devices, read_ahead
 from worker.runtime.host.state import host_state, process_memory_bytes
+from worker.runtime.idle import IdleWatch
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
-from worker.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _STOPPING_S = 5.0
-_PARENT_S = 5.0
 _TELLING_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
 _POLL_S = 0.2
 _UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
-_BUILDS_BYTES_PER_S = 200e6
-"""How fast an engine is built of a file in memory, at the least. Until it is, the lease may not be
-renewed: libraries keep the thread that does so from running."""
 
 
 class Runtime:
-    """One worker process. ``start`` before the first task, ``stop`` after the last.
+    """One worker process. ``start`` before the first task, ``stop`` after the last."""
 
-    ``role`` is the order of a child worker, or what forks the child workers of this one; without
-    it, all models are in this process.
-    """
-
-    def __init__(self, specs: list[ModelSpec], role: ForkServer | ChildOrder | None = None) -> None:
+    def __init__(self, specs: list[ModelSpec]) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._started_at = time.time()
-        self._order = role if isinstance(role, ChildOrder) else None
-        self._parent = ParentLink(self._order.link) if self._order else None
-        self._models = {spec.id: ServedModel(spec, self._changed, self._announce) for spec in specs}
+        self._models = {spec.id: self._served(spec) for spec in specs}
         self._lacking = set(self._models)
         self._returning = set(self._models)
         """The models that a worker in the place of this one would serve too."""
@@ -77,15 +63,13 @@ class Runtime:
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
         self._listener = Listener(self.id, self.obey)
-        self._idle_watches = [
-            IdleWatch(model, self._tell_leaving, _end_gently)
-            for model in self._models.values()
-            if self._order and self._order.may_idle
-        ]
-        server = role if isinstance(role, ForkServer) else None
-        self._child_workers = ChildWorkers(self.id, server, self)
-        self._apart = [] if server is None else _apart(specs)
-        self._watchdog = Watchdog(self._steps, self._give_up, settings.ENGINE_STALL_S)
+        self._idle_watches: dict[str, IdleWatch] = {}
+        self._may_idle: set[str] = set()
+        """The models that were loaded at run time: they are unloaded when idle for long."""
+        self._loading = threading.Lock()
+        """Held while a model is loaded: what fits depends on what is there already."""
+        self._settled = threading.Condition()
+        """Notified when a model was loaded, or could not be."""
         self._is_up = self._is_announced = self._is_draining = self._is_ending = False
         self._is_replaced = self._tells_end = False
         self._reads_wake_ups = True
@@ -94,8 +78,11 @@ class Runtime:
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when other models may be open than before."""
 
+    def _served(self, spec: ModelSpec) -> ServedModel:
+        return ServedModel(spec, self._changed, self._announce)
+
     def start(self) -> None:
-        """Announce the models and load them, one after the other; those in child workers later.
+        """Announce the models and begin to load them, one after the other.
 
         Return when one at least takes work. Raise EngineLoadError when none of them can be loaded,
         and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others that
@@ -103,35 +90,27 @@ class Runtime:
         """
         check_hooks()
         self._lease.start()
-        if self._parent:
-            self._parent.watch(self.end_now)
-            self._parent.tell("announced")
         self._await_memory()
-        try:
-            self._load_all()
-        except EngineLoadError as exc:
-            if self._parent:  # It tells of the failure before this lease is gone.
-                self._parent.tell("failed", str(exc))
-                self._parent.gone.wait(_PARENT_S)
+        models = list(self._models.values())
+        self._in_background(self._load_all, models)
+        with self._settled:
+            self._settled.wait_for(
+                lambda: (
+                    any(model.is_loaded for model in self._models.values())
+                    or all(map(_has_failed, self._models.values()))
+                )
+            )
+        models = list(self._models.values())
+        if models and not any(model.is_loaded for model in models):
             self._lease.stop()
-            raise
+            raise EngineLoadError("\n".join(model.report.reason for model in models))
         self._publisher.start()
         self._is_up = True
         self._lease.renew()
         self._is_announced = True
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
-        if self._parent:
-            self._parent.tell("loaded")
-        for watch in self._idle_watches:
-            watch.start()
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
-        self._watchdog.start()
-
-    @property
-    def child_worker_ports(self) -> dict[str, int]:
-        """The ports of the metrics of child workers on this host, by model."""
-        return self._child_workers.metrics_ports
 
     def lacking(self) -> list[str]:
         """Return the models it was started with that have never been ready when this was asked.
@@ -145,7 +124,7 @@ class Runtime:
             return sorted(self._lacking)
         models = [self._report(model) for model in tuple(self._models.values())]
         ready = {model.id for model in models if model.state == ModelState.READY}
-        self._lacking -= ready | self._child_workers.loaded
+        self._lacking -= ready
         return sorted(self._lacking)
 
     @property
@@ -169,7 +148,7 @@ class Runtime:
         return self._would_take(model)
 
     def _would_take(self, model: ServedModel) -> bool:
-        return model.is_open and self._runs.is_open and not self._takes_nothing
+        return model.is_open and not self._takes_nothing
 
     @property
     def threads(self) -> int:
@@ -193,7 +172,7 @@ class Runtime:
         if self._is_ending:
             return
         self._is_ending = True
-        for watch in self._idle_watches:
+        for watch in tuple(self._idle_watches.values()):
             watch.stop()
         self._ending.start()
         timer = threading.Timer(settings.DRAIN_TIMEOUT_S, self._publisher.stop_all)
@@ -210,29 +189,26 @@ class Runtime:
         if self._is_replaced:
             attempt("restart", lambda: fleet.note_restart(self._returning))
         self._tells_end = True
-        self._child_workers.terminate()
         self._lease.renew()
 
     def cut(self) -> None:
         """Stop what is running, without the rest of its time."""
-        self._in_background(lambda _: self._publisher.stop_all(), "")
-        self._child_workers.interrupt()
+        self._in_background(self._publisher.stop_all)
 
     def stop(self) -> None:
         """Send out what is left and give the lease back."""
         self._stopped.set()
-        self._watchdog.stop()
         self._listener.stop()
         if self._is_ending:
             self._ending.join(_TELLING_S)
-        self._child_workers.wait(settings.DRAIN_TIMEOUT_S)
         self._runs.wait(settings.DRAIN_TIMEOUT_S + _STOPPING_S)
         self._publisher.stop()
         self._lease.stop()
         if self._is_replaced:
             attempt("restart", self._note_served_by_others)
-        for model in tuple(self._models.values()):
-            model.close()
+        models = tuple(self._models.values())
+        with ThreadPoolExecutor(max(1, len(models))) as pool:
+            list(pool.map(ServedModel.close, models))
 
     def _note_restarted(self, models: Collection[str]) -> None:
         attempt("restart", lambda: fleet.note_restarted(models))
@@ -309,7 +285,7 @@ class Runtime:
         """Serve the models as they are described now; ``takes_new``: also those that are new."""
         for spec in changes.gone:
             self._returning.discard(spec.id)
-            self._in_background(self._leave, spec.id)
+            self._in_background(self._unload, spec.id)
         for old, new in changes.changed:
             if new.runs_otherwise_than(old):
                 self._in_background(self._load_anew, new.id)
@@ -317,22 +293,29 @@ class Runtime:
             self._returning.add(spec.id)
             self.obey(Command("load", spec.id))
 
-    def _in_background(self, act: Callable[[str], None], model_id: str) -> None:
-        threading.Thread(target=act, args=(model_id,), daemon=True).start()
-
-    def _leave(self, model_id: str) -> None:
-        """Serve a model no more, in this process or in a child worker."""
-        self._child_workers.stop(model_id)
-        self._unload(model_id)
+    def _in_background(self, act: Callable[..., object], *arguments: Any) -> None:
+        threading.Thread(target=act, args=arguments, daemon=True).start()
 
     def _load_anew(self, model_id: str) -> None:
         """Load a model again, if this worker has it or has failed to load it."""
-        if model_id in self._child_workers.models:
-            self._tell_of(model_id, "", has_failed=False)  # It is loading, until the child says so.
-            self._child_workers.restart(model_id)
-        elif model_id in self._models:
-            self._unload(model_id)
-            self.obey(Command("load", model_id))
+        model = self._models.get(model_id)
+        if model is None or not self._empty(model, comes_again=True):
+            return
+        model.close()
+        if (spec := self._spec_of(model_id)) is None:
+            self._models.pop(model_id, None)
+            return
+        self._models[model_id] = model = self._served(spec)
+        self._lease.renew()
+        self._load(model)
+
+    def _spec_of(self, model_id: str) -> ModelSpec | None:
+        """Return a model as it is described now, with the adapters that were added to it."""
+        spec = catalogue().find(model_id)
+        if spec is not None:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                return adapters.read().to(spec)
+        return spec
 
     def described(self) -> LiveWorker:
         """Return what the lease says."""
@@ -345,9 +328,8 @@ class Runtime:
             is_draining=self._is_draining or self._tells_end or self._stopped.is_set(),
             devices=devices(),
             loadable=self._loadable(),
-            parent=self._order.parent if self._order else "",
             release=settings.VERSION,
-            state=None if self._order else host_state(),
+            state=host_state(),
             memory_bytes=process_memory_bytes(),
         )
 
@@ -361,11 +343,11 @@ class Runtime:
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
-        if not (self._child_workers.can_start and self._is_up) or self._takes_nothing:
+        if not self._is_up or self._takes_nothing:
             return ()
         models = tuple(self._models.items())
         taken = {id_ for id_, m in models if m.is_loaded or m.state != ModelState.FAILED}
-        taken |= self._child_workers.models
+        taken -= {id_ for id_, watch in tuple(self._idle_watches.items()) if watch.is_leaving}
         specs = catalogue().models.values()
         return tuple(
             spec.id
@@ -373,127 +355,90 @@ class Runtime:
             if spec.id not in taken and (spec.file is None or spec.file.is_file())
         )
 
-    def _load_all(self) -> None:
-        for id_ in self._apart:
-            self._child_workers.start(id_, may_idle=False)
-        own = [model for id_, model in tuple(self._models.items()) if id_ not in self._apart]
-        for model in own:
-            try:
-                self._load(model)
-            except EngineLoadError as exc:
-                logger.error("%s", exc)  # It says all there is to say.
-        if any(model.is_loaded for model in own):
-            return
-        self._child_workers.wait_for_one()
-        models = tuple(self._models.values())
-        if models and not self._child_workers.models:
-            raise EngineLoadError("\n".join(model.report.reason for model in models))
+    def _load_all(self, models: Sequence[ServedModel]) -> None:
+        for model in models:
+            self._load(model)
 
     def _load(self, model: ServedModel) -> None:
-        spec = model.spec
-        if spec.file is not None:
-            for model.progress in read_ahead(spec.file):
-                pass
-        size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
-        self._lease.renew(LEASE_S + round(size / _BUILDS_BYTES_PER_S))
-        try:
-            model.load()
-        finally:
-            self._lease.renew(LEASE_S)
-        fleet.clear_pending_load(spec.id)
-        logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+        """Load a model, when no other is loading; say in the log and the lease what came of it.
 
-    def _load_beside(self, model: str) -> None:
-        """Load a model in a process of its own."""
-        spec = catalogue().find(model)
-        if spec is None or spec.id not in self._loadable():
-            logger.warning("cannot load %s: unknown, loaded already, or without its file", model)
-            fleet.clear_pending_load(model)  # Of a request that saw an older lease.
+        If adapters were added to it and it cannot be loaded with them, it is loaded without the
+        newest of them.
+        """
+        spec = model.spec
+        with self._loading:
+            if self._stopped.is_set() or self._models.get(spec.id) is not model:
+                return
+            if spec.file is not None:
+                for model.progress in read_ahead(spec.file):
+                    pass
+            try:
+                model.load()
+            except EngineLoadError as exc:
+                logger.error("%s", exc)  # It says all there is to say.
+            else:
+                logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+                fleet.clear_pending_load(spec.id)
+        if not model.is_loaded and self._drops_newest_adapter(spec.id):
+            self._load_anew(spec.id)
             return
-        self._models[spec.id] = ServedModel(spec)  # Until the child worker announces it.
-        self._child_workers.start(spec.id)
+        with self._settled:
+            self._settled.notify_all()
+        if spec.id in self._may_idle and model.is_loaded:
+            watch = IdleWatch(model, self._lease.renew, lambda: self._unload(spec.id))
+            self._idle_watches[spec.id] = watch
+            watch.start()
+        if self._is_announced:
+            self._lease.renew()
+            self._changed()
+            if model.is_loaded:
+                self._note_restarted([spec.id])
+
+    def _drops_newest_adapter(self, model: str) -> bool:
+        dropped = None
+        with contextlib.suppress(redis.exceptions.RedisError):
+            dropped = adapters.remove_newest(model)
+        if dropped is not None:
+            logger.error("%s: it is loaded without the adapter %s", model, dropped)
+        return dropped is not None
+
+    def _load_beside(self, model_id: str) -> None:
+        """Load a model that this worker was not started with."""
+        spec = self._spec_of(model_id)
+        if spec is None or spec.id not in self._loadable():
+            logger.warning("cannot load %s: unknown, loaded already, or without file", model_id)
+            fleet.clear_pending_load(model_id)  # Of a request that saw an older lease.
+            return
+        if (watch := self._idle_watches.get(spec.id)) and watch.keep():
+            fleet.clear_pending_load(spec.id)
+            return
+        self._may_idle.add(spec.id)
+        model = self._models[spec.id] = self._served(spec)
         self._lease.renew()
         fleet.note_announced_load(spec.id)
+        self._in_background(self._load, model)
 
     def _unload(self, model_id: str) -> None:
-        """Drop a model; the process of a child worker ends with it."""
+        """Drop a model."""
         model = self._models.get(model_id)
-        if model is None:
+        if watch := self._idle_watches.pop(model_id, None):
+            watch.stop()
+        if model is None or not self._empty(model):
             return
-        if self._parent:
-            _end_gently()
-            return
-        self._child_workers.stop(model_id)
-        if not model.drain(settings.DRAIN_TIMEOUT_S):
-            self._runs.stop(model)
-        if not model.drain(_STOPPING_S):
-            logger.error("model %s is not dropped: what runs on it does not stop", model_id)
-            return
-        self._models.pop(model_id, None)
+        if self._models.get(model_id) is model:  # It may have been asked for again.
+            del self._models[model_id]
         model.close()
         self._lease.renew()
         logger.info("dropped model %s", model_id)
 
-    def on_child_announced(self, model: str) -> None:
-        """Leave it to the child's own lease to tell of the model."""
-        self._models.pop(model, None)
-        self._lease.renew()
-
-    def on_child_gone(self) -> None:
-        """Tell which models may be loaded now."""
-        if not self._is_ending:
-            self._lease.renew()
-
-    def on_child_failed(self, model: str, reason: str) -> None:
-        """Announce that a child worker could not load its model.
-
-        If adapters were added to it, it is loaded again without the newest of them.
-        """
-        logger.error("%s: %s", model, reason)
-        dropped = None
-        with contextlib.suppress(redis.exceptions.RedisError):
-            dropped = adapters.remove_newest(model)
-        self._tell_of(model, reason, has_failed=dropped is None)
-        if dropped is not None:
-            logger.error("%s: it is loaded without the adapter %s", model, dropped)
-            self._child_workers.restart(model)
-
-    def on_child_crashed(self, model: str, reason: str) -> None:
-        """Announce that a model is being loaded again."""
-        logger.error("%s: %s It is loaded again.", model, reason)
-        self._tell_of(model, reason, has_failed=False)
-
-    def _tell_of(self, model_id: str, reason: str, *, has_failed: bool) -> None:
-        spec = catalogue().find(model_id)
-        if spec is None:
-            return
-        model = self._models[spec.id] = ServedModel(spec, reason=reason)
-        if has_failed:
-            model.fail(reason)
-        self._lease.renew()
-
-    def _tell_leaving(self, is_leaving: bool) -> None:
-        self._lease.renew()
-        if self._parent:
-            self._parent.tell("leaving" if is_leaving else "loaded")
-
-    def _steps(self) -> dict[str, int]:
-        models = tuple(self._models.values())
-        return {model.spec.id: steps for model in models if (steps := model.steps) is not None}
-
-    def _give_up(self, model_id: str) -> None:
-        """End this process now: the engine of a model stands still, and nothing can stop it."""
-        logger.critical(
-            "the engine of %s has made no step for %d s; ending this process",
-            model_id,
-            settings.ENGINE_STALL_S,
-        )
-        self.end_now()
-
-    def end_now(self) -> None:
-        """End this process as if it had been killed, but give back its lease."""
-        self._lease.stop()
-        os._exit(1)
+    def _empty(self, model: ServedModel, *, comes_again: bool = False) -> bool:
+        """Let what runs on a model end, and nothing begin; return whether nothing runs on it."""
+        if not model.drain(settings.DRAIN_TIMEOUT_S, comes_again=comes_again):
+            self._runs.stop(model)
+        if model.drain(_STOPPING_S, comes_again=comes_again):
+            return True
+        logger.error("model %s is not dropped: what runs on it does not stop", model.spec.id)
+        return False
 
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""
@@ -501,16 +446,5 @@ class Runtime:
             attempt("orphans", lambda: give_up_orphans(self.id, lambda: self._runs.attempts))
 
 
-def _end_gently() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _apart(specs: list[ModelSpec]) -> list[str]:
-    """Return the models that get a process of their own: those that a library runs.
-
-    The only model stays in the worker, unless others may come on demand: there is nothing else that
-    its crash could harm.
-    """
-    if len(specs) == 1 and not settings.LOAD_ON_DEMAND:
-        return []
-    return [spec.id for spec in specs if spec.engine in LIBRARIES]
+def _has_failed(model: ServedModel) -> bool:
+    return not model.is_loaded and model.state == ModelState.FAILED

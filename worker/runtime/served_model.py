@@ -13,6 +13,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelReport, ModelState
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
+from worker.runtime.isolation import Isolation
 
 _LATEST = 0.1
 """The part that the latest run has in the mean of their times."""
@@ -40,10 +41,12 @@ class ServedModel:
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
+        self.isolation = Isolation()
         self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
+        self._is_closed = False
         self._facts: FileFacts = {}
         self._busy = self._expected = 0
         self._used_at = time.monotonic()
@@ -57,11 +60,6 @@ class ServedModel:
         if self._engine is None:
             raise RuntimeError(f"{self.spec.id} is not loaded.")
         return self._engine
-
-    @property
-    def steps(self) -> int | None:
-        """The steps of its engine (see ``Engine.steps``)."""
-        return None if self._engine is None else self._engine.steps
 
     @property
     def is_loaded(self) -> bool:
@@ -95,9 +93,10 @@ class ServedModel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it would take a generation now."""
+        """Whether it would take a generation now: not while an isolated one is on trial."""
         taken = self._busy + self._expected
-        return self.state == ModelState.READY and taken < self.spec.slots
+        is_free = self.isolation.is_open and taken < self.spec.slots
+        return is_free and self.state == ModelState.READY
 
     @property
     def idle_s(self) -> float:
@@ -126,10 +125,16 @@ class ServedModel:
     def load(self) -> None:
         """Build its engine. Raise EngineLoadError, after which it counts as failed."""
         try:
-            self._engine = load_engine(self.spec)
+            engine = load_engine(self.spec)
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
+        with self._changed:
+            if not self._is_closed:
+                self._engine = engine
+        if self._engine is None:
+            engine.close()
+            return
         self._facts = file_facts(self.spec)
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
@@ -145,11 +150,15 @@ class ServedModel:
         """Say that it could not be loaded, and why."""
         self._state, self._reason = ModelState.FAILED, reason
 
-    def drain(self, timeout_s: float) -> bool:
-        """Take no new work; return whether what runs has ended within the time."""
+    def drain(self, timeout_s: float, *, comes_again: bool = False) -> bool:
+        """Take no new work; return whether what runs has ended within the time.
+
+        ``comes_again``: it will be loaded anew at once, which requests can wait for.
+        """
         with self._changed:
             if self._state == ModelState.READY:
-                self._state, self._since = ModelState.DRAINING, time.time()
+                self._state = ModelState.LOADING if comes_again else ModelState.DRAINING
+                self._since = time.time()
                 self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
 
@@ -162,7 +171,9 @@ class ServedModel:
 
     def close(self) -> None:
         """Free its memory. Nothing runs when this is called."""
-        engine, self._engine = self._engine, None
+        with self._changed:
+            self._is_closed = True
+            engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
 

@@ -24,10 +24,6 @@ class Worker(Protocol):
     def described(self) -> LiveWorker:
         """Return what its lease says."""
 
-    @property
-    def child_worker_ports(self) -> dict[str, int]:
-        """The ports of the metrics of child workers on this host, by model."""
-
     def lacking(self) -> list[str]:
         """Return the models it was started with that have never been ready."""
 
@@ -41,7 +37,7 @@ def watch_worker(worker: Worker) -> None:
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_WorkerMetrics(worker))
     health = fresh(LEASE_RENEWED, "the lease was not renewed")
-    serve_telemetry(health, lambda: worker.child_worker_ports, lambda: _not_ready(worker))
+    serve_telemetry(health, lambda: _not_ready(worker))
 
 
 def _not_ready(worker: Worker) -> str:

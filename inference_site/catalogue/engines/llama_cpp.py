@@ -101,8 +101,8 @@ class LlamaCppOptions(Tuning):
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
     for a completion with a suffix. ``mmproj`` is the GGUF file of a projector, for the
     ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for which
-    llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of llama.cpp's
-    server.
+    llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of the
+    server of llama.cpp.
     """
 
     embedding: Literal["mean", "cls", "last"] | None = None

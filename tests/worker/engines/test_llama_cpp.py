@@ -362,7 +362,7 @@ ACCENTS = "e" + "\u0301" * 300_000
 
 
 class Watched:
-    """What llama.cpp's server is asked: how many characters are tokenized, and what is generated."""
+    """How many characters llama.cpp's server is given to tokenize, and what it generates."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters: list[int] = []

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import redis.exceptions
 from django.db import OperationalError
@@ -38,7 +37,6 @@ from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 from worker.runtime import isolation, runs, served_model
-from worker.runtime.children.fork_server import ChildOrder
 from worker.runtime.host import memory
 from worker.runtime.runtime import Runtime
 
@@ -163,7 +161,9 @@ def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
         )
         pool.submit(runtime.serve, "m")
         wait_until(lambda: running.count() == 2)  # It does not wait for the other's end,
-        wait_until(lambda: runtime._runs.is_open)  # and has given output for long enough.
+        wait_until(
+            lambda: runtime._models["m"].isolation.is_open
+        )  # and has given output for long enough.
         runtime.drain()
         runtime._publisher.stop_all()
 
@@ -398,32 +398,6 @@ def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> 
     wait_until(lambda: (found := announced(runtime)) is not None and found.is_draining)
     obey(runtime, "resume")
     wait_until(lambda: "m" in runtime.open_models())
-
-
-def test_what_a_child_worker_could_not_load_is_announced_by_its_parent(runtime: Runtime) -> None:
-    runtime.on_child_failed("demo", "no memory")
-    found = announced(runtime)
-    failed = found.model("demo") if found else None
-    assert failed is not None
-    assert (failed.state, failed.reason) == (ModelState.FAILED, "no memory")
-
-
-def test_a_child_worker_tells_its_parent_why_it_has_not_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Runtime, "end_now", lambda _: None)  # It ends with its parent's link.
-    ours, theirs = socket.socketpair()
-    child = Runtime(
-        [replace(BROKEN, id="demo")], ChildOrder("demo", "host:parent", 0, False, theirs)
-    )
-    with ours, theirs:
-        ours.shutdown(socket.SHUT_WR)  # It need not wait until its failure is told.
-        with pytest.raises(EngineLoadError):
-            child.start()
-        told = [orjson.loads(line) for line in ours.recv(4096).splitlines()]
-    child._publisher._loop.close()  # It never ran.
-    assert [stage for stage, _ in told] == ["announced", "failed"]
-    assert "needs a 'file'" in told[-1][1]
 
 
 def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) -> None:

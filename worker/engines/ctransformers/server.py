@@ -1,10 +1,10 @@
 """A server of one model on ctransformers, a program without Django.
 
-``python -m worker.engines.ctransformers.server ENTRY`` with the entry as JSON. It speaks llama.cpp's
-dialect as far as the platform asks: ``/v1/completions`` as a stream, ``/tokenize``, ``/detokenize``,
-``/v1/models`` and ``/health``; a ``grammar`` is one of llguidance, checked by who asks. ``/pulse``
-answers with 503 while a run has made no step since it was asked before. A run ends when its
-connection does. The key that requests must bring is in ``MODEL_SERVER_KEY``.
+``python -m worker.engines.ctransformers.server ENTRY`` with the entry as JSON. It has llama.cpp's
+endpoints as far as the platform uses them: ``/v1/completions`` as a stream, ``/tokenize``,
+``/detokenize``, ``/v1/models`` and ``/health``; a ``grammar`` is one of llguidance, checked by who
+asks. ``/pulse`` answers with 503 while a run has made no step since it was asked before. A run ends
+when its connection does. The key that requests must bring is in ``MODEL_SERVER_KEY``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ModelServer:
         return web.json_response({"status": "ok"})
 
     async def _pulse(self, _: web.Request) -> web.Response:
-        goes_on = all([run.takes_step() for run in self._runs])
+        goes_on = not sum(not run.takes_step() for run in self._runs)  # Each is asked.
         return web.Response(status=200 if goes_on else 503)
 
     async def _models(self, _: web.Request) -> web.Response:

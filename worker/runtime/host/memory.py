@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from inference_site.fleet.leases import HOST_MEMORY, Device
 from inference_site.host import memory_bytes
+from worker.runtime.host.nvml import gpus
 
 _CHUNK_BYTES = 16 * 2**20
 
 
 def devices() -> tuple[Device, ...]:
-    """Return the GPUs that llama.cpp sees, if it is loaded in this process, else host memory.
-
-    Asking it loads its library, which a worker without a model of it has no use for.
-    """
-    # While it is being imported, it is there without its functions.
-    get_device_info = getattr(sys.modules.get("xllamacpp"), "get_device_info", list)
-    seen: list[Any] = get_device_info()
-    gpus = [d for d in seen if "CPU" not in d["type"].name and d["memory_total"]]
-    found = tuple(Device(d["name"], d["memory_total"], d["memory_free"]) for d in gpus)
-    return found or (Device(HOST_MEMORY, *memory_bytes()),)
+    """Return the GPUs that the driver tells of, else the host's memory."""
+    return gpus() or (Device(HOST_MEMORY, *memory_bytes()),)
 
 
 def read_ahead(path: Path) -> Iterator[float]:

@@ -17,17 +17,20 @@ _SEEN_S = 3.0
 
 
 class IdleWatch:
-    """Ends the process of a model that has been idle for ``keep_alive_s`` of its spec.
+    """Unloads a model that has been idle for ``keep_alive_s`` of its spec.
 
-    ``announce`` tells the site whether the model is leaving; ``end`` ends the process as a command
-    to unload does.
+    ``announce`` is called when the model leaves, or stays after all; ``end`` unloads it.
     """
 
     def __init__(
-        self, model: ServedModel, announce: Callable[[bool], None], end: Callable[[], None]
+        self, model: ServedModel, announce: Callable[[], None], end: Callable[[], None]
     ) -> None:
         self._model, self._announce, self._end = model, announce, end
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self.is_leaving = False
+        """Whether the model takes no new work, because nothing has asked for it for a while."""
+        self._is_kept = False
 
     def start(self) -> None:
         """Begin to look, if the model's entry has ``keep_alive``."""
@@ -38,6 +41,12 @@ class IdleWatch:
         """Look no more."""
         self._stopped.set()
 
+    def keep(self) -> bool:
+        """Have a model that is leaving stay; return False if it is too late."""
+        with self._lock:
+            self._is_kept = self.is_leaving and not self._stopped.is_set()
+            return self._is_kept
+
     def _main(self) -> None:
         keep_alive_s = self._model.spec.keep_alive_s or 0.0
         while not self._stopped.wait(_LOOK_S):
@@ -47,13 +56,18 @@ class IdleWatch:
 
     def _retires(self) -> bool:
         """Take no new work, and return whether none has come on the way; take it otherwise."""
+        self._is_kept, self.is_leaving = False, True
         self._model.drain(0)
-        self._announce(True)
+        self._announce()
         self._stopped.wait(_SEEN_S)
-        if not self._is_wanted():
-            return True
+        is_wanted = self._is_wanted()
+        with self._lock:
+            if not (is_wanted or self._is_kept):
+                self._stopped.set()
+                return True
+            self.is_leaving = False
         self._model.resume()
-        self._announce(False)
+        self._announce()
         return False
 
     def _is_wanted(self) -> bool:

@@ -1,1 +1,0 @@
-"""Processes of single models: how they are forked, watched, restarted, and ended when idle."""
