@@ -150,14 +150,6 @@ def test_a_load_that_takes_long_is_not_begun_again(model: str, announce: Announc
     assert fleet.load(other, model) == other
 
 
-def test_the_gpus_of_a_worker_are_seen_by_its_child_workers(model: str, announce: Announce) -> None:
-    host = (Device("memory", 100, 80),)
-    full, roomy = (announce(loadable=(model,), devices=host) for _ in range(2))
-    announce(parent=full, devices=memory(10))
-    announce(parent=roomy, devices=memory(20))
-    assert fleet.load(None, model) == roomy
-
-
 def test_a_load_may_name_its_worker_beside_one_that_goes_on(model: str, announce: Announce) -> None:
     one, two = (announce(loadable=(model,)) for _ in range(2))
     assert fleet.load(one, model) == one
@@ -196,13 +188,11 @@ def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> 
     assert model not in fleet.unloaded_on_purpose()
 
 
-def test_a_worker_is_drained_with_its_child_workers(model: str, announce: Announce) -> None:
-    parent = announce()
-    child, other = announce(parent=parent), announce()
-    fleet.drain(parent)
-    fleet.resume(parent)
-    both = [("drain", ""), ("resume", "")]
-    assert (told(parent), told(child), told(other)) == (both, both, [])
+def test_a_worker_is_drained_and_takes_work_again(model: str, announce: Announce) -> None:
+    drained, other = announce(), announce()
+    fleet.drain(drained)
+    fleet.resume(drained)
+    assert (told(drained), told(other)) == ([("drain", ""), ("resume", "")], [])
     with pytest.raises(UnknownWorker):
         fleet.drain("ghost")
 
