@@ -301,8 +301,10 @@ RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
 QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
-# How long an engine in a worker may stand still while something runs on it; 0: for ever.
+# How long the server of a model may give no sign of life; 0: for ever.
 ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)
+# A build of llama.cpp's server, in place of the one in the wheel.
+LLAMA_SERVER = environment.text("LLAMA_SERVER")
 # How long a turn waits for the worker that has its conversation in memory; 0: it does not.
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # The models that workers load when they start; empty: all of the catalogue; "none": none.

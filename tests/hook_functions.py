@@ -53,7 +53,7 @@ def on_done(context: HookContext, chunks: Sequence[Chunk]) -> None:
 
 
 def freeze(context: HookContext, chunk: Chunk) -> Chunk:
-    """Stand still, once, after a test has written a file; an engine waits for its hooks.
+    """Stand still, once, after a test has written a file; all that is read waits for its hooks.
 
     Another file has the consumer of the wake-ups stand still.
     """
@@ -61,23 +61,6 @@ def freeze(context: HookContext, chunk: Chunk) -> Chunk:
         time.sleep(600)
     if context.model == "scripted" and _is_asked("freeze-consumer"):
         _freeze_consumer()
-    return chunk
-
-
-_begun: set[str] = set()
-"""The generations of this process whose first chunk ``hold`` has seen."""
-
-
-def hold(context: HookContext, chunk: Chunk) -> Chunk:
-    """Pass the first chunk on; at the second, wait while the file ``hold`` of a test exists.
-
-    A generation of a model in a library is then certain to run until the file is removed.
-    """
-    if context.model in ("demo", "apart"):
-        if context.generation_id in _begun:
-            while Path(os.environ["DATA_DIR"], "hold").exists():
-                time.sleep(0.02)
-        _begun.add(context.generation_id)
     return chunk
 
 

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +227,22 @@ class ServedStack:
                 return int(child.pid)
         raise AssertionError(f"{name} does not run")
 
+    def server_of(self, model: str) -> psutil.Process:
+        """The process that runs a model of llama.cpp, as it is now."""
+        for process in psutil.Process(self.pid_of("worker")).children(recursive=True):
+            with suppress(psutil.Error):
+                if f"--alias {model} " in " ".join(process.cmdline()):
+                    return process
+        raise AssertionError(f"{model} has no server")
+
     def leftovers(self) -> list[psutil.Process]:
         """Every process that was started for this stack and still runs, whoever its parent is."""
         left = []
         for process in psutil.process_iter():
             try:
                 is_own = process.environ().get("DATA_DIR") == str(self.data_dir)
-                if is_own and process.status() != psutil.STATUS_ZOMBIE:
+                is_of_model = process.cwd() == str(self.data_dir / "model-servers")
+                if (is_own or is_of_model) and process.status() != psutil.STATUS_ZOMBIE:
                     left.append(process)
             except psutil.Error:  # It has ended, or is somebody else's.
                 continue

@@ -187,7 +187,7 @@ def test_a_worker_tells_for_the_models_that_it_loads_at_run_time(site: Site) -> 
     site.workers = [worker]
     scopes = ("--scope", "inference", "--scope", "models:write")
     key = site.local.run("migrate", "create_api_key", "--name", "loads", *scopes).stdout.strip()
-    told = {"model": "scripted", "child_worker": "scripted"}
+    told = {"model": "scripted"}
     with httpx.Client(
         base_url=site.webs[0].url, headers={"Authorization": f"Bearer {key}"}, timeout=60
     ) as client:

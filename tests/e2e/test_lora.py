@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from inference_site.accounts.models import Scope
@@ -136,13 +137,9 @@ def adapters_of(http: httpx.Client, model: str) -> dict[str, float]:
     return {entry["name"]: entry["scale"] for entry in listed}
 
 
-def worker_of(client: openai.OpenAI, stack: ServedStack, model: str) -> str:
-    """The process that serves the model now."""
-    completion = client.chat.completions.create(model=model, messages=STORY, max_tokens=1)
-    return str(stack.row(completion.id)["worker"])
-
-
-def wait_until_reloaded(client: openai.OpenAI, stack: ServedStack, model: str, before: str) -> None:
+def wait_until_reloaded(
+    client: openai.OpenAI, stack: ServedStack, model: str, before: psutil.Process
+) -> None:
     """Return when the model is served, and by another process than ``before``.
 
     That one goes on taking requests until it is told to end.
@@ -150,9 +147,10 @@ def wait_until_reloaded(client: openai.OpenAI, stack: ServedStack, model: str, b
 
     def is_reloaded() -> bool:
         try:
-            return worker_of(client, stack, model) != before
+            client.chat.completions.create(model=model, messages=STORY, max_tokens=1)
         except openai.InternalServerError:  # It is being loaded.
             return False
+        return not before.is_running()
 
     wait_until(is_reloaded, 120, "the model to be loaded anew")
 
@@ -162,7 +160,7 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
 ) -> None:
     write_adapter(stack.data_dir / "models" / "late" / "late.gguf", seed=7)
     late = {"lora_name": "late", "lora_path": "late/late.gguf", "model": "hooked-demo"}
-    plain, before = told(client, None, "hooked-demo"), worker_of(client, stack, "hooked-demo")
+    plain, before = told(client, None, "hooked-demo"), stack.server_of("hooked-demo")
     with pytest.raises(openai.NotFoundError):
         told(client, model="late")
 
@@ -186,7 +184,7 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
     assert told(client, [], "hooked-demo") == plain
     assert operator.post("/lora-adapters", params=where, json=[]).status_code == 200
 
-    before = worker_of(client, stack, "hooked-demo")
+    before = stack.server_of("hooked-demo")
     gone = operator.post("/v1/unload_lora_adapter", json={"lora_name": "late"})
     assert gone.status_code == 200
     wait_until_reloaded(client, stack, "hooked-demo", before)
@@ -201,7 +199,7 @@ def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
 ) -> None:
     """Its file says that it is for such models, and its tensors are not."""
     file = write_misfit(stack.data_dir / "models" / "misfit.gguf")
-    plain, before = told(client, None, "hooked-demo"), worker_of(client, stack, "hooked-demo")
+    plain, before = told(client, None, "hooked-demo"), stack.server_of("hooked-demo")
     body = {"lora_name": "misfit", "lora_path": file.name, "model": "hooked-demo"}
     assert operator.post("/v1/load_lora_adapter", json=body).status_code == 200
     wait_until(lambda: adapters_of(operator, "hooked-demo") == {}, 120, "it to be dropped")

@@ -105,20 +105,32 @@ def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> N
     wait_until(lambda: works(stack), 120, "the next request")
 
 
-def test_an_engine_that_stands_still_takes_the_process_of_its_model_along(
-    stack: ServedStack,
-) -> None:
+def test_a_server_that_stands_still_is_killed_and_its_model_comes_back(stack: ServedStack) -> None:
     wait_until(lambda: answers(stack, "demo"), 120, "the model to be loaded")
-    worker = stack.pid_of("worker")
+    worker, server = stack.pid_of("worker"), stack.server_of("demo")
+    server.suspend()
+    with pytest.raises(openai.APIError, match="ended before the answer"):
+        stack.client().chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Hi"}], timeout=90
+        )
+    log = stack.data_dir / "log" / "worker.log"
+    assert "it gave no sign of life for 5 s" in log.read_text()
+    wait_until(lambda: answers(stack, "demo"), 120, "the next request")
+    assert stack.server_of("demo") != server
+    assert stack.pid_of("worker") == worker
+
+
+def test_a_hook_that_stands_still_takes_the_worker_along(stack: ServedStack) -> None:
+    """One thread reads all servers, and so calls the hooks of all of their models."""
+    wait_until(lambda: answers(stack, "demo"), 120, "the model to be loaded")
     (stack.data_dir / "freeze").touch()
     with pytest.raises(openai.APIError, match="died"):
         stack.client().chat.completions.create(
             model="demo", messages=[{"role": "user", "content": "Hi"}], timeout=90
         )
     log = stack.data_dir / "log" / "worker.log"
-    wait_until(lambda: "the worker of demo has ended (exit status 1)" in log.read_text(), 120, "it")
-    wait_until(lambda: works(stack), 120, "the next request")
-    assert stack.pid_of("worker") == worker
+    assert "no server was read for 5 s; this process ends" in log.read_text()
+    wait_until(lambda: answers(stack, "demo"), 120, "the next request")
 
 
 def test_client_that_stands_still_is_dropped(stack: ServedStack) -> None:

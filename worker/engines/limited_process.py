@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any
 
 from inference_site.domain.errors import GenerationFailed
 
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
+"""All that the process gets of the worker's environment, which holds secrets."""
 _ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60
 """For a process that gets no processor time: its own limit is one of such time."""
@@ -74,6 +77,7 @@ class LimitedProcess:
         return subprocess.Popen(
             [sys.executable, "-m", self._module],
             cwd=_ROOT,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

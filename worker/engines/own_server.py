@@ -55,11 +55,16 @@ loaded one after the other."""
 
 
 @dataclass
-class Folders:
-    """Where logs and pid files of servers are, and what ``{models_dir}`` stands for."""
+class ServerSettings:
+    """What all servers of a worker have in common.
+
+    ``files`` is where their logs and pid files are, ``models`` what ``{models_dir}`` stands for,
+    ``llama_server`` the command of a build of llama.cpp's server, empty for the one in the wheel.
+    """
 
     files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
     models: Path = Path()
+    llama_server: str = ""
     stall_s: float = 120.0
     """For how long a server may give no sign of life, in seconds; 0: for ever."""
 
@@ -69,7 +74,7 @@ class Folders:
         return self.files / f"{safe}{ending}"
 
 
-folders = Folders()
+server_settings = ServerSettings()
 """The worker names its own: engines are loaded by their spec alone."""
 
 
@@ -250,7 +255,7 @@ class OwnServer(Engine):
         with turn:
             if self._is_closed.is_set():
                 return False, _UNWANTED
-            process = ServerProcess(self._launch.order(port, key), folders.files)
+            process = ServerProcess(self._launch.order(port, key), server_settings.files)
             self._process = process
             if self._is_closed.is_set():  # ``close`` may have missed it.
                 process.stop()
@@ -309,9 +314,9 @@ class OwnServer(Engine):
             while not process.ended.wait(_LOOK_S):
                 if self._is_closed.is_set():
                     return _UNWANTED
-                if folders.stall_s and pulse.silent_s() > folders.stall_s:
+                if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
                     process.kill(is_suspect=True)
-                    return f"it gave no sign of life for {folders.stall_s:g} s"
+                    return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
 
     def _note(self, starting: str = "", fault: str = "") -> None:

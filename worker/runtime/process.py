@@ -31,7 +31,7 @@ from inference_site.process_lifecycle import (
 from inference_site.rehearsal import rehearse
 from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
-from worker.engines.own_server import folders
+from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
@@ -88,9 +88,10 @@ def _serve(app: Celery, specs: list[ModelSpec], loglevel: str, *, takes_new: boo
     runtime = _runtime = Runtime(_with_adapters(specs))
     watch_worker(runtime)
     start_tracing("worker")
-    folders.files = settings.DATA_DIR / "model-servers"
-    folders.models, folders.stall_s = settings.MODELS_DIR, settings.ENGINE_STALL_S
-    sweep(folders.files)
+    server_settings.files = settings.DATA_DIR / "model-servers"
+    server_settings.models, server_settings.stall_s = settings.MODELS_DIR, settings.ENGINE_STALL_S
+    server_settings.llama_server = settings.LLAMA_SERVER
+    sweep(server_settings.files)
     rehearse()
     runtime.start()
     runtime.tell_supervisor_when_loaded()

@@ -31,6 +31,7 @@ from inference_site.fleet.leases import (
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
+from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import devices, read_ahead
 from worker.runtime.host.state import host_state, process_memory_bytes
@@ -42,6 +43,7 @@ from worker.runtime.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
+_LOOK_S = 1.0
 _STOPPING_S = 5.0
 _TELLING_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
@@ -111,6 +113,8 @@ class Runtime:
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+        if settings.ENGINE_STALL_S:
+            threading.Thread(target=self._watch_loop, name="loop watch", daemon=True).start()
 
     def lacking(self) -> list[str]:
         """Return the models it was started with that have never been ready when this was asked.
@@ -439,6 +443,16 @@ class Runtime:
             return True
         logger.error("model %s is not dropped: what runs on it does not stop", model.spec.id)
         return False
+
+    def _watch_loop(self) -> None:
+        """End this process when the loop that reads all servers stands still, in a hook say."""
+        while not self._stopped.wait(_LOOK_S):
+            if event_loop().turned_within(settings.ENGINE_STALL_S):
+                continue
+            stall_s = settings.ENGINE_STALL_S
+            logger.critical("no server was read for %d s; this process ends", stall_s)
+            self._lease.stop()
+            os._exit(1)
 
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""

@@ -37,7 +37,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
         WEB_STALL_S="60",
         SPARE_PROCESSES="false",
         AFFINITY_WAIT_MS="2000",  # A worker that is only slow is not passed over.
-        ON_CHUNK="tests.hook_functions.hold",
     ) as running:
         running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
         yield running

@@ -108,11 +108,6 @@ def test_a_model_that_cannot_be_loaded_says_why_and_harms_nobody(
     assert http.get("/health/ready").json()["status"] == "ready"
 
 
-def process_of(stack: ServedStack, worker: str) -> psutil.Process:
-    """The process of a worker, by its id."""
-    return psutil.Process(int(worker.split(":")[1]))
-
-
 def is_back(http: httpx.Client, name: str, before: psutil.Process) -> bool:
     """Whether the model is loaded, and its process of before is gone."""
     return model(http, name)["status"] == "loaded" and not before.is_running()
@@ -149,30 +144,34 @@ def stream(stack: ServedStack, name: str, what: str, **extra: Any) -> Any:
 def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
     stack: ServedStack, http: httpx.Client
 ) -> None:
+    pool = ThreadPoolExecutor(1)
     if model(http, "apart")["status"] != "loaded":
         assert http.post("/v1/models/load", json={"model": "apart"}).status_code == 200
         wait_until(lambda: model(http, "apart")["workers"] == 1, 120, "the second library model")
-    parent = stack.pid_of("worker")
+    worker = stack.pid_of("worker")
     for victim, beside in (("demo", "apart"), ("apart", "demo")):
-        # Each stands still after its first chunk: else it may have ended before the signal is sent.
-        with stack.file("hold"):
-            going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
-            next(going_on)
-            scripted = stream(
-                stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
-            )
-            dying = stream(stack, victim, "Tell me a story.", **ENDLESS)
-            process = process_of(stack, stack.row(next(dying).id)["worker"])
-            process.send_signal(signal.SIGSEGV)
-            with pytest.raises(openai.APIError, match="worker"):
-                list(dying)
+        process = stack.server_of(victim)
+        # It stands still: else the answer may have ended before the signal is sent.
+        process.suspend()
+        dying = pool.submit(
+            lambda name=victim: list(stream(stack, name, "Tell me a story.", **ENDLESS))
+        )
+        wait_until(lambda: running(stack) == 1, 120, "its run")
+        going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
+        scripted = stream(
+            stack, "scripted", script({"text": "a"}, {"sleep_ms": 1500}, {"text": "b"})
+        )
+        process.send_signal(signal.SIGSEGV)
+        process.resume()
+        with pytest.raises(openai.APIError, match="ended before the answer"):
+            dying.result()
         texts = [chunk.choices[0].delta.content or "" for chunk in scripted if chunk.choices]
         assert "".join(texts) == "ab"
         *_, last = [chunk for chunk in going_on if chunk.choices]
         assert last.choices[0].finish_reason == "length"
         wait_until(partial(is_back, http, victim, process), 120, "the model is loaded again")
         wait_until(partial(says_three_tokens, stack, victim), 120, "an answer of the new process")
-    assert stack.pid_of("worker") == parent
+    assert stack.pid_of("worker") == worker
 
 
 def test_a_model_that_was_loaded_on_demand_goes_when_it_is_idle_and_not_before(

@@ -19,7 +19,7 @@ from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
 from worker.engines.command.engine import load
-from worker.engines.own_server import OwnServer, folders
+from worker.engines.own_server import OwnServer, server_settings
 
 MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"
 REAL = f"{sys.executable} {MODEL_SERVER} {{port}} {{api_key}} {{file}} 2 256"
@@ -37,7 +37,7 @@ Loader = Callable[..., OwnServer]
 @pytest.fixture
 def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
     """Loads models of a command, and ends their servers."""
-    monkeypatch.setattr(folders, "files", tmp_path / "servers")
+    monkeypatch.setattr(server_settings, "files", tmp_path / "servers")
     loaded: list[OwnServer] = []
 
     def start(command: str, **options: Any) -> OwnServer:
@@ -75,7 +75,7 @@ def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "garbage.py").write_text(GARBAGE)
-    monkeypatch.setattr(folders, "models", tmp_path)
+    monkeypatch.setattr(server_settings, "models", tmp_path)
     faults = set()
     engine = loader(command, start_timeout_s=1.0, stop_timeout_s=0.5, timeout_s=2.0)
     engine.watch(lambda: faults.add(engine.fault))
@@ -88,7 +88,7 @@ def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
 def test_a_server_that_is_frozen_is_killed_and_started_again(
     loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "stall_s", 1.0)
+    monkeypatch.setattr(server_settings, "stall_s", 1.0)
     engine = loader(REAL, flavor="llama_cpp", timeout_s=1.0, check_every_s=0.2)
     wait_until(lambda: not engine.starting)
     first = engine._process

@@ -15,7 +15,7 @@ from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.engine import load as load_upstream
-from worker.engines.own_server import HOST, Launch, OwnServer, folders
+from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
 from worker.model_servers.process import Order
 
 
@@ -39,12 +39,12 @@ def _order(spec: ModelSpec, options: CommandOptions, port: int, key: str) -> Ord
         "gpus": gpus,
         "host": HOST,
         "id": spec.id,
-        "models_dir": str(folders.models),
+        "models_dir": str(server_settings.models),
         "port": str(port),
     }
     seen = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if options.gpus is not None else ()
     return Order(
-        name=folders.file_of(spec.id, "").name,
+        name=server_settings.file_of(spec.id, "").name,
         command=words_of(options.command, values),
         env={**dict.fromkeys(seen, gpus), **options.env},
         stop_s=options.stop_timeout_s,

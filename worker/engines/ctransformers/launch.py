@@ -34,7 +34,7 @@ from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server
 from worker.engines.openai_upstream.tokens import TokenService
-from worker.engines.own_server import HOST, Launch, OwnServer, folders
+from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
 from worker.model_servers.process import Order, ServerProcess
 
 _ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -85,7 +85,7 @@ def _order(spec: ModelSpec, port: int, key: str) -> Order:
     }
     program = "worker.engines.ctransformers.server"
     return Order(
-        name=folders.file_of(spec.id, "").name,
+        name=server_settings.file_of(spec.id, "").name,
         command=[sys.executable, "-m", program, orjson.dumps(entry).decode()],
         env={
             "PYTHONPATH": str(_ROOT),

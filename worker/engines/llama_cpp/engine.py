@@ -25,6 +25,7 @@ from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of
 from worker.engines.grammars import prepare_trials
+from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.launch import checked, order
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
@@ -119,7 +120,7 @@ class LlamaCppEngine(Engine):
         adds_bos: bool,
     ) -> None:
         self._spec, self._server, self._trial = spec, server, trial
-        self._upstream = Upstream(spec, server)
+        self._upstream = Upstream(spec, server, LlamaCppErrors)
         template = str(props.get("chat_template", ""))
         may_think = any(mark in template for mark in _THOUGHTS)
         self._payloads = LlamaCppPayloads(

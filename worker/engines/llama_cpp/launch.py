@@ -13,7 +13,7 @@ from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOp
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.configuration import check_prompt_templates, named_template
-from worker.engines.own_server import HOST, folders
+from worker.engines.own_server import HOST, server_settings
 from worker.model_servers import llama_server
 from worker.model_servers.process import Order
 
@@ -48,7 +48,7 @@ def checked(spec: ModelSpec) -> list[str]:
 def order(spec: ModelSpec, arguments: list[str], port: int, key: str) -> Order:
     """Return what starts the server on this port; requests must bring the key."""
     return Order(
-        name=folders.file_of(spec.id, "").name,
+        name=server_settings.file_of(spec.id, "").name,
         command=[*arguments, "--host", HOST, "--port", str(port)],
         env={"LLAMA_API_KEY": key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
     )
@@ -56,7 +56,7 @@ def order(spec: ModelSpec, arguments: list[str], port: int, key: str) -> Order:
 
 def _program(options: LlamaCppOptions) -> list[str]:
     """Return the words of the program: a build of ``llama-server``, or the one out of the wheel."""
-    if build := options.llama_server or os.environ.get("LLAMA_SERVER"):
+    if build := options.llama_server or server_settings.llama_server:
         return shlex.split(build)
     if find_spec("xllamacpp") is None:
         raise ImportError("No module named 'xllamacpp'")
@@ -133,7 +133,7 @@ def _template_file(spec: ModelSpec, options: LlamaCppOptions) -> Path | None:
     template = named_template(spec, options)
     if template is None:
         return None
-    folders.files.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folders.file_of(spec.id, ".jinja")
+    server_settings.files.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = server_settings.file_of(spec.id, ".jinja")
     path.write_text(template, encoding="utf-8")
     return path

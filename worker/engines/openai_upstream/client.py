@@ -60,10 +60,12 @@ class _Gone(Exception):
 class Upstream:
     """The servers of one model. All coroutines are for the event loop of ``event_loop()``."""
 
-    def __init__(self, spec: ModelSpec, server: Server) -> None:
+    def __init__(
+        self, spec: ModelSpec, server: Server, errors: type[ErrorReader] = ErrorReader
+    ) -> None:
         self._id, self._server = spec.id, server
         self.addresses = Addresses(server.base_urls)
-        self.errors = ErrorReader(spec.id, server)
+        self.errors = errors(spec.id, server)
         self._has_warned = False
         self._loop = event_loop()
         self._session = self._loop.run(self._connect())

@@ -171,6 +171,13 @@ class EventLoop:
         self._tasks.add(task)  # The loop itself keeps no task alive.
         task.add_done_callback(on_done)
 
+    def turned_within(self, seconds: float) -> bool:
+        """Whether it calls what it is given within so many seconds; a caller waits for that."""
+        turned = threading.Event()
+        self._loop.call_soon_threadsafe(turned.set)
+        self._begins.set()
+        return turned.wait(seconds)
+
     @contextmanager
     def watching(
         self,

@@ -96,8 +96,8 @@ class Payloads:
         settings = asdict(sampling)
         settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
         if (last_n := sampling.dry_penalty_last_n) is not None:
-            # The server reserves memory for this number of tokens.
-            settings["dry_penalty_last_n"] = min(last_n, self._context_length)
+            # -1 is the whole context. The server reserves memory for this number of tokens.
+            settings["dry_penalty_last_n"] = min(last_n % 2**32, self._context_length)
         if sampling.seed is not None and self._flavor.seed_limit is not None:
             settings["seed"] = sampling.seed % self._flavor.seed_limit
         return settings
