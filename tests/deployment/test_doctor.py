@@ -37,7 +37,7 @@ def test_a_site_that_is_well_has_nothing_that_fails(site: Site) -> None:
     assert failed == {}
     assert status == 0
     # Each has the scripted model, and a process of its own for the other.
-    assert findings["workers"] == [("ok", f"{2 * len(site.workers)} live")]
+    assert findings["workers"] == [("ok", f"{len(site.workers)} live")]
     assert level(findings, "model demo") == level(findings, "model scripted") == "ok"
     assert level(findings, "migrations") == level(findings, "channel layer") == "ok"
     assert level(findings, "clock of PostgreSQL") == "ok"

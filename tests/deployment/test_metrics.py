@@ -156,8 +156,7 @@ def test_a_reader_that_comes_later_is_counted(site: Site) -> None:
 def test_processes_tell_what_they_are_and_when_they_last_lived(site: Site) -> None:
     told = everything(site)
     assert told.total("inference_build_info", role="web") == len(site.webs)
-    # Each has the scripted model, and a process of its own for the other.
-    assert told.total("inference_build_info", role="worker") == 2 * len(site.workers)
+    assert told.total("inference_build_info", role="worker") == len(site.workers)
     assert told.total("inference_build_info", role="beat") == 1
     for worker in site.workers:
         vitals = Scrape(site, [worker])
