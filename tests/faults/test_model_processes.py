@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ServedStack, served_stack, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -116,6 +116,54 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
     [replaced] = servers(stack)
     assert replaced.pid != server.pid
     assert state(client) == "loaded"
+
+
+def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Signals) -> int:
+    """End the demo's server while the response runs on it; return which attempt that was."""
+    wait_until(lambda: stack.row(response_id)["status"] == "running", 60, "its run")
+    row, server = stack.row(response_id), stack.server_of("demo")
+    server.send_signal(number)
+    wait_until(lambda: stack.row(response_id) != row, 60, "what comes of it")
+    wait_until(lambda: not server.is_running(), 60, "the end of the process")
+    return int(row["attempt"])
+
+
+def begin_long(client: openai.OpenAI) -> str:
+    made = client.responses.create(
+        model="demo",
+        input="Tell me a story.",
+        background=True,
+        max_output_tokens=800,
+        extra_body={"ignore_eos": True},
+    )
+    return str(made.id)
+
+
+def test_what_somebody_ends_counts_as_no_attempt_of_a_response_in_the_background(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    made = begin_long(client)
+    for attempt in range(1, 5):
+        assert ended_while_it_runs(stack, made, signal.SIGKILL) == attempt
+    wait_until(lambda: stack.row(made)["status"] == "completed", 120, "its end")
+    row = stack.row(made)
+    assert (row["attempt"], row["spared"], row["alone_since"]) == (5, 4, None)
+
+
+def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    made = begin_long(client)
+    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 1
+    assert stack.row(made)["alone_since"] is None
+    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 2
+    assert stack.row(made)["alone_since"] is not None  # Nothing runs beside the last.
+    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 3
+    response = client.responses.retrieve(made)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert "ended before the answer was complete" in response.error.message
+    wait_until(lambda: client.models.retrieve("demo").model_dump()["status"] == "loaded", 60, "it")
 
 
 def test_nothing_of_it_is_left_when_the_worker_is_killed(

@@ -20,7 +20,6 @@ _FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 
 def main() -> None:
     """Load the model, and serve it until the process is ended."""
-    _wait_for_cores()
     params = parameters(arguments(sys.argv[1:]))
     import xllamacpp
 
@@ -41,17 +40,6 @@ def _failed(exc: RuntimeError) -> int:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _wait_for_cores() -> None:
-    """Have threads that wake up wait for a core, or their turn.
-
-    With each token the server wakes every thread that sends one. Linux lets a thread that wakes up
-    interrupt the one that runs, and so the one that computes lost a fifth of its time on two cores.
-    The threads of this process inherit the policy. Source: sched(7).
-    """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def arguments(given: list[str]) -> argparse.Namespace:

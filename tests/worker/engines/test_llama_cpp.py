@@ -26,7 +26,9 @@ from worker.engines.base import Engine
 from worker.engines.llama_cpp.launch import checked
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.openai_upstream.client import Upstream
+from worker.engines.own_server import server_settings
 from worker.engines.registry import load_engine
+from worker.model_servers import llama_server
 from worker.model_servers.llama_server import arguments, parameters
 
 SPEC = ModelSpec(
@@ -451,3 +453,27 @@ def test_many_prompts_are_tokenized_one_by_one(
         engine.complete(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
     assert caught.value.param == "prompt"
     assert len(watched.streams) == 2
+
+
+def test_another_build_of_the_server_takes_the_same_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands for the wheel's server here; what is compared is how it is started."""
+    noted = tmp_path / "arguments"
+    build = tmp_path / "llama-server"
+    program = f"{sys.executable} -I {llama_server.__file__}"
+    build.write_text(f'#!/bin/sh\necho "$@" > {noted}\nexec {program} "$@"\n')
+    build.chmod(0o755)
+    monkeypatch.setattr(server_settings, "llama_server", "/no/such/build")
+    with pytest.raises(EngineLoadError, match="its command could not be started"):
+        load_engine(SPEC)
+    loaded = load_engine(replace(SPEC, slots=1, options={"llama_server": f"{build} --no-slots"}))
+    assert ask(loaded, STORY).text
+    loaded.close()
+    assert noted.read_text().startswith("--no-slots --model ")
+
+
+def test_an_argument_that_a_build_does_not_know_is_refused_at_load() -> None:
+    build = f"{sys.executable} -I {llama_server.__file__} --unheard-of"
+    with pytest.raises(EngineLoadError, match="it ended with exit status 2"):
+        load_engine(replace(SPEC, options={"llama_server": build}))
