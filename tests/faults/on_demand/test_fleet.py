@@ -141,6 +141,11 @@ def stream(stack: ServedStack, name: str, what: str, **extra: Any) -> Any:
     )
 
 
+def endless(stack: ServedStack, name: str) -> list[Any]:
+    """Read an answer that does not end by itself, to its end."""
+    return list(stream(stack, name, "Tell me a story.", **ENDLESS))
+
+
 def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
     stack: ServedStack, http: httpx.Client
 ) -> None:
@@ -153,9 +158,7 @@ def test_a_crash_takes_its_own_model_only_and_the_model_comes_back(
         process = stack.server_of(victim)
         # It stands still: else the answer may have ended before the signal is sent.
         process.suspend()
-        dying = pool.submit(
-            lambda name=victim: list(stream(stack, name, "Tell me a story.", **ENDLESS))
-        )
+        dying = pool.submit(endless, stack, victim)
         wait_until(lambda: running(stack) == 1, 120, "its run")
         going_on = stream(stack, beside, "Tell me a story.", **ENDLESS)
         scripted = stream(
