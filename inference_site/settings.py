@@ -309,6 +309,9 @@ LLAMA_SERVER = environment.text("LLAMA_SERVER")
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # The models that workers load when they start; empty: all of the catalogue; "none": none.
 START_MODELS = environment.items("START_MODELS")
+# What models may take of a worker's host: so many of them, so many MiB; 0: any number, most of it.
+MAX_LOADED_MODELS = environment.number("MAX_LOADED_MODELS", 0)
+MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)
 # Whether a request has its model loaded, and how long it waits for that.
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)

@@ -66,6 +66,9 @@ class Entry(OperatorSettings):
     lora_adapters: dict[str, GgufFile] = {}
     sampling: SamplerDefaults = SamplerDefaults()
     keep_alive: float | None = Field(None, gt=0)
+    min_resident: float = Field(_DEFAULT.min_resident_s, ge=0, lt=1e6)
+    pinned: bool = False
+    exclusive_with: Names = ()
     forced_sampling: SamplerDefaults = SamplerDefaults()
 
     @field_validator("projects", mode="before")

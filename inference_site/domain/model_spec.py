@@ -37,8 +37,11 @@ class Price:
         return min(millionths / 1_000_000, _HIGHEST_COST).quantize(Decimal("1e-9"))
 
 
-_SEEN_BY_REQUESTS = ("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling")
-"""What is heeded where a request is taken or accounted, and not by the engine."""
+_NOT_OF_THE_ENGINE = (
+    *("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling"),
+    *("keep_alive_s", "min_resident_s", "is_pinned", "exclusive_with"),
+)
+"""What is heeded where a request is taken or accounted, or a model loaded, not by its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ class ModelSpec:
     ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
     that apply to requests which name none. ``sampling`` holds what requests
     leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
-    model that was loaded at run time may be idle, None for ever. ``allowed_addresses`` are those
-    at which other servers may be, None for any. ``options`` belong to the engine alone; each engine
+    model that was loaded at run time may be idle, None for ever. ``min_resident_s`` is how long a
+    model may stay when others wait for its memory, one that ``is_pinned`` always; it is never
+    loaded together with those that it is ``exclusive_with``. ``allowed_addresses`` are those at
+    which other servers may be, None for any. ``options`` belong to the engine alone; each engine
     documents its own.
     """
 
@@ -72,13 +77,16 @@ class ModelSpec:
     lora: tuple[tuple[str, float], ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     keep_alive_s: float | None = None
+    min_resident_s: float = 10.0
+    is_pinned: bool = False
+    exclusive_with: tuple[str, ...] = ()
     forced_sampling: Sampling = field(default_factory=Sampling)
     allowed_addresses: AllowedAddresses | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def runs_otherwise_than(self, other: ModelSpec) -> bool:
         """Whether a worker has to load it again if it was as ``other`` until now."""
-        names = {name: getattr(other, name) for name in _SEEN_BY_REQUESTS}
+        names = {name: getattr(other, name) for name in _NOT_OF_THE_ENGINE}
         return replace(self, **names) != other
 
     def is_for(self, project: str) -> bool:

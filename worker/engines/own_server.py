@@ -7,6 +7,8 @@ with a key that are chosen anew each time, so that nothing else on the host gets
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import secrets
 import tempfile
@@ -48,6 +50,9 @@ _CLOSES_S = 5.0
 _ENDS_S = 2.0
 """How long it may take until a process is seen to have ended, once its connections are closed."""
 _TAIL_LOGGED = 8
+_LEARNT_KEPT = 7
+_LEARN_S = 15.0
+"""Between two looks at what a server takes: to add up its pages takes milliseconds."""
 _UNWANTED = "it is not wanted any more"
 _loading = threading.Lock()
 """Held while a file is loaded: what fits on a GPU depends on what is there already, so models are
@@ -109,6 +114,7 @@ class OwnServer(Engine):
         self._starting, self._fault = "Its server is starting.", ""
         self._on_change: Callable[[], None] = lambda: None
         self._delay = RestartDelay()
+        self._taken, self._learn_at = 0, 0.0
         self._was_ready = False
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
@@ -192,12 +198,6 @@ class OwnServer(Engine):
             process.stop()
         self._keeper.join(_CLOSES_S)
         self._threads.shutdown(wait=False)
-
-    @property
-    def process_id(self) -> int:
-        """The id of the server's process; 0 while there is none."""
-        process = self._process
-        return 0 if process is None or process.ended.is_set() else process.pid
 
     @property
     def _running(self) -> Engine:
@@ -312,12 +312,22 @@ class OwnServer(Engine):
         pulse = _Pulse(root, key, self._launch.pulse, lambda: self._engine)
         with pulse:
             while not process.ended.wait(_LOOK_S):
+                self._learn(process)
                 if self._is_closed.is_set():
                     return _UNWANTED
                 if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
                     process.kill(is_suspect=True)
                     return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
+
+    def _learn(self, process: ServerProcess) -> None:
+        """Keep what the server takes, for when it is to be loaded again."""
+        if time.monotonic() < self._learn_at:
+            return
+        self._learn_at = time.monotonic() + _LEARN_S
+        if (taken := process.memory_bytes) > self._taken:
+            self._taken = taken
+            _keep_learnt(self._spec, taken)
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
@@ -335,6 +345,38 @@ class OwnServer(Engine):
             timer = threading.Timer(_CLOSES_S, engine.close)
             timer.daemon = True
             timer.start()
+
+
+def learnt_bytes(spec: ModelSpec) -> int:
+    """Return the most memory that a server of this model was seen to take; 0 if none was seen.
+
+    What was learnt of another file, or of other sizes, does not count.
+    """
+    return _learnt(spec.id).get(_sizes(spec), 0)
+
+
+def _learnt(model: str) -> dict[str, int]:
+    try:
+        known = json.loads(server_settings.file_of(model, ".memory").read_text())
+        return {str(sizes): int(taken) for sizes, taken in known.items()}
+    except (AttributeError, OSError, ValueError, TypeError):
+        return {}
+
+
+def _keep_learnt(spec: ModelSpec, taken: int) -> None:
+    known, sizes = _learnt(spec.id), _sizes(spec)
+    if taken > known.pop(sizes, 0):
+        latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: taken}
+        with contextlib.suppress(OSError):
+            server_settings.file_of(spec.id, ".memory").write_text(json.dumps(latest))
+
+
+def _sizes(spec: ModelSpec) -> str:
+    """Return what the memory that a model takes depends on."""
+    size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
+    adapters = sorted(spec.lora_adapters)
+    sizes = (spec.engine, size, spec.slots, spec.context_length, spec.gpu_layers, adapters)
+    return json.dumps([*sizes, spec.options], sort_keys=True, default=str)
 
 
 class _Pulse:

@@ -111,6 +111,18 @@ class ServerProcess:
             return False
         return self.status is None or self.status in (-signal.SIGKILL, -signal.SIGTERM)
 
+    @property
+    def memory_bytes(self) -> int:
+        """What its processes take; pages that they share are counted once (PSS)."""
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            server = psutil.Process(self.pid)
+            for process in (server, *server.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    memory = process.memory_full_info()
+                    total += getattr(memory, "pss", memory.uss)
+        return total
+
     def stop(self) -> None:
         """Have it end, by force after its time; return when it has."""
         self._say("stop")

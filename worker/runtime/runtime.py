@@ -9,19 +9,22 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import redis.exceptions
 from django.conf import settings
+from django.db import connection
 
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import adapters, fleet
 from inference_site.fleet.commands import Command, Listener
+from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
     Lease,
     LiveWorker,
@@ -30,6 +33,7 @@ from inference_site.fleet.leases import (
     live_workers,
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
+from inference_site.generations.models import Generation, Status
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
@@ -37,6 +41,7 @@ from worker.runtime.host.memory import devices, read_ahead
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
 from worker.runtime.publisher import Publisher
+from worker.runtime.residents import Room, next_to_go, takes_room
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 
@@ -44,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _LOOK_S = 1.0
+_WANTED_S = 1.0
 _STOPPING_S = 5.0
 _TELLING_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
@@ -68,8 +74,9 @@ class Runtime:
         self._idle_watches: dict[str, IdleWatch] = {}
         self._may_idle: set[str] = set()
         """The models that were loaded at run time: they are unloaded when idle for long."""
-        self._loading = threading.Lock()
-        """Held while a model is loaded: what fits depends on what is there already."""
+        self._room = Room(settings.MAX_LOADED_MODELS, settings.MODEL_MEMORY_MIB * 2**20)
+        self._loads: SimpleQueue[ServedModel] = SimpleQueue()
+        """The models that wait to be loaded: one after the other, by waiting time."""
         self._settled = threading.Condition()
         """Notified when a model was loaded, or could not be."""
         self._is_up = self._is_announced = self._is_draining = self._is_ending = False
@@ -93,8 +100,9 @@ class Runtime:
         check_hooks()
         self._lease.start()
         self._await_memory()
-        models = list(self._models.values())
-        self._in_background(self._load_all, models)
+        self._in_background(self._load_all)
+        for model in tuple(self._models.values()):
+            self._loads.put(model)
         with self._settled:
             self._settled.wait_for(
                 lambda: (
@@ -113,6 +121,8 @@ class Runtime:
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+        if settings.LOAD_ON_DEMAND:
+            threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
         if settings.ENGINE_STALL_S:
             threading.Thread(target=self._watch_loop, name="loop watch", daemon=True).start()
 
@@ -311,7 +321,7 @@ class Runtime:
             return
         self._models[model_id] = model = self._served(spec)
         self._lease.renew()
-        self._load(model)
+        self._loads.put(model)
 
     def _spec_of(self, model_id: str) -> ModelSpec | None:
         """Return a model as it is described now, with the adapters that were added to it."""
@@ -359,30 +369,35 @@ class Runtime:
             if spec.id not in taken and (spec.file is None or spec.file.is_file())
         )
 
-    def _load_all(self, models: Sequence[ServedModel]) -> None:
-        for model in models:
-            self._load(model)
+    def _load_all(self) -> None:
+        """Load what waits for it, as long as the worker runs."""
+        while True:
+            model = self._loads.get()
+            try:
+                self._load(model)
+            except Exception:  # The others must not wait for ever.
+                logger.exception("model %s could not be loaded", model.spec.id)
 
     def _load(self, model: ServedModel) -> None:
-        """Load a model, when no other is loading; say in the log and the lease what came of it.
+        """Load a model, once there is room; say in the log and the lease what came of it.
 
         If adapters were added to it and it cannot be loaded with them, it is loaded without the
         newest of them.
         """
         spec = model.spec
-        with self._loading:
-            if self._stopped.is_set() or self._models.get(spec.id) is not model:
+        try:
+            if not self._make_room(model):
                 return
             if spec.file is not None:
                 for model.progress in read_ahead(spec.file):
                     pass
-            try:
-                model.load()
-            except EngineLoadError as exc:
-                logger.error("%s", exc)  # It says all there is to say.
-            else:
-                logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
-                fleet.clear_pending_load(spec.id)
+            model.load()
+        except EngineLoadError as exc:
+            model.fail(str(exc))
+            logger.error("%s", exc)  # It says all there is to say.
+        else:
+            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+            fleet.clear_pending_load(spec.id)
         if not model.is_loaded and self._drops_newest_adapter(spec.id):
             self._load_anew(spec.id)
             return
@@ -397,6 +412,58 @@ class Runtime:
             self._changed()
             if model.is_loaded:
                 self._note_restarted([spec.id])
+
+    def _make_room(self, model: ServedModel) -> bool:
+        """Return True once a model can be loaded; False when it is not wanted any more.
+
+        Raise EngineLoadError if it never can.
+        """
+        while not self._stopped.is_set() and self._models.get(model.spec.id) is model:
+            residents = [m for m in tuple(self._models.values()) if m.is_loaded]
+            if not takes_room(model.spec) or not self._room.lacks(model.spec, residents):
+                return True
+            model.say("It waits until there is room for it.")
+            leaves = next_to_go(model.spec, residents, self._wanted())
+            if isinstance(leaves, ServedModel):
+                self._make_leave(leaves, model)
+            else:
+                self._stopped.wait(_POLL_S)
+        return False
+
+    def _make_leave(self, model: ServedModel, wanted: ServedModel) -> None:
+        """Drop a model when nothing runs on it any more, as long as the other one is wanted."""
+        logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
+        while not model.drain(_POLL_S, comes_again=settings.LOAD_ON_DEMAND):
+            if self._stopped.is_set() or self._models.get(wanted.spec.id) is not wanted:
+                model.resume()
+                return
+        self._drop(model)
+
+    def _wanted(self) -> set[str]:
+        """Return the models that generations wait for; all of them while nobody can tell."""
+        wanted = set(self._models)
+
+        def look() -> None:
+            waiting = Generation.objects.filter(status=Status.QUEUED).order_by()
+            wanted.clear()
+            wanted.update(waiting.values_list("model", flat=True).distinct())
+
+        attempt("waiting models", look)
+        connection.close()
+        return wanted
+
+    def _watch_wanted(self) -> None:
+        """Have a model loaded that generations wait for and no worker has.
+
+        It has left to make room when they were accepted already.
+        """
+        while not self._stopped.wait(_WANTED_S):
+            if wanted := self._wanted() & set(self._loadable()):
+                statuses = fleet.statuses_among(live_workers(), sorted(wanted))
+                for id_, status in statuses.items():
+                    if status == ModelStatus.UNLOADED:
+                        with contextlib.suppress(fleet.FleetError):
+                            fleet.load(None, id_)
 
     def _drops_newest_adapter(self, model: str) -> bool:
         dropped = None
@@ -420,20 +487,24 @@ class Runtime:
         model = self._models[spec.id] = self._served(spec)
         self._lease.renew()
         fleet.note_announced_load(spec.id)
-        self._in_background(self._load, model)
+        self._loads.put(model)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model."""
         model = self._models.get(model_id)
-        if watch := self._idle_watches.pop(model_id, None):
+        if model is not None and self._empty(model):
+            self._drop(model)
+
+    def _drop(self, model: ServedModel) -> None:
+        """Drop a model on which nothing runs."""
+        id_ = model.spec.id
+        if watch := self._idle_watches.pop(id_, None):
             watch.stop()
-        if model is None or not self._empty(model):
-            return
-        if self._models.get(model_id) is model:  # It may have been asked for again.
-            del self._models[model_id]
+        if self._models.get(id_) is model:  # It may have been asked for again.
+            del self._models[id_]
         model.close()
         self._lease.renew()
-        logger.info("dropped model %s", model_id)
+        logger.info("dropped model %s", id_)
 
     def _empty(self, model: ServedModel, *, comes_again: bool = False) -> bool:
         """Let what runs on a model end, and nothing begin; return whether nothing runs on it."""

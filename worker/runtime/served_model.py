@@ -49,7 +49,7 @@ class ServedModel:
         self._is_closed = False
         self._facts: FileFacts = {}
         self._busy = self._expected = 0
-        self._used_at = time.monotonic()
+        self._used_at = self.loaded_at = time.monotonic()
         self._run_s = 0.0
         self._served: dict[int, None] = {}
         self._changed = threading.Condition()
@@ -99,6 +99,16 @@ class ServedModel:
         return is_free and self.state == ModelState.READY
 
     @property
+    def busy(self) -> int:
+        """How many runs there are on it, or will be in a moment."""
+        return self._busy + self._expected
+
+    @property
+    def used_at(self) -> float:
+        """When a run has ended on it last, or it was loaded, by the monotonic clock."""
+        return self._used_at
+
+    @property
     def idle_s(self) -> float:
         """For how many seconds nothing has run; 0 while something does."""
         return 0.0 if self._busy or self._expected else time.monotonic() - self._used_at
@@ -138,7 +148,7 @@ class ServedModel:
         self._facts = file_facts(self.spec)
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
-        self._used_at = time.monotonic()
+        self._used_at = self.loaded_at = time.monotonic()
         self._engine.watch(self._note_fault)
 
     def _note_fault(self) -> None:
@@ -146,11 +156,15 @@ class ServedModel:
         self._on_fault()
         self._on_change()
 
+    def say(self, reason: str) -> None:
+        """Say why it is not loaded yet."""
+        self._reason = reason
+
     def fail(self, reason: str) -> None:
         """Say that it could not be loaded, and why."""
         self._state, self._reason = ModelState.FAILED, reason
 
-    def drain(self, timeout_s: float, *, comes_again: bool = False) -> bool:
+    def drain(self, timeout_s: float | None, *, comes_again: bool = False) -> bool:
         """Take no new work; return whether what runs has ended within the time.
 
         ``comes_again``: it will be loaded anew at once, which requests can wait for.
@@ -165,7 +179,7 @@ class ServedModel:
     def resume(self) -> None:
         """Take work again after a drain."""
         with self._changed:
-            if self._state == ModelState.DRAINING:
+            if self._state in (ModelState.DRAINING, ModelState.LOADING) and self._engine:
                 self._state, self._since = ModelState.READY, time.time()
         self._on_change()
 

@@ -1,0 +1,118 @@
+"""Residents: which models are in the memory of this worker's host, and which has to go next.
+
+A model that does not fit waits for its turn; turns go by waiting time. The models that may go are
+those that are not pinned. One that is idle, because nothing runs on it and nothing waits for it,
+goes at once, the one that was used least lately first. If none is idle, one that has been there for
+the ``min_resident_s`` of its entry takes no new work, and goes when what runs on it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference_site.catalogue.memory import ModelMemory
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet.leases import Device
+from inference_site.host import memory_bytes
+from worker.engines.own_server import learnt_bytes
+from worker.runtime.host.nvml import gpus
+
+_SHARE = 0.85
+"""Of the host's memory, for models; the rest is for the platform and the page cache."""
+_MIB = 2**20
+
+
+class Resident(Protocol):
+    """A model that is loaded, as it is seen from here. Times are those of the monotonic clock."""
+
+    spec: ModelSpec
+
+    @property
+    def loaded_at(self) -> float:
+        """When it was loaded."""
+
+    @property
+    def used_at(self) -> float:
+        """When a run has ended on it last."""
+
+    @property
+    def busy(self) -> int:
+        """How many runs there are on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What models may take: so many of them, and so many bytes of the host's memory.
+
+    0 models: any number; 0 bytes: ``_SHARE`` of the memory that the host has.
+    """
+
+    models: int = 0
+    bytes: int = 0
+
+    def lacks(self, wanted: ModelSpec, residents: Sequence[Resident]) -> bool:
+        """Whether a model cannot be loaded beside these. Raise EngineLoadError if it never can."""
+        others = [resident.spec for resident in residents if takes_room(resident.spec)]
+        if self.models and len(others) >= self.models:
+            return True
+        if any(are_exclusive(wanted, other) for other in others):
+            return True
+        needed = needed_bytes(wanted)
+        if wanted.gpu_layers and (found := gpus()):
+            return needed > _free(found)
+        budget = self.bytes or round(memory_bytes()[0] * _SHARE)
+        if needed > budget:
+            raise EngineLoadError(
+                f"Model '{wanted.id}': it needs about {needed // _MIB} MiB of memory, and models "
+                f"may take {budget // _MIB} MiB on this host."
+            )
+        return needed + sum(map(needed_bytes, others)) > budget
+
+
+def _free(found: Collection[Device]) -> int:
+    return sum(device.memory_free for device in found)
+
+
+def takes_room(spec: ModelSpec) -> bool:
+    """Whether the model is on this host: not one of servers elsewhere."""
+    return spec.engine != "openai_upstream"
+
+
+def are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether one of them says that it cannot be loaded beside the other."""
+    return other.id in one.exclusive_with or one.id in other.exclusive_with
+
+
+def needed_bytes(spec: ModelSpec) -> int:
+    """Return what a model takes: what its process was seen to take, else an estimate."""
+    if learnt := learnt_bytes(spec):
+        return learnt
+    if spec.file is None or not spec.file.is_file():
+        return 0
+    if spec.engine == "llama_cpp":
+        try:
+            return ModelMemory(spec, spec.file).needs.total
+        except (OSError, ValueError):  # What is wrong with it is told when it is loaded.
+            return 0
+    return spec.file.stat().st_size
+
+
+def next_to_go(
+    wanted: ModelSpec, residents: Sequence[Resident], waited_for: Collection[str]
+) -> Resident | None:
+    """Return the resident that goes next to make room for a model; None if none may go now.
+
+    ``waited_for`` are the ids of models that generations wait for.
+    """
+    now = time.monotonic()
+    may_go = [r for r in residents if takes_room(r.spec) and not r.spec.is_pinned]
+    may_go.sort(key=lambda r: (not are_exclusive(wanted, r.spec), r.used_at))
+    for resident in may_go:
+        if not resident.busy and resident.spec.id not in waited_for:
+            return resident
+    stayed = [r for r in may_go if now - r.loaded_at >= r.spec.min_resident_s]
+    return min(stayed, key=lambda r: r.loaded_at, default=None)
