@@ -36,6 +36,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.RateLimited("slow"), 429, "requests", "rate_limit_exceeded", "5"),
     (domain.RateLimited("slow", 9), 429, "requests", "rate_limit_exceeded", "9"),
     (domain.WorkerLost(), 503, SERVER, "worker_lost", "1"),
+    (domain.ModelServerLost(is_suspect=True), 503, SERVER, "worker_lost", "1"),
     (domain.DocumentLost(), 503, SERVER, "worker_unavailable", "1"),
     (domain.StreamLost(), 503, SERVER, "worker_unavailable", "1"),
     (domain.ShuttingDown(), 503, SERVER, "worker_unavailable", "1"),

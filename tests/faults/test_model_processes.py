@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,11 @@ def servers(stack: ServedStack) -> list[psutil.Process]:
     return found
 
 
+def running_on(stack: ServedStack, model: str) -> int:
+    query = "SELECT count(*) FROM generations_generation WHERE status = 'running' AND model = %s"
+    return int(stack.sql(query, model)[0][0])
+
+
 def state(client: openai.OpenAI) -> str:
     return str(client.models.retrieve("own").model_dump()["status"])
 
@@ -98,16 +105,17 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
             others.append(answer.choices[0].message.content)
 
     beside = threading.Thread(target=ask_others)
-    stream = client.chat.completions.create(
-        model="own", messages=STORY, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
-    )
-    assert next(iter(stream)).choices
-    beside.start()
+    pool = ThreadPoolExecutor(1)
     [server] = servers(stack)
+    server.suspend()  # Else the answer may have ended before the server does.
+    asked = partial(client.chat.completions.create, model="own", messages=STORY, max_tokens=400)
+    dying = pool.submit(asked)
+    wait_until(lambda: running_on(stack, "own") == 1, 60, "its run")
+    beside.start()
     server.kill()
     begun = time.monotonic()
     with pytest.raises(openai.APIError):
-        list(stream)
+        dying.result()
     again = client.chat.completions.create(model="own", messages=HELLO, max_tokens=8)
     assert again.choices[0].message.content
     assert time.monotonic() - begun < 30, "the request waited for the next server"

@@ -1,0 +1,100 @@
+"""More models than a host has room for: they take turns, and every request is answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.served_stack import ServedStack, served_stack, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = ("a", "b", "c", "d")
+MODELS = """
+  a: {engine: scripted, slots: 2, load_ms: 100, min_resident: 1}
+  b: {engine: scripted, slots: 2, load_ms: 100, min_resident: 1}
+  c: {engine: scripted, slots: 2, load_ms: 100, min_resident: 1}
+  d: {engine: scripted, slots: 2, load_ms: 100, min_resident: 1}
+  kept: {engine: scripted, slots: 2, pinned: true}
+  lonely: {engine: scripted, slots: 2, exclusive_with: [a, b, c, d]}
+"""
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    with served_stack(
+        MODELS,
+        START_MODELS="kept",
+        LOAD_ON_DEMAND="true",
+        LOAD_WAIT_S="120",
+        MAX_LOADED_MODELS="3",
+        SPARE_PROCESSES="false",
+    ) as running:
+        yield running
+
+
+def statuses(http: httpx.Client) -> dict[str, str]:
+    listed = http.get("/v1/models").json()["data"]
+    return {model["id"]: model["status"] for model in listed}
+
+
+def ask(http: httpx.Client, model: str, sleep_ms: int = 200) -> int:
+    steps = json.dumps([{"text": "x"}, {"sleep_ms": sleep_ms}, {"text": "y"}])
+    body = {"model": model, "messages": [{"role": "user", "content": steps}]}
+    answer = http.post("/v1/chat/completions", json=body, timeout=120)
+    if answer.status_code == 200:
+        assert answer.json()["choices"][0]["message"]["content"] == "xy"
+    return int(answer.status_code)
+
+
+def test_models_take_turns_and_nobody_is_refused(stack: ServedStack) -> None:
+    over, most = threading.Event(), 0
+
+    def look() -> None:
+        nonlocal most
+        with stack.http() as http:
+            while not over.wait(0.1):
+                most = max(most, sum(s == "loaded" for s in statuses(http).values()))
+
+    def be_a_client(number: int) -> list[int]:
+        with stack.http() as http:
+            return [ask(http, NAMES[(number + turn) % 4]) for turn in range(6)]
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(be_a_client, range(8)))
+    over.set()
+    looking.join()
+    assert told == [[200] * 6] * 8
+    assert most == 3
+    with stack.http() as http:
+        assert statuses(http)["kept"] == "loaded"
+
+
+def test_a_model_with_a_run_on_it_stays_until_that_ends(stack: ServedStack) -> None:
+    def long(model: str) -> int:
+        with stack.http() as http:
+            return ask(http, model, sleep_ms=4000)
+
+    with ThreadPoolExecutor(4) as pool, stack.http() as http:
+        runs = [pool.submit(long, model) for model in ("a", "b")]
+        wait_until(lambda: [statuses(http)[m] for m in "ab"] == ["loaded"] * 2, 60, "two models")
+        assert ask(http, "c") == 200
+        assert [run.result() for run in runs] == [200, 200]
+
+
+def test_models_that_exclude_each_other_are_not_loaded_together(stack: ServedStack) -> None:
+    with stack.http() as http:
+        assert ask(http, "a") == 200
+        assert ask(http, "lonely") == 200
+        # What the API shows is a second old at most.
+        wait_until(lambda: statuses(http)["lonely"] == "loaded", 60, "the view of its state")
+        assert all(statuses(http)[name] == "unloaded" for name in NAMES)
+        assert ask(http, "b") == 200
+        wait_until(lambda: statuses(http)["lonely"] == "unloaded", 60, "its leaving")
