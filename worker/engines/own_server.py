@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,9 +53,6 @@ _LEARNT_KEPT = 7
 _LEARN_S = 15.0
 """Between two looks at what a server takes: to add up its pages takes milliseconds."""
 _UNWANTED = "it is not wanted any more"
-_loading = threading.Lock()
-"""Held while a file is loaded: what fits on a GPU depends on what is there already, so models are
-loaded one after the other."""
 
 
 @dataclass
@@ -249,24 +245,18 @@ class OwnServer(Engine):
     def _live(self) -> tuple[bool, str]:
         """Run the server once; return whether it was ready, and how it has ended."""
         key, port = secrets.token_urlsafe(24), free_port()
-        turn: AbstractContextManager[object] = (
-            _loading if self._launch.why_not_loaded else nullcontext()
-        )
-        with turn:
-            if self._is_closed.is_set():
-                return False, _UNWANTED
-            process = ServerProcess(self._launch.order(port, key), server_settings.files)
-            self._process = process
-            if self._is_closed.is_set():  # ``close`` may have missed it.
-                process.stop()
-            root = f"http://{HOST}:{port}"
-            with httpx.Client(
-                base_url=root,
-                headers={"Authorization": f"Bearer {key}"},
-                timeout=_ASK_S,
-                trust_env=False,
-            ) as http:
-                reason = self._await_ready(process, http, root, key)
+        process = ServerProcess(self._launch.order(port, key), server_settings.files)
+        self._process = process
+        if self._is_closed.is_set():  # ``close`` may have missed it.
+            process.stop()
+        root = f"http://{HOST}:{port}"
+        with httpx.Client(
+            base_url=root,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=_ASK_S,
+            trust_env=False,
+        ) as http:
+            reason = self._await_ready(process, http, root, key)
         was_ready = not reason and not self._is_closed.is_set()
         if was_ready:
             logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)

@@ -38,6 +38,7 @@ from inference_site.process_lifecycle import notify, notify_stopping, predecesso
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import devices, read_ahead
+from worker.runtime.host.nvml import gpus
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
 from worker.runtime.publisher import Publisher
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _LOOK_S = 1.0
+_LOADS = 3
+"""How many models are loaded at once, where there is no GPU and one has been loaded."""
 _WANTED_S = 1.0
 _STOPPING_S = 5.0
 _TELLING_S = 5.0
@@ -76,7 +79,10 @@ class Runtime:
         """The models that were loaded at run time: they are unloaded when idle for long."""
         self._room = Room(settings.MAX_LOADED_MODELS, settings.MODEL_MEMORY_MIB * 2**20)
         self._loads: SimpleQueue[ServedModel] = SimpleQueue()
-        """The models that wait to be loaded: one after the other, by waiting time."""
+        """The models that wait to be loaded, by waiting time."""
+        self._placing = threading.Lock()
+        self._placed: set[ServedModel] = set()
+        """The models that are being loaded."""
         self._settled = threading.Condition()
         """Notified when a model was loaded, or could not be."""
         self._is_up = self._is_announced = self._is_draining = self._is_ending = False
@@ -121,6 +127,9 @@ class Runtime:
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
+        if not gpus():  # On one, what fits depends on what is there already.
+            for _ in range(_LOADS - 1):
+                self._in_background(self._load_all)
         if settings.LOAD_ON_DEMAND:
             threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
         if settings.ENGINE_STALL_S:
@@ -372,28 +381,45 @@ class Runtime:
     def _load_all(self) -> None:
         """Load what waits for it, as long as the worker runs."""
         while True:
-            model = self._loads.get()
-            try:
-                self._load(model)
-            except Exception:  # The others must not wait for ever.
-                logger.exception("model %s could not be loaded", model.spec.id)
+            with self._placing:  # Whoever waits longest gets the next room.
+                model = self._loads.get()
+                has_room = self._has_room(model)
+            if has_room:
+                try:
+                    self._load(model)
+                except Exception:  # The others must not wait for ever.
+                    logger.exception("model %s could not be loaded", model.spec.id)
+            self._placed.discard(model)
+
+    def _has_room(self, model: ServedModel) -> bool:
+        """Return True once there is room for a model, which is its own then; False if never."""
+        try:
+            if not self._make_room(model):
+                return False
+        except EngineLoadError as exc:
+            model.fail(str(exc))
+            logger.error("%s", exc)
+            self._settle(model)
+            return False
+        except Exception:
+            logger.exception("model %s: no room was made for it", model.spec.id)
+            return False
+        self._placed.add(model)
+        return True
 
     def _load(self, model: ServedModel) -> None:
-        """Load a model, once there is room; say in the log and the lease what came of it.
+        """Load a model; say in the log and the lease what came of it.
 
         If adapters were added to it and it cannot be loaded with them, it is loaded without the
         newest of them.
         """
         spec = model.spec
         try:
-            if not self._make_room(model):
-                return
             if spec.file is not None:
                 for model.progress in read_ahead(spec.file):
                     pass
             model.load()
         except EngineLoadError as exc:
-            model.fail(str(exc))
             logger.error("%s", exc)  # It says all there is to say.
         else:
             logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
@@ -401,17 +427,21 @@ class Runtime:
         if not model.is_loaded and self._drops_newest_adapter(spec.id):
             self._load_anew(spec.id)
             return
-        with self._settled:
-            self._settled.notify_all()
         if spec.id in self._may_idle and model.is_loaded:
             watch = IdleWatch(model, self._lease.renew, lambda: self._unload(spec.id))
             self._idle_watches[spec.id] = watch
             watch.start()
+        self._settle(model)
+
+    def _settle(self, model: ServedModel) -> None:
+        """Tell everybody that a model is loaded, or that it could not be."""
+        with self._settled:
+            self._settled.notify_all()
         if self._is_announced:
             self._lease.renew()
             self._changed()
             if model.is_loaded:
-                self._note_restarted([spec.id])
+                self._note_restarted([model.spec.id])
 
     def _make_room(self, model: ServedModel) -> bool:
         """Return True once a model can be loaded; False when it is not wanted any more.
@@ -419,11 +449,12 @@ class Runtime:
         Raise EngineLoadError if it never can.
         """
         while not self._stopped.is_set() and self._models.get(model.spec.id) is model:
-            residents = [m for m in tuple(self._models.values()) if m.is_loaded]
+            loaded = [m for m in tuple(self._models.values()) if m.is_loaded]
+            residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
             if not takes_room(model.spec) or not self._room.lacks(model.spec, residents):
                 return True
             model.say("It waits until there is room for it.")
-            leaves = next_to_go(model.spec, residents, self._wanted())
+            leaves = next_to_go(model.spec, loaded, self._wanted())
             if isinstance(leaves, ServedModel):
                 self._make_leave(leaves, model)
             else:
