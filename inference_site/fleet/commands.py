@@ -29,9 +29,9 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: load, unload or reload a model, drain the worker, or resume it."""
+    """A command: load, unload or reload a model, tell its log, drain the worker, or resume it."""
 
-    do: Literal["load", "unload", "reload", "drain", "resume"]
+    do: Literal["load", "unload", "reload", "log", "drain", "resume"]
     model: str = ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -68,7 +68,8 @@ class ModelReport:
     took, in the mean; 0 before the first. What is known of its file: ``size_bytes``, 0 without one;
     its ``architecture`` and ``quantisation``; ``trained_context``, in tokens; ``memory_bytes``,
     about what it needs with all slots full, and ``memory_parts``, what that is made of.
-    ``context_length`` is that of a slot.
+    ``context_length`` is that of a slot. ``taken_bytes`` is what its server takes, and
+    ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
     """
 
     id: str
@@ -89,6 +90,8 @@ class ModelReport:
     architecture: str = ""
     quantisation: str = ""
     trained_context: int = 0
+    taken_bytes: int = 0
+    telemetry: dict[str, float] = field(default_factory=dict)
 
     @property
     def free(self) -> int:

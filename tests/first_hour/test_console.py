@@ -235,3 +235,14 @@ def test_processes_of_models_have_no_secrets_in_their_environment(stack: ServedS
         environment = Path(f"/proc/{process.pid}/environ").read_bytes()
         for name in secrets:
             assert given[name].encode() not in environment, (name, process.cmdline())
+
+
+def test_the_page_of_a_model_shows_what_its_server_takes_tells_and_writes(
+    console: httpx.Client,
+) -> None:
+    page = "/admin/fleet/models/tiny.q4_k_m/"
+    wait_until(lambda: "Log of its server on" in console.get(page).text, 60, "its log")
+    wait_until(lambda: "requests running: 0" in console.get(page).text, 60, "its telemetry")
+    text = console.get(page).text
+    assert "listening on http://127.0.0.1:" in text
+    assert re.search(r'data-label="Memory of its server">\d+', text)

@@ -13,7 +13,9 @@ anything now. What requests may ask of it, and the options of its models, are de
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from inference_site.domain.deltas import Delta
@@ -81,12 +83,26 @@ class Engine(ABC):
         """Why nothing can be run now, for the operator; empty while it can."""
         return ""
 
+    @property
+    def server(self) -> ServerFacts:
+        """What is known of the process that runs the model; nothing where there is none."""
+        return ServerFacts()
+
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
         """Have it called when ``starting`` or ``fault`` changes; it must not block the thread."""
 
     @abstractmethod
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """A model's server: what it takes, what it tells of itself, and the file of its output."""
+
+    taken_bytes: int = 0
+    telemetry: Mapping[str, float] = field(default_factory=dict)
+    log: Path | None = None
 
 
 class Sink(Protocol):

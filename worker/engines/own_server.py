@@ -35,12 +35,14 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Operation
 from inference_site.host import free_port
 from inference_site.restart_delay import RestartDelay
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Engine, ServerFacts, Sink
+from worker.model_servers import telemetry
 from worker.model_servers.process import Order, ServerProcess
 
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+METRICS = "/metrics"
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _ASK_S = 5.0
@@ -86,7 +88,8 @@ class Launch:
     ``order`` returns what starts it at a port, with a key; ``connect`` returns the engine that
     speaks to the server at this address, with the key, once its path ``ready`` has answered with
     status 200. ``pulse`` is a path that answers so only while the server goes on generating;
-    without it, the engine's ``fault`` is what tells. ``why_not_loaded`` says why the process of a
+    without it, the engine's ``fault`` is what tells. ``has_metrics``: it tells of itself on
+    ``METRICS``. ``why_not_loaded`` says why the process of a
     file has ended before it was ready; then it is not started again. Without it, it is.
     """
 
@@ -94,6 +97,7 @@ class Launch:
     connect: Callable[[str, str], Engine]
     ready: str
     pulse: str = ""
+    has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
     start_timeout_s: float = 3600.0
 
@@ -110,7 +114,9 @@ class OwnServer(Engine):
         self._starting, self._fault = "Its server is starting.", ""
         self._on_change: Callable[[], None] = lambda: None
         self._delay = RestartDelay()
-        self._taken, self._learn_at = 0, 0.0
+        self._taken = self._taken_now = 0
+        self._learn_at = 0.0
+        self._telemetry: dict[str, float] = {}
         self._was_ready = False
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
@@ -182,6 +188,14 @@ class OwnServer(Engine):
     def fault(self) -> str:
         """Why nothing can be run now (see ``Engine.fault``)."""
         return self._fault or ("" if self._engine is None else self._engine.fault)
+
+    @property
+    def server(self) -> ServerFacts:
+        """What is known of its process (see ``Engine.server``)."""
+        process = self._process
+        if process is None or process.ended.is_set():
+            return ServerFacts(log=process.log if process else None)
+        return ServerFacts(self._taken_now, self._telemetry, process.log)
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Have it called when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
@@ -299,10 +313,11 @@ class OwnServer(Engine):
 
     def _await_end(self, process: ServerProcess, root: str, key: str) -> str:
         """Return when the server has ended, or has been ended for its silence: why, then."""
-        pulse = _Pulse(root, key, self._launch.pulse, lambda: self._engine)
+        pulse = _Pulse(root, key, self._launch, lambda: self._engine)
         with pulse:
             while not process.ended.wait(_LOOK_S):
                 self._learn(process)
+                self._telemetry = pulse.telemetry
                 if self._is_closed.is_set():
                     return _UNWANTED
                 if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
@@ -315,9 +330,10 @@ class OwnServer(Engine):
         if time.monotonic() < self._learn_at:
             return
         self._learn_at = time.monotonic() + _LEARN_S
-        if (taken := process.memory_bytes) > self._taken:
-            self._taken = taken
-            _keep_learnt(self._spec, taken)
+        self._taken_now = process.memory_bytes
+        if self._taken_now > self._taken:
+            self._taken = self._taken_now
+            _keep_learnt(self._spec, self._taken)
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
@@ -372,10 +388,14 @@ def _sizes(spec: ModelSpec) -> str:
 class _Pulse:
     """For how long a server has given no sign of life."""
 
-    def __init__(self, root: str, key: str, path: str, engine: Callable[[], Engine | None]) -> None:
+    def __init__(
+        self, root: str, key: str, launch: Launch, engine: Callable[[], Engine | None]
+    ) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         self._http = httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False)
-        self._path, self._engine = path, engine
+        self._launch, self._engine = launch, engine
+        self.telemetry: dict[str, float] = {}
+        """What the server has told of itself last."""
         self._felt_at = time.monotonic()
         self._next_at = 0.0
 
@@ -395,10 +415,22 @@ class _Pulse:
         return time.monotonic() - self._felt_at
 
     def _is_felt(self) -> bool:
-        if self._path:
-            return _answers(self._http, self._path)
+        metrics = self._read_metrics() if self._launch.has_metrics else False
+        if self._launch.pulse == METRICS:
+            return metrics
+        if self._launch.pulse:
+            return _answers(self._http, self._launch.pulse)
         engine = self._engine()
         return engine is None or not engine.fault
+
+    def _read_metrics(self) -> bool:
+        try:
+            page = self._http.get(METRICS)
+        except httpx.HTTPError:
+            return False
+        if page.status_code == httpx.codes.OK:
+            self.telemetry = telemetry.read(page.text)
+        return page.status_code == httpx.codes.OK
 
 
 class _FirstToken:

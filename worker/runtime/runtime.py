@@ -22,7 +22,7 @@ from django.db import connection
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import adapters, fleet
+from inference_site.fleet import adapters, fleet, server_logs
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
@@ -297,12 +297,20 @@ class Runtime:
                 self._in_background(self._unload, command.model)
             case "reload":
                 self._in_background(self._load_anew, command.model)
+            case "log":
+                self._tell_log(command.model)
+                return
             case "drain":
                 self._is_draining = True
             case "resume":
                 self._is_draining = False
         self._changed()
         self._lease.renew()
+
+    def _tell_log(self, model_id: str) -> None:
+        if model := self._models.get(model_id):
+            with contextlib.suppress(redis.exceptions.RedisError):
+                server_logs.tell(self.id, model_id, model.log_lines)
 
     def take_up(self, changes: Changes, *, takes_new: bool) -> None:
         """Serve the models as they are described now; ``takes_new``: also those that are new."""

@@ -11,13 +11,14 @@ from inference_site.catalogue.file_facts import FileFacts, file_facts
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelReport, ModelState
-from worker.engines.base import Engine
+from worker.engines.base import Engine, ServerFacts
 from worker.engines.registry import load_engine
 from worker.runtime.isolation import Isolation
 
 _LATEST = 0.1
 """The part that the latest run has in the mean of their times."""
 _MOST_SERVED = 100
+_TAIL_BYTES = 16_384
 _THREADS = 32
 """For a model that does not block: each generation needs one only while it begins and ends."""
 
@@ -129,8 +130,26 @@ class ServedModel:
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
             round(self._run_s, 3),
             self.spec.context_length,
+            taken_bytes=self._server.taken_bytes,
+            telemetry=dict(self._server.telemetry),
             **self._facts,
         )
+
+    @property
+    def _server(self) -> ServerFacts:
+        return ServerFacts() if (engine := self._engine) is None else engine.server
+
+    @property
+    def log_lines(self) -> list[str]:
+        """The last lines that its server has written."""
+        if (path := self._server.log) is None:
+            return []
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+                return file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
 
     def load(self) -> None:
         """Build its engine. Raise EngineLoadError, after which it counts as failed."""

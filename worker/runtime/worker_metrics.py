@@ -14,6 +14,7 @@ from inference_site.fleet.leases import LiveWorker
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
 from inference_site.observability.process_health import fresh
 from inference_site.observability.telemetry import serve_telemetry
+from worker.model_servers.telemetry import MEASURES
 
 
 class Worker(Protocol):
@@ -63,6 +64,7 @@ class _WorkerMetrics(Collector):
         for model in worker.models:
             slots.add_metric([model.id, model.state], model.slots)
             running.add_metric([model.id], model.busy)
+        yield from _of_servers(worker)
         yield slots
         yield running
         yield GaugeMetricFamily(
@@ -73,3 +75,27 @@ class _WorkerMetrics(Collector):
             "How long the oldest frame has waited that is not in the event log.",
             value=self._worker.lag_s,
         )
+
+
+def _of_servers(worker: LiveWorker) -> Iterator[Metric]:
+    """Return what the servers of the models take, and what they tell of themselves."""
+    taken = GaugeMetricFamily(
+        "inference_model_server_memory_bytes",
+        "What the processes of a model's server take.",
+        labels=["model"],
+    )
+    told = {
+        name: GaugeMetricFamily(
+            f"inference_model_server_{name}",
+            f"What a model's server tells as {' or '.join(theirs)}.",
+            labels=["model"],
+        )
+        for name, theirs in MEASURES.items()
+    }
+    for model in worker.models:
+        if model.taken_bytes:
+            taken.add_metric([model.id], model.taken_bytes)
+        for name, value in model.telemetry.items():
+            told[name].add_metric([model.id], value)
+    yield taken
+    yield from told.values()

@@ -24,12 +24,14 @@ from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors,
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
+from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
 from inference_site.usage.queries import LENGTH, Span, floor
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
+CHANGE = "generations.change_generation"
 _DAY = dt.timedelta(days=1)
 
 
@@ -40,6 +42,12 @@ class Place:
     worker: LiveWorker
     report: ModelReport
     since: dt.datetime
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """What its server tells of itself: names and values."""
+        telemetry = self.report.telemetry
+        return [(name.replace("_", " "), f"{value:,.4g}") for name, value in telemetry.items()]
 
 
 def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
@@ -62,6 +70,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         "is_unreachable": is_unreachable,
         "details": _details(spec, places),
         "places": places,
+        "logs": _logs(model, places) if request.user.has_perm(CHANGE) else [],
         "tiles": _tiles(model) if request.user.has_perm(USAGE) else [],
         "errors": latest_errors(Generation.objects.filter(model=model)),
         "latest": f"{LATEST:,}",
@@ -76,6 +85,12 @@ def _places(model: str, live: list[LiveWorker]) -> list[Place]:
         for worker, report in having
         if report is not None
     ]
+
+
+def _logs(model: str, places: list[Place]) -> list[tuple[str, list[str]]]:
+    """Return the workers whose servers have written something, each with the last lines of it."""
+    told = ((place.worker.id, lines_of(place.worker.id, model)) for place in places)
+    return [(worker, lines) for worker, lines in told if lines]
 
 
 def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.server import Server
-from worker.engines.own_server import Launch, OwnServer
+from worker.engines.own_server import METRICS, Launch, OwnServer
 
 _ASK_S = 30.0
 _THOUGHTS = ("think", "reasoning", "channel")
@@ -68,7 +68,8 @@ def load(spec: ModelSpec) -> Engine:
             order=lambda port, key: order(spec, arguments, port, key),
             connect=partial(_connected, spec, trial),
             ready=FLAVORS["llama_cpp"].ready,
-            pulse="/metrics",
+            pulse=METRICS,  # Which its loop answers.
+            has_metrics=True,
             why_not_loaded=lambda process: (
                 f"llama.cpp could not load {spec.file}{with_} (unsupported architecture, damaged "
                 f"file, or not enough memory{template}); {process.reason}."
