@@ -163,8 +163,8 @@ def test_processes_tell_what_they_are_and_when_they_last_lived(site: Site) -> No
         assert vitals.total("inference_worker_lease_renewed_timestamp_seconds") > 1.7e9
         assert vitals.total("inference_worker_slots", model="scripted", state="ready") == 4
         assert "inference_event_log_backlog_seconds" in vitals.names()
-        taken = partial(vitals.total, "inference_model_server_memory_bytes", model="demo")
-        assert 2**20 < taken() < 2**30
+        taken = vitals.total("inference_model_server_memory_bytes", model="demo")
+        assert 2**20 < taken < 2**30
         assert vitals.total("inference_model_server_requests_running", model="demo") == 0
     assert Scrape(site, [site.beat]).total("inference_maintenance_done_timestamp_seconds") > 1.7e9
     web = Scrape(site, site.webs[:1])

@@ -10,10 +10,12 @@ from worker.engines.llama_cpp.engine import server_at
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
 
 
-def payloads(spec: ModelSpec) -> LlamaCppPayloads:
+def payloads(spec: ModelSpec, *, has_llguidance: bool = True) -> LlamaCppPayloads:
     """Return what writes the requests for a model that may think."""
     server = server_at(spec, "http://127.0.0.1:1", "key")
-    return LlamaCppPayloads(spec, server, may_think=True, stop_texts=())
+    return LlamaCppPayloads(
+        spec, server, may_think=True, stop_texts=(), has_llguidance=has_llguidance
+    )
 
 
 def chat_payload(request: GenerationRequest, spec: ModelSpec) -> dict[str, Any]:

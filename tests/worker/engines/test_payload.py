@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest
 from inference_site.domain.sampling import Sampling
 from tests.worker.engines.llama_payloads import chat_payload, payloads
 
@@ -96,3 +97,30 @@ def test_suffix_is_put_between_the_models_marks() -> None:
         "<a>x<b>z<c>",
         "<a>y<b>z<c>",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "field"),
+    [
+        ("json_schema", '{"type": "object"}', "response_format"),
+        ("json_object", "", "response_format"),
+        ("gbnf", 'root ::= "a"', "grammar"),
+    ],
+)
+def test_a_build_without_llguidance_gets_grammars_of_its_own(
+    kind: ConstraintKind, source: str, field: str
+) -> None:
+    writer = payloads(SPEC, has_llguidance=False)
+    constraint = Constraint(kind, source, "grammar")
+    request = GenerationRequest("demo", operation="complete", prompts=("x",), constraint=constraint)
+    payload = writer.complete(request)
+    assert field in payload
+    assert "llguidance" not in str(payload)
+
+
+def test_a_build_without_llguidance_refuses_what_it_has_no_form_for() -> None:
+    constraint = Constraint("lark", 'start: "a"', "grammar")
+    request = GenerationRequest("demo", HELLO, constraint=constraint)
+    with pytest.raises(InvalidRequest, match="knows no constraints of the type 'lark'") as refused:
+        payloads(SPEC, has_llguidance=False).chat(request)
+    assert refused.value.param == "grammar"

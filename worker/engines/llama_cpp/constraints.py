@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
 from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.grammars import (
@@ -26,6 +27,28 @@ from worker.engines.grammars import (
 from worker.engines.llama_cpp.bounds import check_schemas
 
 _LLGUIDANCE = "%llguidance {}\n"
+
+
+TRIAL = f'{_LLGUIDANCE}start: "a"'
+"""A grammar that a build without llguidance refuses."""
+
+
+def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
+    """Return the fields for a build of llama.cpp that has its own grammars only.
+
+    Raise InvalidRequest for a constraint that it has no form for.
+    """
+    if constraint is None:
+        return {}
+    if constraint.kind in ("json_object", "json_schema"):
+        return constraint_fields(constraint, from_start=False)
+    if constraint.kind != "gbnf":
+        raise InvalidRequest(
+            f"This model's build of llama.cpp knows no constraints of the type '{constraint.kind}'.",
+            constraint.param,
+        )
+    check_grammar(constraint)
+    return {"grammar": constraint.source}
 
 
 def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:

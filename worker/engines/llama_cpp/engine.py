@@ -7,10 +7,10 @@ adds to it, because the model's file and entry are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of
 from worker.engines.grammars import prepare_trials
+from worker.engines.llama_cpp.constraints import TRIAL
 from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.launch import checked, order
@@ -85,7 +86,12 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> Ll
         props: dict[str, Any] = http.get("/props").raise_for_status().json()
         empty = http.post("/tokenize", json={"content": "", "add_special": True})
         adds_bos = bool(empty.raise_for_status().json().get("tokens"))
-    return LlamaCppEngine(spec, server_at(spec, root, key), trial, props, adds_bos)
+        asked = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
+        is_bound = (
+            "embedding" in spec.options or http.post("/v1/completions", json=asked).is_success
+        )
+    facts = BuildFacts(props, adds_bos=adds_bos, has_llguidance=is_bound)
+    return LlamaCppEngine(spec, server_at(spec, root, key), trial, facts)
 
 
 def server_at(spec: ModelSpec, root: str, key: str) -> Server:
@@ -104,34 +110,44 @@ def server_at(spec: ModelSpec, root: str, key: str) -> Server:
     )
 
 
-class LlamaCppEngine(Engine):
-    """A model in a server of llama.cpp (see ``worker.engines.base.Engine``).
+@dataclass(frozen=True, slots=True)
+class BuildFacts:
+    """What was asked of a server when it was ready.
 
-    ``props`` is what the server says of its model.
+    ``props`` is what it says of its model. ``adds_bos``: the tokenizer puts that token before every
+    prompt. ``has_llguidance``: the build knows its grammars.
     """
+
+    props: Mapping[str, Any]
+    adds_bos: bool
+    has_llguidance: bool
+
+
+class LlamaCppEngine(Engine):
+    """A model in a server of llama.cpp (see ``worker.engines.base.Engine``)."""
 
     blocks = False
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        server: Server,
-        trial: TemplateTrial,
-        props: dict[str, Any],
-        adds_bos: bool,
+        self, spec: ModelSpec, server: Server, trial: TemplateTrial, facts: BuildFacts
     ) -> None:
         self._spec, self._server, self._trial = spec, server, trial
         self._upstream = Upstream(spec, server, LlamaCppErrors)
+        props = facts.props
         template = str(props.get("chat_template", ""))
         may_think = any(mark in template for mark in _THOUGHTS)
         self._payloads = LlamaCppPayloads(
-            spec, server, may_think=may_think, stop_texts=stop_texts_of(template)
+            spec,
+            server,
+            may_think=may_think,
+            stop_texts=stop_texts_of(template),
+            has_llguidance=facts.has_llguidance,
         )
         vocabulary = Vocabulary(
             chat_template=props.get("chat_template_tool_use") or template or None,
             bos=str(props.get("bos_token", "")),
             eos=str(props.get("eos_token", "")),
-            adds_bos=adds_bos,
+            adds_bos=facts.adds_bos,
         )
         self._own_chat: Callable[[str], ChatAdapter] = cache(
             partial(own_chat, spec, vocabulary, self._complete, self.tokenize)

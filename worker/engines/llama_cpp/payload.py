@@ -16,13 +16,17 @@ from inference_site.catalogue.engines.llama_cpp import modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.domain.request import Constraint, GenerationRequest
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.chat.wire import wire_tool
 from worker.engines.llama_cpp.bounds import check_schemas
-from worker.engines.llama_cpp.constraints import constraint_fields, schema_fields
+from worker.engines.llama_cpp.constraints import (
+    constraint_fields,
+    fields_without_llguidance,
+    schema_fields,
+)
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server
 
@@ -34,13 +38,20 @@ class LlamaCppPayloads(Payloads):
     """Writes the requests for one model (see ``Payloads``).
 
     ``may_think``: the model's template knows of reasoning. ``stop_texts`` are the template's own.
+    ``has_llguidance``: the server's build knows its grammars.
     """
 
     def __init__(
-        self, spec: ModelSpec, server: Server, *, may_think: bool, stop_texts: Sequence[str]
+        self,
+        spec: ModelSpec,
+        server: Server,
+        *,
+        may_think: bool,
+        stop_texts: Sequence[str],
+        has_llguidance: bool = True,
     ) -> None:
         super().__init__(spec, server)
-        self._spec, self._may_think = spec, may_think
+        self._spec, self._may_think, self._has_llguidance = spec, may_think, has_llguidance
         family = FAMILIES.get(spec.options.get("chat_template", ""))
         of_entry = spec.options.get("stop_texts", ())
         self._stops = (*(family.stop if family else ()), *of_entry, *stop_texts)
@@ -107,7 +118,12 @@ class LlamaCppPayloads(Payloads):
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
         from_start = not is_chat or not (self._thinks(request) or offers)
-        return constraint_fields(request.constraint, from_start=from_start)
+        return self._bound(request.constraint, from_start=from_start)
+
+    def _bound(self, constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
+        if self._has_llguidance:
+            return constraint_fields(constraint, from_start=from_start)
+        return fields_without_llguidance(constraint)
 
     def _thinks(self, request: GenerationRequest) -> bool:
         variables = {**self._own_vars, **request.template_vars}
@@ -142,9 +158,9 @@ class LlamaCppPayloads(Payloads):
         shown: dict[str, Any] = {"chat_template_kwargs": {"tools": tools}}
         if request.forced_grammar is not None:
             shown["chat_template_kwargs"]["enable_thinking"] = False  # It would bind thoughts too.
-            return {**shown, **constraint_fields(request.forced_grammar, from_start=True)}
+            return {**shown, **self._bound(request.forced_grammar, from_start=True)}
         if request.must_call:
-            from_start = not self._thinks(request)
+            from_start = self._has_llguidance and not self._thinks(request)
             return {
                 **shown,
                 **schema_fields(call_schema(request.tools), "tools", from_start=from_start),
