@@ -44,7 +44,8 @@ def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
         return constraint_fields(constraint, from_start=False)
     if constraint.kind != "gbnf":
         raise InvalidRequest(
-            f"This model's build of llama.cpp knows no constraints of the type '{constraint.kind}'.",
+            "This model's build of llama.cpp knows no constraints of the type "
+            f"'{constraint.kind}'.",
             constraint.param,
         )
     check_grammar(constraint)
