@@ -7,13 +7,12 @@ read from the site that ``manage.py serve`` runs in the data directory, while it
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import ipaddress
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,6 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
 _served: dict[str, str] = {}
 _asked: dict[str, tuple[str, str]] = {}
-_KEPT = {"DATA_DIR", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME"}
-"""Settings that are no secrets: by the first a process is known to belong to a site, the others are
-read by a library from the environment itself."""
 
 
 def text(name: str, default: str = "") -> str:
@@ -132,22 +128,6 @@ def given() -> dict[str, str]:
 def asked() -> dict[str, tuple[str, str]]:
     """Return the variables that were asked for, each with its value and where that comes from."""
     return dict(_asked)
-
-
-def forget_secrets(more: Iterable[str] = ()) -> None:
-    """Remove the settings, and ``more`` variables, from the environment of this process.
-
-    The settings have been read; code of a library that runs in the process finds no secret among
-    the variables, nor do the processes that it starts. Of what was there when the process began,
-    which ``/proc/<pid>/environ`` shows, the values are overwritten.
-    """
-    given = {*_asked, *(f"{name}_FILE" for name in _asked)} - _KEPT
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    for name in {*given, *more}.intersection(os.environ):
-        if address := libc.getenv(os.fsencode(name)):
-            ctypes.memset(address, ord("*"), len(ctypes.string_at(address)))
-        del os.environ[name]
 
 
 def read_served(data_dir: Path) -> None:

@@ -53,6 +53,12 @@ def free_port() -> int:
         return port
 
 
+def is_taken(port: int) -> bool:
+    """Return whether something listens on a port of the loopback address."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _group_memory() -> tuple[int, int]:
     """Return the limit of the control group, 0 for none, and what of it is taken.
 

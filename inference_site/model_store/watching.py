@@ -59,16 +59,6 @@ def wanted_specs(names: Sequence[str], timeout_s: float = 30.0) -> list[ModelSpe
             time.sleep(LOOK_S / 4)
 
 
-def look_patiently(model: str, timeout_s: float = 30.0) -> None:
-    """Look until a model is known, for a process that has to serve it."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        look()
-        if catalogue().find(model) is not None or time.monotonic() > deadline:
-            return
-        time.sleep(LOOK_S / 4)
-
-
 def watch_models(on_change: Callable[[Changes], None] = lambda _: None) -> None:
     """Look now, and then on a thread of its own, as long as the process lives."""
 

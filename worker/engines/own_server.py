@@ -33,7 +33,7 @@ from inference_site.domain.errors import (
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Operation
-from inference_site.host import free_port
+from inference_site.host import free_port, is_taken
 from inference_site.restart_delay import RestartDelay
 from worker.engines.base import Engine, ServerFacts, Sink
 from worker.model_servers import telemetry
@@ -117,7 +117,7 @@ class OwnServer(Engine):
         self._taken = self._taken_now = 0
         self._learn_at = 0.0
         self._telemetry: dict[str, float] = {}
-        self._was_ready = False
+        self._was_ready = self._lost_its_port = False
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.id}", daemon=True)
@@ -144,8 +144,10 @@ class OwnServer(Engine):
             if error is None or process is None or not _may_be_a_loss(error):
                 ended(error)
                 return
-            # On a thread: the caller's must not wait for the process.
-            self._threads.submit(lambda: ended(self._meaning(process, error)))
+            try:  # On a thread: the caller's must not wait for the process.
+                self._threads.submit(lambda: ended(self._meaning(process, error)))
+            except RuntimeError:  # The model was closed.
+                ended(error)
 
         try:
             if not engine.blocks:
@@ -246,7 +248,7 @@ class OwnServer(Engine):
             delay_s = self._delay.after(time.monotonic() - begun)
             if was_ready:
                 self._note(starting=f"Its server is started again: {reason}.")
-            elif self._launch.why_not_loaded and not self._was_ready:
+            elif self._launch.why_not_loaded and not self._was_ready and not self._lost_its_port:
                 process = self._process
                 self._note(fault=self._launch.why_not_loaded(process) if process else reason)
                 self._began.set()
@@ -259,6 +261,7 @@ class OwnServer(Engine):
     def _live(self) -> tuple[bool, str]:
         """Run the server once; return whether it was ready, and how it has ended."""
         key, port = secrets.token_urlsafe(24), free_port()
+        self._lost_its_port = False
         process = ServerProcess(self._launch.order(port, key), server_settings.files)
         self._process = process
         if self._is_closed.is_set():  # ``close`` may have missed it.
@@ -271,6 +274,7 @@ class OwnServer(Engine):
             trust_env=False,
         ) as http:
             reason = self._await_ready(process, http, root, key)
+        self._lost_its_port = process.ended.is_set() and is_taken(port)
         was_ready = not reason and not self._is_closed.is_set()
         if was_ready:
             logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)

@@ -36,6 +36,7 @@ from worker.model_servers.process import sweep
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
+from worker.runtime.wake_up_consumer import Worker as ConsumedWorker
 from worker.runtime.worker_metrics import watch_worker
 
 if TYPE_CHECKING:
@@ -131,11 +132,12 @@ class StopSignals(bootsteps.StartStopStep):
 
 def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:
     """Return the Celery worker that takes the wake-ups of a runtime's models."""
+    consumed: ConsumedWorker = runtime  # What the step uses of it, for mypy.
     app.steps["consumer"].add(WakeUpConsumer)  # Both are given the ``runtime`` below.
     app.steps["worker"].add(StopSignals)
     app.amqp.queues.add(queue_named(own_queue(runtime.id)))
     return app.Worker(
-        runtime=runtime,
+        runtime=consumed,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
         concurrency=runtime.threads + _SPARE_THREADS,

@@ -561,8 +561,12 @@ class Runtime:
                 continue
             stall_s = settings.ENGINE_STALL_S
             logger.critical("no server was read for %d s; this process ends", stall_s)
-            self._lease.stop()
-            os._exit(1)
+            self.end_now()
+
+    def end_now(self) -> None:
+        """End this process as if it had been killed, but give back its lease."""
+        self._lease.stop()
+        os._exit(1)
 
     def _watch_orphans(self) -> None:
         """Give up rows that say they run here and do not: a claim whose reply was lost, say."""

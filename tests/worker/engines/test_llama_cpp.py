@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,10 @@ from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
+from inference_site.host import free_port
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
+from worker.engines import own_server
 from worker.engines.base import Engine
 from worker.engines.llama_cpp.launch import checked
 from worker.engines.llama_cpp.template_trial import TemplateTrial
@@ -477,3 +480,16 @@ def test_an_argument_that_a_build_does_not_know_is_refused_at_load() -> None:
     build = f"{sys.executable} -I {llama_server.__file__} --unheard-of"
     with pytest.raises(EngineLoadError, match="it ended with exit status 2"):
         load_engine(replace(SPEC, options={"llama_server": build}))
+
+
+def test_a_server_whose_port_was_taken_meanwhile_is_started_at_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        ports = iter((other.getsockname()[1], free_port()))
+        monkeypatch.setattr(own_server, "free_port", lambda: next(ports))
+        loaded = load_engine(replace(SPEC, slots=1))
+    assert ask(loaded, STORY).text
+    loaded.close()
