@@ -40,7 +40,8 @@ STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ServedStack]:
-    with served_stack(MODELS, SPARE_PROCESSES="false") as running:
+    slowed = "tests.hook_functions.on_chunk"
+    with served_stack(MODELS, SPARE_PROCESSES="false", ON_CHUNK=slowed) as running:
         yield running
 
 
@@ -150,9 +151,10 @@ def begin_long(client: openai.OpenAI) -> str:
 def test_what_somebody_ends_counts_as_no_attempt_of_a_response_in_the_background(
     stack: ServedStack, client: openai.OpenAI
 ) -> None:
-    made = begin_long(client)
-    for attempt in range(1, 5):
-        assert ended_while_it_runs(stack, made, signal.SIGKILL) == attempt
+    with stack.file("slow"):
+        made = begin_long(client)
+        for attempt in range(1, 5):
+            assert ended_while_it_runs(stack, made, signal.SIGKILL) == attempt
     wait_until(lambda: stack.row(made)["status"] == "completed", 120, "its end")
     row = stack.row(made)
     assert (row["attempt"], row["spared"], row["alone_since"]) == (5, 4, None)
@@ -161,12 +163,13 @@ def test_what_somebody_ends_counts_as_no_attempt_of_a_response_in_the_background
 def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
     stack: ServedStack, client: openai.OpenAI
 ) -> None:
-    made = begin_long(client)
-    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 1
-    assert stack.row(made)["alone_since"] is None
-    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 2
-    assert stack.row(made)["alone_since"] is not None  # Nothing runs beside the last.
-    assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 3
+    with stack.file("slow"):
+        made = begin_long(client)
+        assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 1
+        assert stack.row(made)["alone_since"] is None
+        assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 2
+        assert stack.row(made)["alone_since"] is not None  # Nothing runs beside the last.
+        assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 3
     response = client.responses.retrieve(made)
     assert response.status == "failed"
     assert response.error is not None

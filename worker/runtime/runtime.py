@@ -94,7 +94,7 @@ class Runtime:
         """Called, from any thread, when other models may be open than before."""
 
     def _served(self, spec: ModelSpec) -> ServedModel:
-        return ServedModel(spec, self._changed, self._announce)
+        return ServedModel(spec, self._changed, self._announce_state)
 
     def start(self) -> None:
         """Announce the models and begin to load them, one after the other.
@@ -185,6 +185,24 @@ class Runtime:
         """Have the lease say at once what has changed; for threads that must not be blocked."""
         with contextlib.suppress(RuntimeError):  # The worker has stopped.
             self._runs.pool.submit(self._lease.renew)
+
+    def _announce_state(self, model: ServedModel) -> None:
+        """Have the lease say that a model can run nothing, or can again; as ``_announce``.
+
+        Requests for one whose server is started again wait for it, as for a worker that is
+        replaced; they are to do so before the lease says that it is loading.
+        """
+
+        def tell() -> None:
+            id_ = model.spec.id
+            if model.is_restarting:
+                attempt("restart", lambda: fleet.note_restart([id_]))
+            self._lease.renew()
+            if model.state == ModelState.READY:
+                self._note_restarted([id_])
+
+        with contextlib.suppress(RuntimeError):  # The worker has stopped.
+            self._runs.pool.submit(tell)
 
     @property
     def _takes_nothing(self) -> bool:

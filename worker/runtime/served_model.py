@@ -35,7 +35,7 @@ class ServedModel:
         self,
         spec: ModelSpec,
         on_change: Callable[[], None] = lambda: None,
-        on_fault: Callable[[], None] = lambda: None,
+        on_fault: Callable[[ServedModel], None] = lambda _: None,
         reason: str = "",
     ) -> None:
         self.spec = spec
@@ -47,7 +47,7 @@ class ServedModel:
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
-        self._is_closed = False
+        self._is_closed = self._was_ready = False
         self._facts: FileFacts = {}
         self._busy = self._expected = 0
         self._used_at = self.loaded_at = time.monotonic()
@@ -91,6 +91,11 @@ class ServedModel:
     @property
     def _fault(self) -> str:
         return "" if (engine := self._ready_engine) is None else engine.fault
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether its server has been ready, has ended, and is being started again."""
+        return self._was_ready and bool(self._starting)
 
     @property
     def is_open(self) -> bool:
@@ -168,11 +173,13 @@ class ServedModel:
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
         self._used_at = self.loaded_at = time.monotonic()
-        self._engine.watch(self._note_fault)
+        self._was_ready = self.state == ModelState.READY
+        self._engine.watch(self._note_change)
 
-    def _note_fault(self) -> None:
+    def _note_change(self) -> None:
         self._since = time.time()
-        self._on_fault()
+        self._was_ready |= self.state == ModelState.READY
+        self._on_fault(self)
         self._on_change()
 
     def say(self, reason: str) -> None:
