@@ -108,7 +108,7 @@ class Runtime:
         self._await_memory()
         self._in_background(self._load_all)
         for model in tuple(self._models.values()):
-            self._loads.put(model)
+            self._load_in_turn(model)
         with self._settled:
             self._settled.wait_for(
                 lambda: (
@@ -356,7 +356,7 @@ class Runtime:
             return
         self._models[model_id] = model = self._served(spec)
         self._lease.renew()
-        self._loads.put(model)
+        self._load_in_turn(model)
 
     def _spec_of(self, model_id: str) -> ModelSpec | None:
         """Return a model as it is described now, with the adapters that were added to it."""
@@ -403,6 +403,13 @@ class Runtime:
             for spec in specs
             if spec.id not in taken and (spec.file is None or spec.file.is_file())
         )
+
+    def _load_in_turn(self, model: ServedModel) -> None:
+        """Have a model loaded when it is its turn; at once if it takes no room on this host."""
+        if takes_room(model.spec):
+            self._loads.put(model)
+        else:
+            self._in_background(self._load, model)
 
     def _load_all(self) -> None:
         """Load what waits for it, as long as the worker runs."""
@@ -544,7 +551,7 @@ class Runtime:
         model = self._models[spec.id] = self._served(spec)
         self._lease.renew()
         fleet.note_announced_load(spec.id)
-        self._loads.put(model)
+        self._load_in_turn(model)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model."""
