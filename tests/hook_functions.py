@@ -22,10 +22,10 @@ from worker.runtime.wake_up_consumer import WakeUpConsumer
 def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None:
     """Write in capitals; drop, raise or return nonsense where the text says so.
 
-    While a test has a file ``slow``, the model ``demo`` says less than 20 tokens a second.
+    While a test has a file ``slow``, two models say less than 20 tokens a second.
     """
     if not context.model.startswith("hooked"):
-        if context.model == "demo" and Path(os.environ["DATA_DIR"], "slow").exists():
+        if context.model in ("demo", "second") and Path(os.environ["DATA_DIR"], "slow").exists():
             time.sleep(0.05)
         return chunk
     if isinstance(chunk, ToolCallDelta):

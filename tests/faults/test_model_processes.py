@@ -33,6 +33,7 @@ MODELS = f"""
     slots: 4
     context_length: 512
     chat_template_kwargs: {{enable_thinking: false}}
+  second: {{file: {DEMO_FILE}, slots: 2, context_length: 2048}}
 """
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
@@ -128,18 +129,19 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
 
 
 def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Signals) -> int:
-    """End the demo's server while the response runs on it; return which attempt that was."""
+    """End the model's server while the response runs on it; return which attempt that was."""
     wait_until(lambda: stack.row(response_id)["status"] == "running", 60, "its run")
-    row, server = stack.row(response_id), stack.server_of("demo")
+    row = stack.row(response_id)
+    server = stack.server_of(row["model"])
     server.send_signal(number)
     wait_until(lambda: stack.row(response_id) != row, 60, "what comes of it")
     wait_until(lambda: not server.is_running(), 60, "the end of the process")
     return int(row["attempt"])
 
 
-def begin_long(client: openai.OpenAI) -> str:
+def begin_long(client: openai.OpenAI, model: str) -> str:
     made = client.responses.create(
-        model="demo",
+        model=model,
         input="Tell me a story.",
         background=True,
         max_output_tokens=800,
@@ -152,19 +154,19 @@ def test_what_somebody_ends_counts_as_no_attempt_of_a_response_in_the_background
     stack: ServedStack, client: openai.OpenAI
 ) -> None:
     with stack.file("slow"):
-        made = begin_long(client)
-        for attempt in range(1, 5):
+        made = begin_long(client, "demo")
+        for attempt in range(1, 4):
             assert ended_while_it_runs(stack, made, signal.SIGKILL) == attempt
     wait_until(lambda: stack.row(made)["status"] == "completed", 120, "its end")
     row = stack.row(made)
-    assert (row["attempt"], row["spared"], row["alone_since"]) == (5, 4, None)
+    assert (row["attempt"], row["spared"], row["alone_since"]) == (4, 3, None)
 
 
 def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
     stack: ServedStack, client: openai.OpenAI
 ) -> None:
     with stack.file("slow"):
-        made = begin_long(client)
+        made = begin_long(client, "second")
         assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 1
         assert stack.row(made)["alone_since"] is None
         assert ended_while_it_runs(stack, made, signal.SIGSEGV) == 2
@@ -174,7 +176,9 @@ def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
     assert response.status == "failed"
     assert response.error is not None
     assert "ended before the answer was complete" in response.error.message
-    wait_until(lambda: client.models.retrieve("demo").model_dump()["status"] == "loaded", 60, "it")
+    wait_until(
+        lambda: client.models.retrieve("second").model_dump()["status"] == "loaded", 60, "it"
+    )
 
 
 def test_nothing_of_it_is_left_when_the_worker_is_killed(
