@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inference_site.domain.deltas import Delta
-from inference_site.domain.request import GenerationRequest
+from inference_site.domain.request import GenerationRequest, Operation
 
 
 class Engine(ABC):
@@ -94,6 +94,53 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""
+
+
+class ForwardingEngine(Engine):
+    """An engine all of whose operations go the same way."""
+
+    @abstractmethod
+    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
+        """Run the operation while the caller waits."""
+
+    def chat(self, request: GenerationRequest, sink: Sink) -> None:
+        """Generate the answers into the sink (see ``Engine.chat``)."""
+        self._wait(request, sink, "chat")
+
+    def complete(self, request: GenerationRequest, sink: Sink) -> None:
+        """Continue the prompts into the sink (see ``Engine.complete``)."""
+        self._wait(request, sink, "complete")
+
+    def embed(self, request: GenerationRequest, sink: Sink) -> None:
+        """Embed the prompts (see ``Engine.embed``)."""
+        self._wait(request, sink, "embed")
+
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn texts into tokens (see ``Engine.tokenize``)."""
+        self._wait(request, sink, "tokenize")
+
+    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
+        """Turn tokens into texts (see ``Engine.detokenize``)."""
+        self._wait(request, sink, "detokenize")
+
+    def render(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the prompt of a chat (see ``Engine.render``)."""
+        self._wait(request, sink, "render")
+
+
+def run_to_end(
+    engine: Engine,
+    request: GenerationRequest,
+    sink: Sink,
+    ended: Callable[[Exception | None], None],
+) -> None:
+    """Run the request here, and then call ``ended`` (see ``Engine.start``)."""
+    try:
+        getattr(engine, request.operation)(request, sink)
+    except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
+        ended(exc)
+    else:
+        ended(None)
 
 
 @dataclass(frozen=True, slots=True)

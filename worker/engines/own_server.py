@@ -35,7 +35,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Operation
 from inference_site.host import free_port, is_taken
 from inference_site.restart_delay import RestartDelay
-from worker.engines.base import Engine, ServerFacts, Sink
+from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
 from worker.model_servers import telemetry
 from worker.model_servers.process import Order, ServerProcess
 
@@ -89,8 +89,8 @@ class Launch:
     speaks to the server at this address, with the key, once its path ``ready`` has answered with
     status 200. ``pulse`` is a path that answers so only while the server goes on generating;
     without it, the engine's ``fault`` is what tells. ``has_metrics``: it tells of itself on
-    ``METRICS``. ``why_not_loaded`` says why the process of a
-    file has ended before it was ready; then it is not started again. Without it, it is.
+    ``METRICS``. ``why_not_loaded`` says why the process of a file has ended before it was ready;
+    then it is not started again. Without it, it is.
     """
 
     order: Callable[[int, str], Order]
@@ -102,7 +102,7 @@ class Launch:
     start_timeout_s: float = 3600.0
 
 
-class OwnServer(Engine):
+class OwnServer(ForwardingEngine):
     """A model of a server that this process runs (see ``worker.engines.base.Engine``)."""
 
     blocks = False
@@ -152,34 +152,10 @@ class OwnServer(Engine):
         try:
             if not engine.blocks:
                 return engine.start(request, sink, on_end)
-            self._threads.submit(_run, engine, request, sink, on_end)
+            self._threads.submit(run_to_end, engine, request, sink, on_end)
         except RuntimeError as exc:  # Its threads have ended with its server.
             raise EngineUnavailable(f"Model '{self._spec.id}': it was stopped.") from exc
         return True
-
-    def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate the answers into the sink (see ``Engine.chat``)."""
-        self._wait(request, sink, "chat")
-
-    def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._wait(request, sink, "complete")
-
-    def embed(self, request: GenerationRequest, sink: Sink) -> None:
-        """Embed the prompts (see ``Engine.embed``)."""
-        self._wait(request, sink, "embed")
-
-    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn texts into tokens (see ``Engine.tokenize``)."""
-        self._wait(request, sink, "tokenize")
-
-    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn tokens into texts (see ``Engine.detokenize``)."""
-        self._wait(request, sink, "detokenize")
-
-    def render(self, request: GenerationRequest, sink: Sink) -> None:
-        """Feed the prompt of a chat (see ``Engine.render``)."""
-        self._wait(request, sink, "render")
 
     @property
     def starting(self) -> str:
@@ -362,7 +338,7 @@ def learnt_bytes(spec: ModelSpec) -> int:
 
     What was learnt of another file, or of other sizes, does not count.
     """
-    return _learnt(spec.id).get(_sizes(spec), 0)
+    return _learnt(spec.id).get(sizes_of(spec), 0)
 
 
 def _learnt(model: str) -> dict[str, int]:
@@ -374,14 +350,14 @@ def _learnt(model: str) -> dict[str, int]:
 
 
 def _keep_learnt(spec: ModelSpec, taken: int) -> None:
-    known, sizes = _learnt(spec.id), _sizes(spec)
+    known, sizes = _learnt(spec.id), sizes_of(spec)
     if taken > known.pop(sizes, 0):
         latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: taken}
         with contextlib.suppress(OSError):
             server_settings.file_of(spec.id, ".memory").write_text(json.dumps(latest))
 
 
-def _sizes(spec: ModelSpec) -> str:
+def sizes_of(spec: ModelSpec) -> str:
     """Return what the memory that a model takes depends on."""
     size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
     adapters = sorted(spec.lora_adapters)
@@ -461,21 +437,6 @@ def _try_out(engine: Engine, spec: ModelSpec) -> None:
             engine.embed(asked, sink)
     except InvalidRequest:
         return
-
-
-def _run(
-    engine: Engine,
-    request: GenerationRequest,
-    sink: Sink,
-    ended: Callable[[Exception | None], None],
-) -> None:
-    """Run a request on an engine that blocks."""
-    try:
-        getattr(engine, request.operation)(request, sink)
-    except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
-        ended(exc)
-    else:
-        ended(None)
 
 
 def _may_be_a_loss(error: Exception) -> bool:

@@ -13,12 +13,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference_site.catalogue.memory import ModelMemory
+from inference_site.catalogue.file_facts import file_facts
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import Device
 from inference_site.host import memory_bytes
-from worker.engines.own_server import learnt_bytes
+from worker.engines.own_server import learnt_bytes, sizes_of
 from worker.runtime.host.nvml import gpus
 
 _SHARE = 0.85
@@ -87,18 +87,20 @@ def are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
     return other.id in one.exclusive_with or one.id in other.exclusive_with
 
 
+_estimates: dict[tuple[str, str], int] = {}
+"""By id and sizes: a header takes up to 0.4 s to read, and who waits for room asks again and again.
+"""
+
+
 def needed_bytes(spec: ModelSpec) -> int:
     """Return what a model takes: what its process was seen to take, else an estimate."""
     if learnt := learnt_bytes(spec):
         return learnt
-    if spec.file is None or not spec.file.is_file():
-        return 0
-    if spec.engine == "llama_cpp":
-        try:
-            return ModelMemory(spec, spec.file).needs.total
-        except (OSError, ValueError):  # What is wrong with it is told when it is loaded.
-            return 0
-    return spec.file.stat().st_size
+    key = spec.id, sizes_of(spec)
+    if key not in _estimates:
+        facts = file_facts(spec)
+        _estimates[key] = facts.get("memory_bytes", facts.get("size_bytes", 0))
+    return _estimates[key]
 
 
 def next_to_go(

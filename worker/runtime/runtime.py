@@ -37,7 +37,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host.memory import devices, read_ahead
+from worker.runtime.host.memory import read_ahead
 from worker.runtime.host.nvml import gpus
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
@@ -369,16 +369,17 @@ class Runtime:
     def described(self) -> LiveWorker:
         """Return what the lease says."""
         models = [self._report(model) for model in tuple(self._models.values())]
+        state = host_state()
         return LiveWorker(
             self.id,
             tuple(models),
             host=socket.gethostname(),
             started_at=self._started_at,
             is_draining=self._is_draining or self._tells_end or self._stopped.is_set(),
-            devices=devices(),
+            devices=state.gpus or ((state.memory,) if state.memory else ()),
             loadable=self._loadable(),
             release=settings.VERSION,
-            state=host_state(),
+            state=state,
             memory_bytes=process_memory_bytes(),
         )
 

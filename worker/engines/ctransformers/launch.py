@@ -32,13 +32,13 @@ from worker.engines.grammars import llguidance_grammar
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
-from worker.engines.openai_upstream.server import Server
+from worker.engines.openai_upstream.server import own_server
 from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
+from worker.model_servers.llama_server import LOAD_FAILED
 from worker.model_servers.process import Order, ServerProcess
 
 _ROOT = Path(__file__).resolve().parent.parent.parent.parent
-_LOAD_FAILED = 3
 _NAMES = (
     *Sampling.__slots__,
     *("cache_prompt", "echo", "ignore_eos", "max_tokens", "n", "stop", "stop_token_ids"),
@@ -96,24 +96,14 @@ def _order(spec: ModelSpec, port: int, key: str) -> Order:
 
 
 def _why_not_loaded(spec: ModelSpec, process: ServerProcess) -> str:
-    if process.status == _LOAD_FAILED and process.tail:
+    if process.status == LOAD_FAILED and process.tail:
         return process.tail[-1].removeprefix(f"Model '{spec.id}': ")
     return f"ctransformers could not load {spec.file}: {process.reason}."
 
 
 def _connected(spec: ModelSpec, options: CtransformersOptions, root: str, key: str) -> Engine:
     """Return the engine of a server that is ready."""
-    server = Server(
-        base_urls=(f"{root}/v1",),
-        model=spec.id,
-        flavor=FLAVOR,
-        fields=FLAVOR.fields,
-        template_vars={},
-        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
-        check_every_s=5.0,
-        key=key,
-        headers={},
-    )
+    server = own_server(spec, FLAVOR, root, key)
     upstream, payloads = Upstream(spec, server), _Payloads(spec, server)
     engine = UpstreamEngine(upstream, payloads, TokenService(upstream, server, payloads), server)
     if not has_chat(spec):

@@ -14,7 +14,9 @@ import hmac
 import math
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.domain.sampling import Sampling
 from worker.engines.ctransformers.engine import CtransformersEngine, open_model
+from worker.model_servers.llama_server import LOAD_FAILED
 
-LOAD_FAILED = 3
-"""The exit status of a model that cannot be loaded; the last line of the output says why."""
 _MOST_SAID = 450
 """Characters; a line of the log's tail has no more bytes than 500."""
 _MOST_BYTES = 64 * 2**20
@@ -99,8 +100,8 @@ class ModelServer:
         return web.json_response({"status": "ok"})
 
     async def _pulse(self, _: web.Request) -> web.Response:
-        goes_on = not sum(not run.takes_step() for run in self._runs)  # Each is asked.
-        return web.Response(status=200 if goes_on else 503)
+        steps = [run.takes_step() for run in self._runs]  # Each is asked.
+        return web.Response(status=200 if all(steps) else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self._spec.id}]})
@@ -164,21 +165,14 @@ class ModelServer:
             await answer.write(b"data: [DONE]\n\n")
         return answer
 
-    def _running(self, stream: _Stream) -> _Registered:
-        return _Registered(self._runs, stream)
-
-
-class _Registered:
-    """A stream that is felt for a pulse meanwhile."""
-
-    def __init__(self, runs: set[_Stream], stream: _Stream) -> None:
-        self._runs, self._stream = runs, stream
-
-    def __enter__(self) -> None:
-        self._runs.add(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        self._runs.discard(self._stream)
+    @contextmanager
+    def _running(self, stream: _Stream) -> Iterator[None]:
+        """Feel the stream for a pulse meanwhile."""
+        self._runs.add(stream)
+        try:
+            yield
+        finally:
+            self._runs.discard(stream)
 
 
 class _Stream:

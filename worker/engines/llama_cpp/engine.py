@@ -20,7 +20,7 @@ from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Engine, Sink, run_to_end
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of
@@ -46,7 +46,7 @@ from worker.engines.llama_cpp.tokens import (
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
-from worker.engines.openai_upstream.server import Server
+from worker.engines.openai_upstream.server import Server, own_server
 from worker.engines.own_server import METRICS, Launch, OwnServer
 
 _ASK_S = 30.0
@@ -96,18 +96,8 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> Ll
 
 def server_at(spec: ModelSpec, root: str, key: str) -> Server:
     """Return how the server of a model is spoken to that this worker has started."""
-    flavor = FLAVORS["llama_cpp"]
-    return Server(
-        base_urls=(f"{root}/v1",),
-        model=spec.id,
-        flavor=flavor,
-        fields=flavor.fields,
-        template_vars=spec.options.get("chat_template_kwargs", {}),
-        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
-        check_every_s=5.0,
-        key=key,
-        headers={},
-    )
+    variables = spec.options.get("chat_template_kwargs", {})
+    return own_server(spec, FLAVORS["llama_cpp"], root, key, variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +166,8 @@ class LlamaCppEngine(Engine):
             if not is_long(request.prompts):
                 event_loop().start(self._completion(request, sink), ended)
                 return True
-        self._threads.submit(self._run, request, sink, ended)
+        self._threads.submit(run_to_end, self, request, sink, ended)
         return True
-
-    def _run(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> None:
-        try:
-            getattr(self, request.operation)(request, sink)
-        except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
-            ended(exc)
-        else:
-            ended(None)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""

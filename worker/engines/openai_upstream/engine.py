@@ -12,7 +12,7 @@ from typing import Any
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Operation
-from worker.engines.base import Engine, Sink
+from worker.engines.base import ForwardingEngine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
@@ -32,7 +32,7 @@ def load(spec: ModelSpec) -> UpstreamEngine:
     return UpstreamEngine(upstream, payloads, tokens, server)
 
 
-class UpstreamEngine(Engine):
+class UpstreamEngine(ForwardingEngine):
     """A model of a server (see ``worker.engines.base.Engine``)."""
 
     blocks = False
@@ -52,30 +52,6 @@ class UpstreamEngine(Engine):
         """Begin the request; it goes on on the event loop (see ``Engine.start``)."""
         event_loop().start(self._work(request.operation, request, sink), ended)
         return True
-
-    def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate the answers into the sink (see ``Engine.chat``)."""
-        self._wait(request, sink, "chat")
-
-    def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._wait(request, sink, "complete")
-
-    def embed(self, request: GenerationRequest, sink: Sink) -> None:
-        """Embed the prompts (see ``Engine.embed``)."""
-        self._wait(request, sink, "embed")
-
-    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn texts into tokens (see ``Engine.tokenize``)."""
-        self._wait(request, sink, "tokenize")
-
-    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn tokens into texts (see ``Engine.detokenize``)."""
-        self._wait(request, sink, "detokenize")
-
-    def render(self, request: GenerationRequest, sink: Sink) -> None:
-        """Feed the prompt of a chat (see ``Engine.render``)."""
-        self._wait(request, sink, "render")
 
     @property
     def fault(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from inference_site.catalogue.engines.openai_upstream import UpstreamOptions, fits_header
@@ -60,6 +61,27 @@ def server_of(spec: ModelSpec) -> Server:
         key=_key(spec, options),
         headers={name: value.get_secret_value() for name, value in options.headers.items()},
         allowed_addresses=allowed,
+    )
+
+
+def own_server(
+    spec: ModelSpec,
+    flavor: Flavor,
+    root: str,
+    key: str,
+    template_vars: Mapping[str, Any] = MappingProxyType({}),
+) -> Server:
+    """Return the server of a model that this worker has started at an address, with a key."""
+    return Server(
+        base_urls=(f"{root}/v1",),
+        model=spec.id,
+        flavor=flavor,
+        fields=flavor.fields,
+        template_vars=template_vars,
+        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
+        check_every_s=5.0,
+        key=key,
+        headers={},
     )
 
 

@@ -1,20 +1,13 @@
-"""The memory of a worker's host and of its GPUs, and reading a file into it ahead of use."""
+"""Reading a file into the memory of a worker's host ahead of use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from inference_site.fleet.leases import HOST_MEMORY, Device
 from inference_site.host import memory_bytes
-from worker.runtime.host.nvml import gpus
 
 _CHUNK_BYTES = 16 * 2**20
-
-
-def devices() -> tuple[Device, ...]:
-    """Return the GPUs that the driver tells of, else the host's memory."""
-    return gpus() or (Device(HOST_MEMORY, *memory_bytes()),)
 
 
 def read_ahead(path: Path) -> Iterator[float]:
