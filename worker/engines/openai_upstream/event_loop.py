@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Between two looks at cancellation and silence."""
-_TICK_S, _MANY_TICK_S, _LONGEST_TICK_S = 0.005, 0.02, 0.1
-_MANY = 4
-"""So many answers are worth a wait without a look at the sockets."""
+_TICK_S, _LONGEST_TICK_S = 0.02, 0.1
+"""As long as the publisher's: what comes in between would wait there for its turn."""
 _SHARE = 9
 """A tick is this many times as long as it took to read and parse what the last one brought."""
 
@@ -232,7 +231,7 @@ class EventLoop:
         self._ticker = None
 
     async def _rest(self, seconds: float) -> float:
-        """Wait, without a look at any socket if all there is to do is to read many answers.
+        """Wait, without a look at any socket if all there is to do is to read answers.
 
         Return when the wait was over; then come the sockets.
         """
@@ -241,7 +240,7 @@ class EventLoop:
         if not self._only_reads:
             await asyncio.sleep(seconds)
             return self._loop.time()
-        self._begins.wait(max(seconds, _MANY_TICK_S))
+        self._begins.wait(seconds)
         ended = self._loop.time()
         for _ in range(2):  # The loop looks at the sockets, then takes what has come.
             await asyncio.sleep(0)
@@ -249,7 +248,7 @@ class EventLoop:
 
     @property
     def _only_reads(self) -> bool:
-        return _MANY <= len(self._readings) == len(self._watches) == len(self._tasks)
+        return len(self._readings) == len(self._watches) == len(self._tasks)
 
 
 def _wrapped(error: BaseException) -> Exception:
