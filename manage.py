@@ -9,6 +9,11 @@ from inference_site.gc_freeze import collect_rarely, give_large_blocks_back
 collect_rarely()
 give_large_blocks_back()
 
+if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
+    from inference_site.supervisor.supervision import resume
+
+    sys.exit(resume())
+
 from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 
 if __name__ == "__main__":

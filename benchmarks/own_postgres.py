@@ -27,8 +27,8 @@ class PatientPostgres(EmbeddedPostgres):
         command.pgexec(
             "pg_ctl",
             ("-w", "-t", str(_CONTROL_S), "-D", str(self._dir), *arguments),
-            bin_path=self._server.bin_path,
-            user=self._server.system_user,
+            bin_path=self._programs,
+            user=self._user,
             timeout=_CONTROL_S + 10,
         )
 

@@ -1,6 +1,5 @@
 """The processes of a target: what each part of it has used, and when all of them are at rest."""
 
-import contextlib
 import time
 
 import psutil
@@ -10,9 +9,6 @@ from benchmarks.targets import Endpoint
 
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-SPARE_AFTER_S = 9.0
-"""A web process or worker that begins so much later than the first of its kind is its spare, which
-imports for seconds; the supervisor begins it ten seconds after the start of the first."""
 _PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
 
 
@@ -42,25 +38,14 @@ def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
 
 
 def settle(endpoint: Endpoint) -> None:
-    """Wait until a target is at rest, and what the platform starts later with it."""
-    until, before, is_whole = time.monotonic() + SETTLE_S, -1.0, False
+    """Wait until a target is at rest."""
+    until, before = time.monotonic() + SETTLE_S, -1.0
     while time.monotonic() < until:
         spent = sum(processor_s(endpoint).values())
-        if is_whole and spent - before < QUIET_S:
+        if before >= 0 and spent - before < QUIET_S:
             return
-        before, is_whole = spent, _has_spares(endpoint)
+        before = spent
         time.sleep(1)
-
-
-def _has_spares(endpoint: Endpoint) -> bool:
-    """Whether the platform has begun its spare processes; others have none."""
-    if not endpoint.data_dir:
-        return True
-    begun: dict[str, list[float]] = {"web": [], "worker": []}
-    for process in processes_of(endpoint):
-        with contextlib.suppress(psutil.Error):
-            begun.get(part_of(process), []).append(process.create_time())
-    return all(times and max(times) - min(times) > SPARE_AFTER_S for times in begun.values())
 
 
 def part_of(process: psutil.Process) -> str:

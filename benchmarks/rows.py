@@ -235,7 +235,7 @@ def dump(url: str) -> int:
 def pages(database: Database, url: str, total: int, times: int) -> Iterator[Row]:
     """Show the pages of the console that list generations."""
     model: Mapping[str, Mapping[str, object]] = {"scripted": {"engine": "scripted"}}
-    with platform_with(model, {"DATABASE_URL": url, "SPARE_PROCESSES": "false"}) as endpoint:
+    with platform_with(model, {"DATABASE_URL": url}) as endpoint:
         parts = urlsplit(endpoint.url)
         operator = admin_pages.Operator(f"{parts.scheme}://{parts.netloc}", database)
         for name, address in admin_pages.pages(database, total, 1, 1):

@@ -263,7 +263,7 @@ def site(
     """Run the platform with so many web processes and workers, ``2x2``, whose slots suffice."""
     webs, workers = layout.split("x")
     slots = -(-max(options.streams) // int(workers)) + 8
-    counts = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers, "SPARE_PROCESSES": "false"}
+    counts = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers}
     if upstream:
         return platform_before(upstream, slots, ROOM | counts)
     steps: list[object] = [{"text": "Once "}, {"sleep_ms": 1000 / options.tokens_per_s}]

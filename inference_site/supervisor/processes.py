@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -17,15 +18,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, State
 from inference_site.restart_delay import RestartDelay
-from inference_site.supervisor.standby import OPTION
 
-_SPARE_AFTER_S = 10.0
-"""A spare is begun when the process has started and the machine has time again."""
 _ROLL_S = 600.0
 """How long a new process may take to get ready before the one that it replaces is kept."""
+_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,39 +33,62 @@ _PR_SET_PDEATHSIG = 1
 class Program:
     """A program to run: its name, its command line, the file for its output, what it inherits.
 
-    With ``has_spare`` a second process of it stands by once the first has run for a while. Two
-    processes of a program that ``starts_alone`` cannot run at the same time, not even while one
-    replaces the other.
+    Two processes of a program that ``starts_alone`` cannot run at the same time, not even while
+    one replaces the other.
     """
 
     name: str
     command: list[str]
     log: Path
     descriptors: tuple[int, ...] = ()
-    has_spare: bool = False
     starts_alone: bool = False
+
+
+class Adopted:
+    """A child of this process that was started before it executed another program.
+
+    It has the part of Popen that is used here.
+    """
+
+    def __init__(self, pid: int, returncode: int | None) -> None:
+        self.pid, self.returncode = pid, returncode
+
+    def poll(self) -> int | None:
+        """Return the exit status, as Popen does; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raise TimeoutExpired."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(_POLL_S)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 class Process:
     """One process of a program, and the pipe that it writes its states into."""
 
-    def __init__(
-        self,
-        program: Program,
-        env: Mapping[str, str],
-        replaces: int | None,
-        *,
-        stands_by: bool = False,
-    ) -> None:
+    def __init__(self, program: Program, env: Mapping[str, str], replaces: int | None) -> None:
         self._notices, theirs = os.pipe()
         os.set_blocking(self._notices, False)
         self._said = b""
         self.log_start = program.log.stat().st_size if program.log.exists() else 0
         with program.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [*program.command, OPTION] if stands_by else program.command,
+            self.popen: subprocess.Popen[bytes] | Adopted = subprocess.Popen(
+                program.command,
                 env={**env, NOTIFY_FD: str(theirs), REPLACES_PID: str(replaces or "")},
-                stdin=subprocess.PIPE if stands_by else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(*program.descriptors, theirs),
@@ -79,6 +102,10 @@ class Process:
         """Whether it has not ended."""
         return self.popen.poll() is None
 
+    def __getstate__(self) -> dict[str, Any]:
+        adopted = Adopted(self.popen.pid, self.popen.returncode)
+        return self.__dict__ | {"popen": adopted}
+
     def has_said(self, state: State) -> bool:
         """Return whether the process has written this state, and forget that it has."""
         with contextlib.suppress(OSError):  # Nothing new, or the pipe is closed.
@@ -88,12 +115,6 @@ class Process:
         self._said = b"\n".join(line for line in said if line != state.encode()) + b"\n"
         return state.encode() in said
 
-    def take_over(self) -> None:
-        """Have a process that stands by go on."""
-        assert self.popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self.popen.stdin as stdin:
-            stdin.write(b"\n")
-
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, unless it has ended."""
         if self.is_running:
@@ -101,12 +122,15 @@ class Process:
 
     def kill(self) -> None:
         """End the process and its children now."""
-        if self.popen.stdin is not None:
-            self.popen.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
         self.close()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors that it needs."""
+        return [self._notices] if self._notices >= 0 else []
 
     def close(self) -> None:
         """Read no more of its states."""
@@ -116,7 +140,7 @@ class Process:
 
 
 class Child:
-    """A program and its current process, a spare, the next one, and those that drain."""
+    """A program and its current process, the next one, and those that drain."""
 
     def __init__(
         self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
@@ -124,7 +148,6 @@ class Child:
         self.program = program
         self.environment, self._say = dict(env), say
         self._current: Process | None = None
-        self._spare: Process | None = None
         self._next: Process | None = None
         self._leaving: list[Process] = []
         self._started_at = self._roll_until = 0.0
@@ -139,37 +162,12 @@ class Child:
         return self._current.popen.pid if self._current and self._current.is_running else None
 
     def start(self) -> None:
-        """Start the program, and append its output to its log. A spare takes over at once."""
+        """Start the program, and append its output to its log."""
         self._restart_at = None
         self._started_at = time.monotonic()
         if self._current is not None and not self._current.is_running:
             self._current.close()
-        self._current = self._new()
-
-    def stand_by(self) -> None:
-        """Have a spare import everything; ``start`` then makes it the process."""
-        self._spare = Process(self.program, self.environment, self.pid, stands_by=True)
-
-    def _new(self) -> Process:
-        """Return a process that begins its work: the spare, if there is one."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.is_running:
-            spare.take_over()
-            return spare
-        if spare is not None:
-            spare.kill()
-        return Process(self.program, self.environment, self.pid)
-
-    @property
-    def _has_spare(self) -> bool:
-        return self._spare is not None and self._spare.is_running
-
-    def keep_spare(self, now: float) -> None:
-        """Start a spare, unless there is one, once the process has run for a while."""
-        has_settled = self.pid is not None and now - self._started_at > _SPARE_AFTER_S
-        if self.program.has_spare and has_settled and not self._has_spare and not self.is_rolling:
-            self._end_spare()
-            self.stand_by()
+        self._current = Process(self.program, self.environment, self.pid)
 
     def roll(self, now: float) -> None:
         """Replace the process: start the next one now, and stop this one when that one is ready."""
@@ -180,7 +178,8 @@ class Child:
             self._current.signal(signal.SIGTERM)  # ``restart_if_dead`` starts the next one.
             return
         self._say(f"{self.program.name}: starting the next process")
-        self._next, self._roll_until = self._new(), now + _ROLL_S
+        self._next = Process(self.program, self.environment, self.pid)
+        self._roll_until = now + _ROLL_S
 
     @property
     def is_rolling(self) -> bool:
@@ -236,12 +235,10 @@ class Child:
         self._current, self._next, self._started_at = process, None, time.monotonic()
 
     def _note_death(self, process: Process, now: float) -> None:
-        self.exit_status = process.popen.returncode
+        self.exit_status = status = process.popen.wait()
         delay_s = self._delay.after(now - self._started_at)
-        if self._has_spare:
-            delay_s = 0.0
         self._say(
-            f"{self.program.name} {_describe(process.popen.returncode)}; "
+            f"{self.program.name} {_describe(status)}; "
             f"restarting in {delay_s:g} s (log: {self.program.log})"
         )
         self._restart_at = now + delay_s
@@ -253,12 +250,16 @@ class Child:
             return log.read().decode(errors="replace")
 
     @property
+    def descriptors(self) -> list[int]:
+        """The descriptors that must stay open."""
+        return [each for process in self._all for each in process.descriptors]
+
+    @property
     def _all(self) -> list[Process]:
         return [each for each in (self._current, self._next, *self._leaving) if each is not None]
 
     def terminate(self) -> None:
-        """Have all processes of the program drain and end, and start no other; end its spare."""
-        self._end_spare()
+        """Have all processes of the program drain and end, and start no other."""
         for process in self._all:
             process.close()  # None takes its place: see ``process_lifecycle.notify``.
             process.signal(signal.SIGTERM)
@@ -267,11 +268,6 @@ class Child:
         """Have processes that drain end now."""
         for process in self._all:
             process.signal(signal.SIGINT)
-
-    def _end_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
 
     def wait(self, deadline: float, *, kills: bool = True) -> bool:
         """Return whether all its processes ended by the deadline; kill those that did not."""

@@ -29,7 +29,7 @@ def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list
         waiting = _waiting(fault)
         if fault is not None and not waiting:
             return sorted(_models(fault))
-        stack.restart_dead()
+        stack.supervisor.restart_dead()
         stack.require_started()
         if waiting and waiting != said and time.monotonic() > say_at:
             said, say_at = waiting, time.monotonic() + _SAY_AGAIN_S

@@ -46,6 +46,8 @@ class RealModel:
         self._folder, self._say = folder, say
         self._installer: subprocess.Popen[bytes] | None = None
         self._is_stopped = threading.Event()
+        self.is_announced = threading.Event()
+        """Set once all is said of the model."""
         self._fault = ""
         self._fetching = threading.Thread(target=self._fetch, name="real model", daemon=True)
 
@@ -55,7 +57,12 @@ class RealModel:
 
     def announce(self, welcome: Welcome) -> None:
         """Print the first request: to this model once it is loaded, else that of ``welcome``."""
-        threading.Thread(target=self._announce, args=[welcome], daemon=True).start()
+
+        def announce() -> None:
+            self._announce(welcome)
+            self.is_announced.set()
+
+        threading.Thread(target=announce, daemon=True).start()
 
     def stop(self) -> None:
         """End the download."""

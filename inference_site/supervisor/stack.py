@@ -1,4 +1,4 @@
-"""Starts, watches and stops the whole stack on one host: services, web, worker and beat."""
+"""Starts the whole stack on one host: services, web, worker and beat."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import fcntl
 import json
 import os
 import secrets
-import signal
 import socket
 import stat
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -23,12 +21,11 @@ from django.conf import settings
 from inference_site import environment
 from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.processes import Child, Program
-from inference_site.supervisor.services import ServiceError, plan_redis, wait_for_redis
+from inference_site.supervisor.services import plan_redis, wait_for_redis
+from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.supervision import Supervisor, say
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_STOP_S, _DRAIN_S = 7.0, 3.0
-"""How long processes may take to end when ``serve`` stops, and for how long of this they drain."""
-_WATCH_S = 0.2
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
 _REFUSED = 1
@@ -42,30 +39,24 @@ _OWN = (
 
 
 class Stack:
-    """All processes of ``manage.py serve``. ``say`` prints one line for the operator."""
+    """All processes of ``manage.py serve``."""
 
     def __init__(
         self,
         data_dir: Path,
         host: str,
         port: int,
-        say: Callable[[str], None],
         webs: int = 1,
         workers: int = 1,
     ) -> None:
-        self._data_dir, self._host, self._port, self._say = data_dir, host, port, say
+        self._data_dir, self._host, self._port = data_dir, host, port
         self._webs, self._workers = webs, workers
         self._logs = data_dir / "log"
-        self._postgres: EmbeddedPostgres | None = None
-        self._redis: Child | None = None
-        self._children: list[Child] = []
-        self._postgres_at = 0.0
         self._lock: IO[str] | None = None
         self._socket: socket.socket | None = None
-        self._stop = threading.Event()
-        self._is_to_roll = False
-        self._to_roll: list[Child] = []
         self.env = dict(os.environ)
+        self.supervisor = Supervisor()
+        """Watches and stops what has been started."""
 
     def start_services(self) -> None:
         """Start PostgreSQL and Redis, unless their addresses are set. Raise ServiceError."""
@@ -74,6 +65,8 @@ class Stack:
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self._data_dir)
         self._socket = listening_socket(self._host, self._port)
+        held = [file for file in (self._lock, self._socket) if file is not None]
+        self.supervisor.descriptors = [file.fileno() for file in held]
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
         _close_to_others(self._data_dir)  # As root, the embedded PostgreSQL opens it to its user.
@@ -87,13 +80,13 @@ class Stack:
 
     def _start_redis(self) -> str:
         plan = plan_redis(self._data_dir)
-        self._redis = self._child("redis", plan.command)
-        self._redis.start()
+        self.supervisor.redis = self._child("redis", plan.command)
+        self.supervisor.redis.start()
         return plan.url
 
     def _start_postgres(self) -> str:
-        self._postgres = EmbeddedPostgres(self._data_dir)
-        return self._postgres.start()
+        self.supervisor.postgres = EmbeddedPostgres(self._data_dir)
+        return self.supervisor.postgres.start()
 
     def _set_environment(self, services: dict[str, str]) -> None:
         """Give all children the same addresses and absolute paths."""
@@ -114,10 +107,10 @@ class Stack:
         return self.env.get("DATABASE_URL") or environment.text("DATABASE_URL")
 
     def start_processes(self) -> None:
-        """Start worker and beat, which wait until the database is migrated; have web stand by."""
+        """Start web, worker and beat, which wait until the database is migrated."""
         manage = [sys.executable, str(_ROOT / "manage.py")]
         wait = "--wait-for-migrations"
-        self._children = [
+        self.supervisor.children = [
             *(self._web(name, [*manage, "web", wait]) for name in _names("web", self._webs)),
             *(
                 self._worker(name, [*manage, "worker", wait], number)
@@ -126,14 +119,7 @@ class Stack:
             # The workers have the ports.
             self._child("beat", [*manage, "beat", wait], env={"METRICS_PORT": ""}),
         ]
-        for child in self._children[: self._webs]:
-            child.stand_by()
-        for child in self._children[self._webs :]:
-            child.start()
-
-    def open_web(self) -> None:
-        """Have the web processes answer: the first key and the first user are there."""
-        for child in self._children[: self._webs]:
+        for child in self.supervisor.children:
             child.start()
 
     def _web(self, name: str, command: list[str]) -> Child:
@@ -148,7 +134,6 @@ class Stack:
             name,
             [*command, *own],
             inherited,
-            has_spare=self._webs == 1,
             starts_alone=not inherited,
         )
 
@@ -156,16 +141,11 @@ class Stack:
         """Return a worker. Each has a port of its own for its metrics, if there are any."""
         port = settings.METRICS_PORT and settings.METRICS_PORT + number
         env = {"METRICS_PORT": str(port)} if port else {}
-        return self._child(name, command, env=env, has_spare=self._workers == 1)
-
-    def processes(self) -> list[tuple[str, int | None]]:
-        """Return the name and process id of each child."""
-        own = [*([self._redis] if self._redis else []), *self._children]
-        return [(child.program.name, child.pid) for child in own]
+        return self._child(name, command, env=env)
 
     def require_started(self) -> None:
         """Raise ServiceError with the reason when a process has refused to start."""
-        for child in self._children:
+        for child in self.supervisor.children:
             if child.exit_status == _REFUSED:
                 _, _, reason = child.logged().rpartition("CommandError: ")
                 raise ServiceError(
@@ -174,79 +154,9 @@ class Stack:
 
     def log_of(self, name: str) -> str:
         """Return what the last processes of this kind have logged."""
-        kinds = ((child, child.program.name.partition("-")[0]) for child in self._children)
-        return "".join(child.logged() for child, kind in kinds if kind == name)
-
-    def watch(self) -> None:
-        """Restart dead processes until SIGINT or SIGTERM arrives.
-
-        SIGHUP replaces web, worker and beat, one process after the other. From a terminal it means
-        that the terminal is gone, and stops everything.
-        """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._stop.set())
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # See ``nohup``.
-            signal.signal(signal.SIGHUP, self._on_hangup)
-        while not self._stop.wait(_WATCH_S):
-            if self._is_to_roll:
-                self._is_to_roll, self._to_roll = False, list(self._children)
-            self.restart_dead()
-            self._roll_next()
-
-    def _on_hangup(self, *_: object) -> None:
-        if sys.stdout.isatty():
-            self._stop.set()
-        else:
-            self._is_to_roll = True
-
-    def _roll_next(self) -> None:
-        """Have one process after the other replaced: what is there of two costs memory."""
-        if self._to_roll and not any(child.is_rolling for child in self._children):
-            self._to_roll.pop(0).roll(time.monotonic())
-
-    def restart_dead(self) -> None:
-        """Restart each dead process whose restart delay is over."""
-        now = time.monotonic()
-        for child in [*([self._redis] if self._redis else []), *self._children]:
-            child.restart_if_dead(now)
-            child.keep_spare(now)
-        self._restart_postgres(now)
-
-    def _restart_postgres(self, now: float) -> None:
-        """Check an embedded PostgreSQL every second: it is no child process of the supervisor."""
-        if self._postgres is None or now < self._postgres_at:
-            return
-        self._postgres_at = now + 1
-        try:
-            if self._postgres.restart_if_dead():
-                self._say("postgres had died; started again")
-        except ServiceError as exc:
-            self._postgres_at = now + 10
-            self._say(str(exc))
-
-    def stop(self) -> None:
-        """Stop web, worker and beat, then Redis and PostgreSQL."""
-        # A second Ctrl-C must not interrupt the shutdown.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        started = time.monotonic()
-        for child in self._children:
-            child.terminate()
-        ended = [child.wait(started + _DRAIN_S, kills=False) for child in self._children]
-        if not all(ended):
-            for child in self._children:
-                child.interrupt()
-        for child in self._children:
-            child.wait(started + _STOP_S)
-        if self._redis is not None:
-            self._redis.terminate()
-            self._redis.wait(time.monotonic() + 2)
-        if self._postgres is not None:
-            self._postgres.stop()
-        if self._socket is not None:
-            self._socket.close()
-        if self._lock is not None:
-            self._lock.close()
+        children = self.supervisor.children
+        found = (child for child in children if child.program.name.partition("-")[0] == name)
+        return "".join(child.logged() for child in found)
 
     def _child(
         self,
@@ -255,13 +165,11 @@ class Stack:
         descriptors: tuple[int, ...] = (),
         *,
         env: Mapping[str, str] = MappingProxyType({}),
-        has_spare: bool = False,
         starts_alone: bool = False,
     ) -> Child:
-        has_spare = has_spare and environment.boolean("SPARE_PROCESSES", default=True)
         log = self._logs / f"{name}.log"
-        program = Program(name, command, log, descriptors, has_spare, starts_alone)
-        return Child(program, {**self.env, **env}, self._say)
+        program = Program(name, command, log, descriptors, starts_alone)
+        return Child(program, {**self.env, **env}, say)
 
     def _secret_key(self) -> str:
         path = self._data_dir / "secret_key"

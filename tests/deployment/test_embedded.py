@@ -16,14 +16,13 @@ import redis
 
 from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import (
-    ServiceError,
     bundled_redis,
     missing_fixes,
     newest_redis,
     plan_redis,
-    socket_directory,
     wait_for_redis,
 )
+from inference_site.supervisor.sockets import ServiceError, socket_directory
 
 
 def test_postgresql_that_is_not_installed_is_told_with_what_to_do(

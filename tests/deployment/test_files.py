@@ -153,7 +153,7 @@ def test_the_example_environment_names_what_the_compose_file_reads() -> None:
 FIXED = {
     *("HOST", "PORT", "PYTHON", "DATA_DIR", "MODELS_DIR", "METRICS_PORT", "METRICS_HOST"),
     *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
-    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "REAL_MODEL", "SPARE_PROCESSES"),
+    *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "REAL_MODEL"),
 }
 
 

@@ -129,7 +129,6 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     env = {
         **hooks,
         **short,
-        "SPARE_PROCESSES": "false",
         "IDEMPOTENCY_KEYS": "40",
         "PROJECT_REDIS_BYTES": str(SHARE_OF_REDIS),
         "ODD_KEY": "sk-of-the-operator",

@@ -42,7 +42,7 @@ STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ServedStack]:
     slowed = "tests.hook_functions.on_chunk"
-    with served_stack(MODELS, SPARE_PROCESSES="false", ON_CHUNK=slowed) as running:
+    with served_stack(MODELS, ON_CHUNK=slowed) as running:
         yield running
 
 

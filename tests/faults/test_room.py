@@ -33,7 +33,6 @@ def stack() -> Iterator[ServedStack]:
         LOAD_ON_DEMAND="true",
         LOAD_WAIT_S="120",
         MAX_LOADED_MODELS="3",
-        SPARE_PROCESSES="false",
     ) as running:
         yield running
 

@@ -41,7 +41,6 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "HF_TOKEN": "hf-secret",
         "UPSTREAM_ALLOWED_HOSTS": "127.0.0.1",
         "WEB_STALL_S": "60",
-        "SPARE_PROCESSES": "false",
     }
     with new_stack(_with_real_model, **env, SECRET_KEY="") as running:
         # The site is ready without it.

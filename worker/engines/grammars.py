@@ -21,7 +21,6 @@ _TRIALS_KEPT = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
 _trials = LimitedProcess("worker.engines.grammar_trial")
-prepare_trials = _trials.prepare
 
 
 @lru_cache(_TRIALS_KEPT)

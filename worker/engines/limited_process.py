@@ -33,18 +33,13 @@ _DEFAULT_STACK = 2 * 2**20
 
 
 class LimitedProcess:
-    """The side that asks; ``module`` is run as the process. Thread-safe."""
+    """The side that asks; ``module`` is run as the process, from the first question on. Thread-safe."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         atexit.register(self._end)
-
-    def prepare(self) -> None:
-        """Start the process, which takes a moment, before the first question."""
-        with self._lock:
-            self._process = self._process or self._started()
 
     def ask(self, *question: Any, patience_s: float = PATIENCE_S) -> Any:
         """Return the answer, which is never None; None when the question has ended the process.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from inference_site.model_store.watching import wanted_specs
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.real_model import RealModel
-from inference_site.supervisor.services import ServiceError
+from inference_site.supervisor.sockets import ServiceError
 from inference_site.supervisor.stack import Stack
+from inference_site.supervisor.supervision import say, stop
 from inference_site.supervisor.welcome import Welcome, show_secrets
 
 _MOST_PROCESSES = 64
@@ -68,21 +68,20 @@ class Command(BaseCommand):
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stack = Stack(data_dir, host, port, _say, options["web"], options["workers"])
+        stack = Stack(data_dir, host, port, options["web"], options["workers"])
         made, is_up = FirstSecrets(None, None), False
-        real_model = RealModel(Path(settings.MODELS_DIR), _say) if _has_real_model(model) else None
+        real_model = RealModel(Path(settings.MODELS_DIR), say) if _has_real_model(model) else None
         try:
             if real_model is not None:
                 real_model.start()
             stack.start_services()
             stack.start_processes()
-            _say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
+            say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
             made = _prepared(stack, data_dir)
-            stack.open_web()
             if _unknown():
                 specs = wanted_specs(settings.START_MODELS)
             url = _url(host, port)
-            failed = wait_until_ready(url, stack, _say)
+            failed = wait_until_ready(url, stack, say)
             _explain(failed, stack)
             welcome = _welcome(url, data_dir, made, [s for s in specs if s.id not in failed])
             welcome.show()
@@ -91,8 +90,8 @@ class Command(BaseCommand):
             else:
                 real_model.announce(welcome)
             is_up = True
-            _say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
-            stack.watch()
+            say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+            stack.supervisor.go_on(None if real_model is None else real_model.is_announced)
         except (ServiceError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt:
@@ -100,11 +99,9 @@ class Command(BaseCommand):
         finally:
             if not is_up:
                 show_secrets(made)
-            _say("stopping")
             if real_model is not None:
                 real_model.stop()
-            stack.stop()
-        _say("stopped")
+            stop(stack.supervisor)
 
 
 def _has_real_model(model: str | None) -> bool:
@@ -148,7 +145,7 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
     if named and all(faults.get(spec.id) for spec in named):
         raise CommandError("\n".join(told))
     for line in told:
-        _say(line)
+        say(line)
     good = [spec for spec in specs if not faults.get(spec.id)]
     return sorted(good, key=lambda spec: _rank(spec, wanted))
 
@@ -174,18 +171,13 @@ def _explain(failed: list[str], stack: Stack) -> None:
     log = stack.log_of("worker")
     for model in failed:
         found = re.findall(rf"Model '{re.escape(model)}': .*", log)
-        _say(found[-1] if found else f"the model {model} could not be loaded; see the worker's log")
+        say(found[-1] if found else f"the model {model} could not be loaded; see the worker's log")
 
 
 def _url(host: str, port: int) -> str:
     """Return the address of the site for a client on this host."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Only compared.
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # The terminal is gone.
-        print(f"[serve] {line}", flush=True)
 
 
 def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:

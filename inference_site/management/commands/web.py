@@ -18,7 +18,6 @@ from inference_site.request_log.writer import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.storage.pooled_connection import limit_statements
-from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 
 _ENDS_S = 10.0
 """How long the process may take to end once the last request is answered."""
@@ -38,7 +37,6 @@ class Command(BaseCommand):
             help="an inherited IPv4 socket that listens already, instead of --host and --port",
         )
         add_wait(parser)
-        add_standby(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
         raise_open_file_limit()
@@ -48,7 +46,6 @@ class Command(BaseCommand):
 
         def wait() -> None:
             prepare_document()  # In a thread, which no request has to wait for.
-            stand_by_if_asked(options)
             wait_if_asked(options)
             watch_models()
             writer.start()

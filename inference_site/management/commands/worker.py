@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -14,7 +15,6 @@ from inference_site.domain.errors import EngineLoadError
 from inference_site.open_files import raise_open_file_limit
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.storage.pooled_connection import limit_statements
-from inference_site.supervisor.standby import add_standby, stand_by_if_asked
 from worker.runtime.process import run_worker
 
 
@@ -30,21 +30,17 @@ class Command(BaseCommand):
         )
         parser.add_argument("--loglevel", default="INFO")
         add_wait(parser)
-        add_standby(parser)
 
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
         limit_statements(settings.DATABASE_TIMEOUT_S)
-
-        def wait() -> None:
-            stand_by_if_asked(options)
-            wait_if_asked(options)
-
         raise_open_file_limit()
         names = settings.START_MODELS if models is None else models.split(",")
         try:
             # With names it has only those; on demand, models wait until they are asked for.
             takes_new = not (names or settings.LOAD_ON_DEMAND)
-            status = run_worker(app, names, loglevel, wait, takes_new=takes_new)
+            status = run_worker(
+                app, names, loglevel, partial(wait_if_asked, options), takes_new=takes_new
+            )
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         sys.exit(status)

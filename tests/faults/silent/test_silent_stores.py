@@ -73,7 +73,7 @@ class Silenced:
 def silenced() -> Iterator[Silenced]:
     """A stack of this file's own."""
     found = Silenced()
-    with served_stack("", found.around, SPARE_PROCESSES="false") as found.stack:
+    with served_stack("", found.around) as found.stack:
         yield found
 
 

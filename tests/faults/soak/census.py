@@ -272,7 +272,6 @@ def main() -> None:
             "PYTHONPATH": str(Path(__file__).parent / "heap"),
             "HEAP_OUT": name,
             "HEAP_TRACE": str(options.trace),
-            "SPARE_PROCESSES": "false",
             **dict(pair.split("=", 1) for pair in options.env),
         }
         with served_stack(MODEL, **env) as stack:

@@ -24,7 +24,6 @@ from worker.engines.base import Engine, Sink, run_to_end
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of
-from worker.engines.grammars import prepare_trials
 from worker.engines.llama_cpp.constraints import TRIAL
 from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
@@ -56,7 +55,6 @@ _THOUGHTS = ("think", "reasoning", "channel")
 
 def load(spec: ModelSpec) -> Engine:
     """Load a GGUF file. Raise EngineLoadError naming the file and the reason."""
-    prepare_trials()
     options = LlamaCppOptions.of(spec)
     arguments = checked(spec)
     trial = TemplateTrial(spec, options)

@@ -1,0 +1,167 @@
+"""The processes of ``manage.py serve`` once they run: watched, restarted, replaced, and stopped.
+
+Of Django, nothing is needed for that. When the site is ready, ``serve`` executes its own command
+again in its place, with the state of this module in a file of the memory (``hand_over``): the
+process keeps its id, its children and its open files, and gives Django's memory back. ``manage.py``
+then runs ``resume`` and imports no more than this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference_site.supervisor.sockets import ServiceError, made_directories, remove_at_exit
+
+if TYPE_CHECKING:
+    from inference_site.supervisor.postgres import EmbeddedPostgres
+    from inference_site.supervisor.processes import Child
+
+STATE_FD = "SERVE_STATE_FD"
+"""The environment variable with the descriptor of the state, for the command's second run."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_S, _DRAIN_S = 7.0, 3.0
+"""How long processes may take to end when ``serve`` stops, and for how long of this they drain."""
+_WATCH_S = 0.2
+
+
+def say(line: str) -> None:
+    """Print a line for the operator."""
+    with contextlib.suppress(OSError):  # The terminal is gone.
+        sys.stdout.write(f"[serve] {line}\n")
+        sys.stdout.flush()
+
+
+class Supervisor:
+    """What runs, and what must stay open: the lock and the socket, by their descriptors."""
+
+    def __init__(self) -> None:
+        self.postgres: EmbeddedPostgres | None = None
+        self.redis: Child | None = None
+        self.children: list[Child] = []
+        self.descriptors: list[int] = []
+        self.directories: list[Path] = []
+        """Those of sockets that go with this process."""
+        self._postgres_at = 0.0
+
+    def go_on(self, started: threading.Event | None) -> None:
+        """Watch until everything is to be stopped, after the event in a process without Django."""
+        if started is None or not self.watch(started):
+            self.hand_over()
+            self.watch()
+
+    def watch(self, ends: threading.Event | None = None) -> bool:
+        """Restart dead processes until SIGINT or SIGTERM arrives, or until the event is set.
+
+        SIGHUP replaces web, worker and beat, one process after the other. From a terminal it means
+        that the terminal is gone, and stops everything. Return whether everything is to be stopped.
+        """
+        stop, hung_up = threading.Event(), threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # See ``nohup``.
+            signal.signal(
+                signal.SIGHUP, lambda *_: (stop if sys.stdout.isatty() else hung_up).set()
+            )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        to_roll: list[Child] = []
+        while not stop.wait(_WATCH_S):
+            if hung_up.is_set():
+                hung_up.clear()
+                to_roll = list(self.children)
+            self.restart_dead()
+            # One after the other: what is there of two costs memory.
+            if to_roll and not any(child.is_rolling for child in self.children):
+                to_roll.pop(0).roll(time.monotonic())
+            if ends is not None and ends.is_set() and not to_roll:
+                return False
+        return True
+
+    def restart_dead(self) -> None:
+        """Restart each dead process whose restart delay is over."""
+        now = time.monotonic()
+        for child in [*([self.redis] if self.redis else []), *self.children]:
+            child.restart_if_dead(now)
+        self._restart_postgres(now)
+
+    def _restart_postgres(self, now: float) -> None:
+        """Check an embedded PostgreSQL every second: it is no child process of the supervisor."""
+        if self.postgres is None or now < self._postgres_at:
+            return
+        self._postgres_at = now + 1
+        try:
+            if self.postgres.restart_if_dead():
+                say("postgres had died; started again")
+        except ServiceError as exc:
+            self._postgres_at = now + 10
+            say(str(exc))
+
+    def stop(self) -> None:
+        """Stop web, worker and beat, then Redis and PostgreSQL."""
+        # A second Ctrl-C must not interrupt the shutdown.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        started = time.monotonic()
+        for child in self.children:
+            child.terminate()
+        ended = [child.wait(started + _DRAIN_S, kills=False) for child in self.children]
+        if not all(ended):
+            for child in self.children:
+                child.interrupt()
+        for child in self.children:
+            child.wait(started + _STOP_S)
+        if self.redis is not None:
+            self.redis.terminate()
+            self.redis.wait(time.monotonic() + 2)
+        if self.postgres is not None:
+            self.postgres.stop()
+
+    def hand_over(self) -> None:
+        """Execute the command again, to go on in ``resume``; return only if that cannot be done.
+
+        For the main thread: the kernel ties the processes to the thread that has started them.
+        """
+        if not hasattr(os, "memfd_create"):
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # What arrives meanwhile waits.
+        self.directories = made_directories
+        state = os.memfd_create("serve", 0)
+        with os.fdopen(os.dup(state), "wb") as file:
+            pickle.dump(self, file)
+        os.lseek(state, 0, os.SEEK_SET)
+        notices = (fd for child in self.children for fd in child.descriptors)
+        redis = self.redis.descriptors if self.redis else ()
+        for descriptor in (*self.descriptors, *notices, *redis):
+            os.set_inheritable(descriptor, True)
+        sys.stdout.flush()
+        command = [sys.executable, *sys.orig_argv[1:]]
+        try:
+            os.execve(  # noqa: S606  # The same command.
+                sys.executable, command, {**os.environ, STATE_FD: str(state)}
+            )
+        except OSError as exc:
+            say(f"cannot give memory back: {exc.strerror}")
+            os.close(state)
+
+
+def resume() -> None:
+    """Go on with the state that ``hand_over`` has left, until everything is stopped."""
+    with os.fdopen(int(os.environ.pop(STATE_FD)), "rb") as file:
+        supervisor: Supervisor = pickle.load(file)  # noqa: S301  # Of this very process.
+    remove_at_exit(supervisor.directories)
+    supervisor.watch()
+    stop(supervisor)
+
+
+def stop(supervisor: Supervisor) -> None:
+    """Stop everything, and say so."""
+    say("stopping")
+    supervisor.stop()
+    say("stopped")
