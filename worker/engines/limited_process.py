@@ -33,7 +33,7 @@ _DEFAULT_STACK = 2 * 2**20
 
 
 class LimitedProcess:
-    """The side that asks; ``module`` is run as the process, from the first question on. Thread-safe."""
+    """The side that asks. Thread-safe. ``module`` runs as the process from the first question."""
 
     def __init__(self, module: str) -> None:
         self._module = module
