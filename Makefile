@@ -69,7 +69,7 @@ format: .venv/.installed-dev
 
 # The larger benchmarks fill databases for an hour; docs/performance.md names them. All of these run,
 # whatever one of them finds; the last line says whether all bounds were kept.
-BENCHMARKS := run start_up open_streams parser upstream gateway constrained ctransformers \
+BENCHMARKS := run start_up idle_memory open_streams parser upstream gateway constrained ctransformers \
 	"ctransformers --max-tokens 256" "ctransformers --model 130m" disconnect accounting metrics real_weights
 
 bench: .venv/.installed-dev

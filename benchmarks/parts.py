@@ -9,7 +9,12 @@ from benchmarks.targets import Endpoint
 
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-_PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"}
+_PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"} | {
+    "serve": "manage.py serve",
+    "guardians": "guardian.py",
+    "models": "llama_server.py",
+    "templates": "worker.engines.chat.rendering",
+}
 
 
 def processor_s(endpoint: Endpoint) -> dict[str, float]:

@@ -1,0 +1,51 @@
+"""What ``make serve REAL_MODEL=0`` takes at rest: PSS of each process but PostgreSQL's.
+
+``python -m benchmarks.idle_memory``. Shared pages are counted once. The site has answered once.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import psutil
+
+from benchmarks.figures import add_write_option, keep
+from benchmarks.parts import part_of, processes_of, settle
+from benchmarks.processes import end_on_sigterm
+from benchmarks.run import warm_up
+from benchmarks.targets import Endpoint, platform_with
+from inference_site.catalogue.catalogue import DEMO_FILE
+
+MUST_MIB = 530
+
+
+def taken(endpoint: Endpoint) -> Iterator[tuple[str, float]]:
+    """Yield the part of each process of the platform, and its memory in MiB."""
+    for process in processes_of(endpoint):
+        if (part := part_of(process)) != "postgres":
+            yield part, process.memory_full_info().pss / 2**20
+
+
+def main() -> None:
+    end_on_sigterm()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_write_option(parser)
+    options = parser.parse_args()
+    shipped = {"DEMO_MODEL": "true", "REAL_MODEL": "0", "MODELS_FILE": ""}
+    parts: dict[str, float] = {}
+    with platform_with({"demo": {"file": str(DEMO_FILE)}}, shipped) as endpoint:
+        warm_up(endpoint)
+        settle(endpoint)
+        for part, mib in taken(endpoint):
+            parts[part] = parts.get(part, 0.0) + mib
+    total = sum(parts.values())
+    for part, mib in [*sorted(parts.items()), ("total", total)]:
+        print(f"{part:<10}{mib:8,.1f} MiB")
+    if options.write:
+        keep("idle_memory", {"mib": {part: round(mib, 1) for part, mib in parts.items()}})
+    if total > MUST_MIB:
+        sys.exit(f"missed: more than {MUST_MIB} MiB")
+
+
+if __name__ == "__main__":
+    main()
