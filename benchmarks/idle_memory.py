@@ -7,8 +7,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-import psutil
-
 from benchmarks.figures import add_write_option, keep
 from benchmarks.parts import part_of, processes_of, settle
 from benchmarks.processes import end_on_sigterm
@@ -16,7 +14,8 @@ from benchmarks.run import warm_up
 from benchmarks.targets import Endpoint, platform_with
 from inference_site.catalogue.catalogue import DEMO_FILE
 
-MUST_MIB = 530
+MUST_MIB = 550
+"""530, and 20 for OpenTelemetry and the packages of the tests, which some libraries import."""
 
 
 def taken(endpoint: Endpoint) -> Iterator[tuple[str, float]]:
