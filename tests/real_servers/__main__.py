@@ -7,6 +7,7 @@ on this host is named and left out.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ _STARTS_S = 600.0
 
 def main() -> int:
     """Return 1 for a difference from the documents."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # What was started is ended first.
     options = _options()
     file = options.file or packaged_file()
     if file is None:
@@ -54,7 +56,7 @@ def main() -> int:
     for name, of in found.items():
         for row, reason in differences(of):
             _say(f"{name}: {row}: {reason}")
-    if options.write:
+    if options.write and not options.checks:
         keep(found)
     return int(any(differences(of) for of in found.values()))
 
@@ -95,7 +97,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--checks", default="", help="only those whose row has this text")
     parser.add_argument("--file", type=Path, help="a GGUF file, in place of SmolLM2-135M-Instruct")
-    parser.add_argument("--write", action="store_true", help="write docs/engines-seen.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/engines-seen.md, unless --checks"
+    )
     return parser.parse_args()
 
 

@@ -151,6 +151,7 @@ def vllm(file: Path) -> Prepared:
         f"{programs}/vllm serve {weights} --host {{host}} --port {{port}} --api-key {{api_key}}"
         f" --served-model-name {{id}} --max-model-len {CONTEXT_LENGTH} --max-num-seqs {SLOTS}"
         " --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details"
+        " --enforce-eager"  # To compile the model takes minutes, and changes no answer.
     )
     env = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     entry = _command(command, "vllm", env=env)
@@ -162,7 +163,9 @@ def transformers(file: Path) -> Prepared:
     programs, weights = _installed(), _weights(file)
     command = f"{programs}/transformers serve {weights} --host {{host}} --port {{port}}"
     env = {"HF_HUB_OFFLINE": "1"}
-    entry = _command(f"{command} --device cpu", "openai", env=env, ready="/health")
+    entry = _command(
+        f"{command} --device cpu", "openai", env=env, ready="/health", model=str(weights)
+    )
     return Prepared(
         f"transformers {_version_of('transformers')}", {MODEL: entry}, declared_by("openai")
     )
