@@ -159,10 +159,12 @@ def vllm(file: Path) -> Prepared:
 
 
 def transformers(file: Path) -> Prepared:
-    """The server of ``transformers``. It takes no key."""
+    """The server of ``transformers``. It has no keys, and lists no model of a folder."""
     programs, weights = _installed(), _weights(file)
     command = f"{programs}/transformers serve {weights} --host {{host}} --port {{port}}"
-    env = {"HF_HUB_OFFLINE": "1"}
+    cache = FOLDER / "hub"  # It lists the models of its cache, which must be there.
+    cache.mkdir(exist_ok=True)
+    env = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     entry = _command(
         f"{command} --device cpu", "openai", env=env, ready="/health", model=str(weights)
     )
