@@ -91,7 +91,8 @@ class Site:
 
 
 def _raise_if_unsupported(code: str | None, message: str) -> None:
-    if code in ("unsupported_parameter", "unsupported_value"):
+    refused = code in ("unsupported_parameter", "unsupported_value")
+    if refused or "knows no constraints of the type" in message:
         raise NotSupportedError(message)
 
 

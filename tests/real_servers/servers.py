@@ -165,12 +165,13 @@ def transformers(file: Path) -> Prepared:
     cache = FOLDER / "hub"  # It lists the models of its cache, which must be there.
     cache.mkdir(exist_ok=True)
     env = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    entry = _command(
-        f"{command} --device cpu", "openai", env=env, ready="/health", model=str(weights)
-    )
-    return Prepared(
-        f"transformers {_version_of('transformers')}", {MODEL: entry}, declared_by("openai")
-    )
+    can = ["chat", "completions"]  # It ignores schemas, `tool_choice`, `n` and log probabilities.
+    more = {"ready": "/health", "model": str(weights), "capabilities": can}
+    entry = _command(f"{command} --device cpu", "openai", env=env, **more)
+    name = f"transformers {_version_of('transformers')}"
+    constraints = {"json_object", "json_schema"}
+    declared = (declared_by("openai") - FLAVORS["openai"].capabilities - constraints) | set(can)
+    return Prepared(name, {MODEL: entry}, declared)
 
 
 def _command(command: str, flavor: FlavorName, **options: Any) -> dict[str, Any]:
