@@ -91,7 +91,7 @@ class Site:
 
 
 def _raise_if_unsupported(code: str | None, message: str) -> None:
-    refused = code in ("unsupported_parameter", "unsupported_value")
+    refused = code in ("unsupported_model", "unsupported_parameter", "unsupported_value")
     if refused or "knows no constraints of the type" in message:
         raise NotSupportedError(message)
 

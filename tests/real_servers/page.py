@@ -23,8 +23,9 @@ _HEAD = """# What was seen of real servers
 
 `make engines` runs each server that can be had behind the whole product, and asks it what
 [the tables of engines](engines.md#flavors) promise, with the official client. This page is written
-by `python -m tests.real_servers --write`. ✓: seen. –: the product refuses it for this server, or
-names it in `x-unsupported-params`. ✗: it failed; the reason is below.
+by `python -m tests.real_servers --write`. ✓: seen. –: nothing promises it for this server; the
+product refuses it, or names it in `x-unsupported-params`. ✗: promised, and not so; the reason is
+below.
 
 """
 
@@ -66,9 +67,14 @@ def _table(seen: Seen) -> list[str]:
         "|---" * (len(seen) + 1) + "|",
     ]
     for row in rows:
-        cells = (of["rows"].get(row, " ")[:1].strip() for of in seen.values())
+        cells = (_cell(of, row) for of in seen.values())
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _cell(of: Mapping[str, Any], row: str) -> str:
+    said = str(of["rows"].get(row, ""))[:1]
+    return "–" if said == "✗" and row not in of["promised"] else said
 
 
 def _differences(seen: Seen) -> list[str]:
@@ -80,6 +86,7 @@ def _differences(seen: Seen) -> list[str]:
 
 def differences(of: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows that are not as the tables of docs/engines.md have them, with the reason."""
-    wrong = [(row, said[2:]) for row, said in of["rows"].items() if said.startswith("✗")]
-    refused = (row for row in of["promised"] if of["rows"].get(row) == "–")
-    return [*wrong, *((row, "promised, but refused") for row in refused)]
+    found: dict[str, str] = {"it starts": "✓", **of["rows"]}
+    promised = ((row, found.get(row, "")) for row in ("it starts", *of["promised"]))
+    wrong = [(row, said) for row, said in promised if said[:1] in ("✗", "–")]
+    return [(row, said[2:] or "promised, but refused") for row, said in wrong]
