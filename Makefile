@@ -20,7 +20,7 @@ WORKERS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
-	attacks containers lock clean
+	attacks engines containers lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -88,6 +88,11 @@ soak: .venv/.installed-dev
 # What one project's attacks cost another, in ten minutes.
 attacks: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.attacks --write
+
+# The contract of engines with real servers: the wheel's, a llama-server, vLLM and transformers (1.5 GB, into
+# var/engines). What cannot be had is left out. `SERVERS=vllm` runs one.
+engines: .venv/.real-model
+	$(BIN)/python -m tests.real_servers --write $(if $(SERVERS),--only $(SERVERS))
 
 # Builds and runs docker-compose.yml with a Docker engine, in ten minutes or more; `CHECKS="scales web"` for some.
 containers: .venv/.installed-dev

@@ -12,6 +12,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
+from tests.real_servers import page as seen_page
 from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.chat.families import FAMILIES
 
@@ -81,3 +82,13 @@ def test_servers_can_do_what_their_column_says(engine: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_of_templates_are_told(family: str) -> None:
     assert re.search(rf"`{family}`", DOCUMENT)
+
+
+def test_page_of_what_was_seen_is_that_of_what_is_kept() -> None:
+    assert seen_page.PAGE.read_text(encoding="utf-8") == seen_page.page(seen_page.read())
+
+
+def test_row_that_was_promised_and_refused_or_has_failed_is_a_difference() -> None:
+    rows = {"a": "✓", "b": "–", "c": "–", "d": "✗ why", "e": "✓"}
+    told = seen_page.differences({"rows": rows, "promised": ["a", "b", "d"]})
+    assert dict(told) == {"b": "promised, but refused", "d": "why"}

@@ -46,6 +46,7 @@ class Flavor:
     seed_limit: int | None = None
     lark_prefix: str = ""
     names_tokens: bool = False
+    ends_after_stop: bool = False
     ready: str = "/health"
 
 
@@ -101,7 +102,7 @@ _TGI = {**_EVERYWHERE, **_same("logit_bias")}
 _BASE = frozenset({"chat", "completions", "grammar", "logprobs", "tools"})
 
 FLAVORS: dict[FlavorName, Flavor] = {
-    "openai": Flavor(_OPENAI, _BASE | {"choices"}, ready="/v1/models"),
+    "openai": Flavor(_OPENAI, _BASE | {"choices"}, ends_after_stop=True, ready="/v1/models"),
     "vllm": Flavor(
         _VLLM,
         _BASE

@@ -18,6 +18,7 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.forced_call import forced_reader
 from worker.engines.openai_upstream.stop_tokens import cut_at
 from worker.engines.openai_upstream.tool_calls import CallReader
+from worker.engines.stop_texts import StopTexts
 
 _FAILURES = ("abort", "error")
 _LIMITS = ("length", "max_tokens", "model_length")
@@ -29,10 +30,16 @@ class ChoiceReader:
 
     ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it. ``cuts``: the
     server knows no stop tokens, and names the tokens beside their log probabilities.
+    ``ends_after_stop``: the stop text may be the end of what the server sends.
     """
 
     def __init__(
-        self, request: GenerationRequest, index: int, forced_by_schema: bool, cuts: bool
+        self,
+        request: GenerationRequest,
+        index: int,
+        forced_by_schema: bool,
+        cuts: bool,
+        ends_after_stop: bool,
     ) -> None:
         self._request, self._index = request, index
         self._top_logprobs = request.top_logprobs
@@ -42,6 +49,8 @@ class ChoiceReader:
         self._calls = CallReader(index)
         self._held: tuple[TokenLogprob, ...] = ()
         self._stop_ids = frozenset(request.stop_token_ids) if cuts else frozenset[int]()
+        cuts_text = ends_after_stop and request.stop and not request.echo
+        self._stops = StopTexts(request.stop) if cuts_text else None
         self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
@@ -77,8 +86,10 @@ class ChoiceReader:
         self.finished = True
         if reason in _FAILURES:
             raise GenerationFailed(f"The model's server gave up (finish reason '{reason}').")
+        held = self._stops.end() if self._stops is not None else ""
+        rest = [TextDelta(held, self._index)] if held else _NOTHING
         end = Finish(self._finish_reason(reason), self._index, self._stop(choice))
-        return [*self._calls.finish(), end]
+        return [*rest, *self._calls.finish(), end]
 
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
         """Keep the entries for the next text: a part of a character comes without any."""
@@ -96,9 +107,13 @@ class ChoiceReader:
         if self._must_call:
             return _NOTHING  # What is said beside the call that was asked for.
         logprobs, self._held = self._held, ()
-        return [TextDelta(text, self._index, logprobs)]
+        if self._stops is not None:
+            text = "" if self._stops.found else self._stops.feed(text)
+        return [TextDelta(text, self._index, logprobs)] if text or logprobs else _NOTHING
 
     def _finish_reason(self, reason: str) -> FinishReason:
+        if self._stops is not None and self._stops.found:
+            return "stop"
         if reason in _LIMITS:
             return "length"
         if self._forced is not None:
@@ -111,6 +126,8 @@ class ChoiceReader:
 
     def _stop(self, choice: dict[str, Any]) -> str | int | None:
         """Return the stop text or token that ended the choice, if the server names one of ours."""
+        if self._stops is not None and self._stops.found:
+            return self._stops.found
         stop = choice.get("stop_reason", choice.get("matched_stop"))
         asked = (*self._request.stop, *self._request.stop_token_ids)
         return stop if isinstance(stop, str | int) and stop in asked else None

@@ -71,6 +71,7 @@ class ChunkReader:
         self.request, self._sink, self._errors = request, sink, errors
         self._by_schema = server.flavor.forces_by_schema
         self._cuts = server.flavor.names_tokens and bool(request.stop_token_ids)
+        self._ends_after_stop = server.flavor.ends_after_stop
         self._done = False
         self.usage = UsageReader(request)
         self.restart()
@@ -94,7 +95,8 @@ class ChunkReader:
         """Begin anew, with another attempt."""
         indices = range(self.request.answers)
         self._choices = [
-            ChoiceReader(self.request, i, self._by_schema, self._cuts) for i in indices
+            ChoiceReader(self.request, i, self._by_schema, self._cuts, self._ends_after_stop)
+            for i in indices
         ]
         self._lines = EventLines()
         self.usage.restart()

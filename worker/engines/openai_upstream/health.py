@@ -95,6 +95,8 @@ class Health:
                 return wanted
         if self._server.model is None and len(set(listed.values())) == 1:
             return next(iter(listed.values()))
+        if not listed and self._server.model is not None:  # It may list a cache, and run a folder.
+            return wanted
         names = sorted(set(listed.values()))
         self._log(address, f"it lists {', '.join(names[:_NAMES_LOGGED]) or 'no model'}")
         raise Fault(

@@ -136,6 +136,17 @@ def test_ollama_leaves_latest_out(server: UpstreamServer, load: Load) -> None:
     assert server.body["model"] == "llama3"
 
 
+def test_a_server_that_lists_no_models_has_the_one_that_the_entry_names(
+    server: UpstreamServer, load: Load
+) -> None:
+    """``transformers serve`` lists those of its cache, and runs one of a folder."""
+    server.models = []
+    engine = load(model="/data/weights")
+    engine.chat(HELLO, RecordingSink())
+    assert (engine.fault, server.body["model"]) == ("", "/data/weights")
+    assert "but 0 others" in load().fault
+
+
 @pytest.mark.parametrize("options", [{"model": "ghost"}, {}])
 def test_a_model_the_server_does_not_have_cannot_be_run(
     server: UpstreamServer, load: Load, options: dict[str, str]

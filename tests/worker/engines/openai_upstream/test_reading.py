@@ -39,6 +39,36 @@ def test_a_good_stream_is_read_as_it_is(server: UpstreamServer, engine: Engine) 
     assert (sink.usage.input_tokens, sink.usage.output_tokens) == (7, 2)
 
 
+RECORDED_END = (
+    b'data: {"id":"18bdba0e-9551-4889-8538-a1bd3d859b76","choices":[{"delta":{},"index":0,'
+    b'"finish_reason":"stop"}],"created":1795583056,"model":"/data/weights@main",'
+    b'"object":"chat.completion.chunk","system_fingerprint":"","usage":{"completion_tokens":16,'
+    b'"prompt_tokens":39,"total_tokens":55}}\n\n'
+)
+"""The last event of ``transformers serve`` 5.19, whose answers end after the stop text."""
+
+
+@pytest.mark.parametrize("stop", ["4", "\n4", " 3\n4", "2. 2\n3. 3\n4"])
+def test_stop_text_that_a_server_sends_is_cut(
+    server: UpstreamServer, engine: Engine, stop: str
+) -> None:
+    whole = "1. 1\n2. 2\n3. 3\n4"
+    server.answers = [chunks(*map(text, whole), RECORDED_END)]
+    sink = chat(engine, stop=(stop, "nowhere"))
+    assert sink.text == whole.removesuffix(stop)
+    [end] = [delta for delta in sink.deltas if isinstance(delta, Finish)]
+    assert end == Finish("stop", 0, stop)
+    assert (sink.usage.input_tokens, sink.usage.output_tokens) == (39, 16)
+
+
+def test_beginning_of_a_stop_text_is_sent_at_the_end(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks(text("One "), text("tw"), finish("length"), usage())]
+    sink = chat(engine, stop=("two",))
+    assert (sink.text, sink.finishes) == ("One tw", ["length"])
+
+
 DETAILS = {
     "prompt_tokens_details": {"cached_tokens": 3},
     "completion_tokens_details": {"reasoning_tokens": 1},
