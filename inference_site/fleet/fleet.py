@@ -133,7 +133,7 @@ def load(worker: str | None, model: str) -> str:
     if worker is None and _announced(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
     if spec.replicas is not None and placement.replicas_of(spec, live) >= spec.replicas:
-        raise NotLoadable(f"The model '{spec.id}' has its {spec.replicas} replicas.")
+        raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
     chosen = _loader(spec, live if worker is None else [_only(live, worker)])
     key = _load_key(spec.id)
     if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
