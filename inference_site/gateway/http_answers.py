@@ -134,8 +134,8 @@ class SseSink(JsonSink):
             async with asyncio.timeout(_COMMENT_S):
                 running = asyncio.get_running_loop().run_in_executor(_threads, self._comment)
                 return await running or self._silence
-        except Exception:  # The comment is not worth a stream.
-            logger.warning("a comment could not be made", exc_info=True)
+        except Exception as exc:  # The comment is not worth a stream.
+            logger.info("a comment could not be made: %r", exc)
             return self._silence
 
     async def _write_events(self, events: Sequence[bytes]) -> None:

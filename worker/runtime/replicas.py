@@ -79,7 +79,11 @@ class Replicas:
     def unloaded(self, model: str) -> None:
         """Note that a model was unloaded here by a command. It goes elsewhere, unless it was to be
         unloaded everywhere: then its workers wait for the next command."""
-        if model not in fleet.unloaded_on_purpose():
+        try:
+            is_everywhere = model in fleet.unloaded_on_purpose()
+        except redis.exceptions.RedisError:
+            is_everywhere = False
+        if not is_everywhere:
             self.forget(model)
 
     def claim(self, spec: ModelSpec) -> bool:

@@ -350,8 +350,9 @@ class Runtime:
         for old, new in changes.changed:
             if new.runs_otherwise_than(old):
                 self._in_background(self._load_anew, new.id)
-            elif self._replicas.is_told(new.id) and new.id not in self._models:
-                self._load_by_itself(new)  # It may have become this worker's.
+            is_elsewhere = new.id not in self._models and self._replicas.is_told(new.id)
+            if is_elsewhere and (old.replicas, old.hosts) != (new.replicas, new.hosts):
+                self._load_by_itself(new)
         for spec in changes.new if takes_new else ():
             if spec.is_preloaded:
                 self._replicas.tell(spec.id)

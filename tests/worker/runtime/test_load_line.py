@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Model:
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     name = new_id("host-")
-    monkeypatch.setattr(load_line.socket, "gethostname", lambda: name)
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
     yield
     site_client().delete(f"load-seconds:{name}")
 
