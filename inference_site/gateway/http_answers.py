@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
+import redis.exceptions
+from django import db
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
@@ -134,8 +136,10 @@ class SseSink(JsonSink):
             async with asyncio.timeout(_COMMENT_S):
                 running = asyncio.get_running_loop().run_in_executor(_threads, self._comment)
                 return await running or self._silence
-        except Exception as exc:  # The comment is not worth a stream.
-            logger.info("a comment could not be made: %r", exc)
+        except (TimeoutError, redis.exceptions.RedisError, db.Error):
+            return self._silence
+        except Exception:  # The comment is not worth a stream.
+            logger.warning("a comment could not be made", exc_info=True)
             return self._silence
 
     async def _write_events(self, events: Sequence[bytes]) -> None:
