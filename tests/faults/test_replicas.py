@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -50,10 +51,13 @@ def stack() -> Iterator[ServedStack]:
 
 
 @contextmanager
-def started(stack: ServedStack, label: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    stack: ServedStack, label: str, names: str = NAMES, **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker with a label, as another host would have it. It need not be ready."""
     environment = {**stack.env, **stack.services, "SECRET_KEY": "x", "WORKER_LABELS": label}
-    command = [sys.executable, "manage.py", "worker", "--models", NAMES]
+    environment |= env
+    command = [sys.executable, "manage.py", "worker", "--models", names]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -179,6 +183,32 @@ def test_a_stopped_workers_places_go_to_another_at_once(stack: ServedStack) -> N
         leaving.terminate()
         wait_until(lambda: holders(stack, "other", "ready") == {heir.pid}, 30, "taken over")
         assert ask(stack, "other") == "hello"
+
+
+def test_a_drained_workers_places_go_to_another(stack: ServedStack) -> None:
+    with two(stack) as workers:
+        (holder,) = holders(stack, "single")
+        (heir,) = [worker.pid for worker in workers if worker.pid != holder]
+        (drained,) = [one["id"] for one in leases(stack) if f":{holder}:" in one["id"]]
+        with stack.redis() as redis:
+            redis.lpush(f"worker:{drained}:commands", json.dumps({"do": "drain"}))
+        wait_until(lambda: holders(stack, "single", "ready") == {heir}, 30, "taken over")
+        assert ask(stack, "single") == "hello"
+
+
+def test_a_model_that_one_worker_cannot_load_goes_to_the_next(
+    stack: ServedStack, tmp_path: Path
+) -> None:
+    torn = tmp_path / "models.yaml"
+    torn.write_text(
+        f"models:{MODELS}".replace("slots: 2, load_ms: 300", "load_fails: torn, slots: 2")
+    )
+    names = "single,pair"
+    with started(stack, "gpu", names, MODELS_FILE=str(torn)) as unlucky:
+        wait_until(lambda: holders(stack, "single", "failed") == {unlucky.pid}, 120, "its failure")
+        with started(stack, "cpu", names) as lucky:
+            wait_until(lambda: holders(stack, "single", "ready") == {lucky.pid}, 120, "the next")
+            assert ask(stack, "single") == "hello"
 
 
 def test_no_more_than_its_replicas_are_loaded_on_command(stack: ServedStack) -> None:
