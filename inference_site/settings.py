@@ -309,6 +309,8 @@ LLAMA_SERVER = environment.text("LLAMA_SERVER")
 AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 # The models that workers load when they start; empty: all of the catalogue; "none": none.
 START_MODELS = environment.items("START_MODELS")
+# Names of a worker, by which entries of models choose their hosts; empty: its host's name.
+WORKER_LABELS = environment.items("WORKER_LABELS")
 # What models may take of a worker's host: so many of them, so many MiB; 0: any number, most of it.
 MAX_LOADED_MODELS = environment.number("MAX_LOADED_MODELS", 0)
 MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -15,6 +15,7 @@ from completions.wire.models import (
     ModelCommanded,
     ModelEvent,
     ModelList,
+    ModelLoading,
 )
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
@@ -24,10 +25,13 @@ from inference_site.api.views import ApiView
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
-from inference_site.fleet import fleet
+from inference_site.fleet import fleet, placement
 from inference_site.fleet.adapters import added_view
+from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import hand_feed
+from inference_site.generations.places import waiting_for
+from inference_site.submission.loading import loading_of
 from inference_site.submission.model_access import may_use
 
 
@@ -123,10 +127,13 @@ def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
     """Return the models as they are now."""
     live = live_view.workers()
     statuses = fleet.statuses_among(live, [spec.id for spec in specs])
-    return [_wire_model(spec, statuses[spec.id], live) for spec in specs]
+    waiting = waiting_for([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
+    return [_wire_model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs]
 
 
-def _wire_model(spec: ModelSpec, status: fleet.ModelStatus, live: Iterable[LiveWorker]) -> Model:
+def _wire_model(
+    spec: ModelSpec, status: ModelStatus, live: Sequence[LiveWorker], waiting: int
+) -> Model:
     created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
     return Model(
         id=spec.id,
@@ -137,4 +144,15 @@ def _wire_model(spec: ModelSpec, status: fleet.ModelStatus, live: Iterable[LiveW
         workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
         lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
+        loading=_loading(spec, live, waiting) if status == ModelStatus.LOADING else None,
+        reason=placement.why_no_host(spec, live) or None,
+    )
+
+
+def _loading(spec: ModelSpec, live: Sequence[LiveWorker], waiting: int) -> ModelLoading:
+    found = loading_of(spec.id, live)
+    return ModelLoading(
+        expected_s=found.expected_s,
+        progress=found.progress,
+        waiting=waiting,
     )

@@ -11,12 +11,26 @@ from inference_site.api.payload import WireObject, WireRequest
 Status = Literal["loaded", "loading", "unloaded", "failed"]
 
 
+class ModelLoading(WireObject):
+    """How far the load of a model is.
+
+    ``expected_s`` is in how many seconds it should be ready, by its earlier loads and what is
+    loaded before it; null before the first. ``progress`` is from 0 to 1, null when it is not known.
+    ``waiting`` is how many requests wait for it.
+    """
+
+    expected_s: int | None
+    progress: float | None
+    waiting: int
+
+
 class Model(WireObject):
     """One served model. What follows ``owned_by`` is an extension.
 
     ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
     ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
-    ``lora_adapters`` names what ``lora`` may name.
+    ``lora_adapters`` names what ``lora`` may name. ``loading`` is there while the status is
+    "loading"; ``reason`` says that no worker may load it, and why.
     """
 
     id: str
@@ -28,6 +42,8 @@ class Model(WireObject):
     workers: int
     capabilities: list[str]
     lora_adapters: list[str]
+    loading: ModelLoading | None
+    reason: str | None
 
 
 class ModelList(WireObject):

@@ -197,7 +197,7 @@ def catalogue() -> Catalogue:
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:
-    """Return the models of these names; without any, all of the catalogue; for "none", none.
+    """Return the models of these names; without any, all that are preloaded; for "none", none.
 
     Raise ImproperlyConfigured for an unknown name.
     """
@@ -209,7 +209,8 @@ def start_specs(names: Sequence[str]) -> list[ModelSpec]:
         raise ImproperlyConfigured(
             f"Unknown model {unknown[0]!r}; there are {', '.join(known.models)}."
         )
-    return [spec for spec in found.values() if spec] or list(known.models.values())
+    preloaded = [spec for spec in known.models.values() if spec.is_preloaded]
+    return [spec for spec in found.values() if spec] or preloaded
 
 
 def demo_specs() -> list[ModelSpec]:

@@ -65,6 +65,9 @@ class Entry(OperatorSettings):
     price: PriceEntry = PriceEntry()
     lora_adapters: dict[str, GgufFile] = {}
     sampling: SamplerDefaults = SamplerDefaults()
+    preload: bool = True
+    replicas: PositiveInt | None = None
+    hosts: Names = ()
     keep_alive: float | None = Field(None, gt=0)
     min_resident: float = Field(_DEFAULT.min_resident_s, ge=0, lt=1e6)
     pinned: bool = False
@@ -76,6 +79,13 @@ class Entry(OperatorSettings):
     def _some_projects(cls, value: Any) -> Any:
         if value == []:
             raise ValueError("it is empty; leave it out for all projects")
+        return value
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _some_hosts(cls, value: Any) -> Any:
+        if value == []:
+            raise ValueError("it is empty; leave it out for all workers")
         return value
 
     def sizes(self, options: Mapping[str, Any]) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
 from inference_site.model_store.entries import fault_of_entry
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
+from inference_site.submission.loading import loading_of
 
 _PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
@@ -32,7 +33,7 @@ VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model of the catalogue, with sums over all workers."""
+    """One model of the catalogue, with sums over all workers; ``note`` is what its state lacks."""
 
     id: str
     engine: str
@@ -42,6 +43,7 @@ class ModelRow:
     slots: int
     waiting: int
     is_loadable: bool
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,19 @@ def _model(
             spec.id in worker.loadable and not worker.is_draining and worker.model(spec.id) is None
             for worker in live
         ),
+        note=_note(spec, status, live),
     )
+
+
+def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) -> str:
+    """Return what a model waits for that is loading, or why it is not loaded."""
+    if status == fleet.ModelStatus.LOADED:
+        return ""
+    if status != fleet.ModelStatus.LOADING:
+        return fleet.why_absent(spec, live)
+    loading = loading_of(spec.id, live)
+    about = "" if loading.expected_s is None else f"In about {loading.expected_s} s."
+    return f"{about} {loading.reason}".strip()
 
 
 def _worker(worker: LiveWorker) -> WorkerRow:

@@ -11,6 +11,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_files import fault_of, parts_of
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.fleet.leases import live_workers
+from inference_site.fleet.placement import why_no_host
 from inference_site.generations.maintenance import last_maintained
 from inference_site.model_store.entries import fault_of_entry, private_servers
 from inference_site.model_store.models import StoredModel
@@ -70,8 +71,11 @@ def check_workers() -> Iterator[Finding]:
             f"Restart it with this release, {settings.VERSION}.",
             warn=worker.release != settings.VERSION,
         )
-    for model in catalogue().models:
-        if workers and not any(worker.serves(model) for worker in workers):
+    for model, spec in catalogue().models.items():
+        if workers and (why := why_no_host(spec, workers)):
+            fix = "Name it in the WORKER_LABELS of a worker, or change `hosts` of the entry."
+            yield Finding(Level.WARN, f"model {model}", why, fix)
+        elif workers and not any(worker.serves(model) for worker in workers):
             yield Finding(
                 Level.WARN,
                 f"model {model}",

@@ -39,7 +39,8 @@ class Price:
 
 _NOT_OF_THE_ENGINE = (
     *("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling"),
-    *("keep_alive_s", "min_resident_s", "is_pinned", "exclusive_with"),
+    *("is_preloaded", "keep_alive_s", "min_resident_s", "is_pinned", "exclusive_with"),
+    *("replicas", "hosts"),
 )
 """What is heeded where a request is taken or accounted, or a model loaded, not by its engine."""
 
@@ -54,11 +55,13 @@ class ModelSpec:
     use it, none for all.
     ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
     that apply to requests which name none. ``sampling`` holds what requests
-    leave out, ``forced_sampling`` what holds whatever they say. ``keep_alive_s`` is how long a
-    model that was loaded at run time may be idle, None for ever. ``min_resident_s`` is how long a
-    model may stay when others wait for its memory, one that ``is_pinned`` always; it is never
-    loaded together with those that it is ``exclusive_with``. ``allowed_addresses`` are those at
-    which other servers may be, None for any. ``options`` belong to the engine alone; each engine
+    leave out, ``forced_sampling`` what holds whatever they say. One that is not ``is_preloaded`` is
+    loaded by the first request for it. At most so many workers as ``replicas`` load it, None for
+    all, and only those that have one of the labels ``hosts``, if there are any. ``keep_alive_s`` is
+    how long a model that was loaded at run time may be idle, None for ever. ``min_resident_s`` is
+    how long a model may stay when others wait for its memory, one that ``is_pinned`` always; it is
+    never loaded together with those that it is ``exclusive_with``. ``allowed_addresses`` are those
+    at which other servers may be, None for any. ``options`` belong to the engine alone; each engine
     documents its own.
     """
 
@@ -76,6 +79,9 @@ class ModelSpec:
     lora_adapters: dict[str, Path] = field(default_factory=dict)
     lora: tuple[tuple[str, float], ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    is_preloaded: bool = True
+    replicas: int | None = None
+    hosts: tuple[str, ...] = ()
     keep_alive_s: float | None = None
     min_resident_s: float = 10.0
     is_pinned: bool = False

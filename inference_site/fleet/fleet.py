@@ -23,6 +23,7 @@ from django.conf import settings
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import placement
 from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import (
     LiveWorker,
@@ -69,7 +70,7 @@ class ModelStatus(StrEnum):
     """The state of a model on the whole site: the best state in any worker."""
 
     LOADED = "loaded"  # At least one worker takes work for it.
-    LOADING = "loading"  # At least one worker is loading it, or a load was requested.
+    LOADING = "loading"  # At least one worker is loading it or about to, or a load was requested.
     FAILED = "failed"  # No worker has loaded it, and the last attempt failed.
     UNLOADED = "unloaded"  # No worker has it, or only workers that are draining it.
 
@@ -111,7 +112,10 @@ def _announced(live: Sequence[LiveWorker], model: str) -> ModelStatus:
     states = {served.state for worker in having if (served := worker.model(model)) is not None}
     if ModelState.LOADING in states:
         return ModelStatus.LOADING
-    return ModelStatus.FAILED if ModelState.FAILED in states else ModelStatus.UNLOADED
+    if ModelState.FAILED in states:
+        return ModelStatus.FAILED
+    is_offered = any(model in worker.offers and not worker.is_draining for worker in live)
+    return ModelStatus.LOADING if is_offered else ModelStatus.UNLOADED
 
 
 def load(worker: str | None, model: str) -> str:
@@ -128,7 +132,9 @@ def load(worker: str | None, model: str) -> str:
     live = live_workers()
     if worker is None and _announced(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
-    chosen = _loader(spec.id, live if worker is None else [_only(live, worker)])
+    if spec.replicas is not None and placement.replicas_of(spec, live) >= spec.replicas:
+        raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
+    chosen = _loader(spec, live if worker is None else [_only(live, worker)])
     key = _load_key(spec.id)
     if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
         return loading_worker(spec.id) or chosen.id  # Another request came first.
@@ -234,6 +240,19 @@ def note_announced_load(model: str) -> None:
     site_client().expire(_load_key(model), _SEEN_S)
 
 
+def is_on_demand(spec: ModelSpec) -> bool:
+    """Whether a request for the model has it loaded."""
+    return settings.LOAD_ON_DEMAND or not spec.is_preloaded
+
+
+def why_absent(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
+    """Return why none of these workers serves a model: no host may, or what its load says."""
+    if why := placement.why_no_host(spec, live):
+        return why
+    reports = (worker.model(spec.id) for worker in live)
+    return next((served.reason for served in reports if served and served.reason), "")
+
+
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for, as its workers announce it.
 
@@ -265,10 +284,11 @@ def _only(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
     return found
 
 
-def _loader(model: str, candidates: Iterable[LiveWorker]) -> LiveWorker:
-    able = [found for found in candidates if model in found.loadable and not found.is_draining]
+def _loader(spec: ModelSpec, candidates: Sequence[LiveWorker]) -> LiveWorker:
+    able = [found for found in candidates if spec.id in found.loadable and not found.is_draining]
     if not able:
-        raise NotLoadable(f"No live worker can load the model '{model}'.")
+        why = placement.why_no_host(spec, candidates) if candidates else ""
+        raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
     return max(able, key=_memory_free)
 
 
@@ -304,6 +324,7 @@ __all__ = [
     "clear_pending_load",
     "drain",
     "has_pending_command",
+    "is_on_demand",
     "load",
     "loading_worker",
     "note_restart",
@@ -316,5 +337,6 @@ __all__ = [
     "statuses_among",
     "unload",
     "unloaded_on_purpose",
+    "why_absent",
     "workers",
 ]

@@ -44,7 +44,8 @@ redis.call("SADD", KEYS[2], ARGV[3])
 )
 
 
-def _key(worker: str) -> str:
+def lease_key(worker: str) -> str:
+    """Return the key in Redis that lives as long as a worker's lease."""
     return f"worker:{worker}"
 
 
@@ -70,6 +71,8 @@ class ModelReport:
     about what it needs with all slots full, and ``memory_parts``, what that is made of.
     ``context_length`` is that of a slot. ``taken_bytes`` is what its server takes, and
     ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
+    ``expected_s`` is in how many seconds a model that is loading should be ready, by how long its
+    loads took and those before it; None when that is unknown.
     """
 
     id: str
@@ -92,6 +95,7 @@ class ModelReport:
     trained_context: int = 0
     taken_bytes: int = 0
     telemetry: dict[str, float] = field(default_factory=dict)
+    expected_s: float | None = None
 
     @property
     def free(self) -> int:
@@ -131,7 +135,9 @@ class LiveWorker:
 
     ``host`` is a host name, ``started_at`` a Unix time. ``loadable`` has the ids of the models that
     it can load on command. ``release`` is the version of this program in the worker. ``state`` is
-    that of its host. ``memory_bytes`` is what its process has in memory.
+    that of its host. ``memory_bytes`` is what its process has in memory. ``labels`` are its names
+    in the ``hosts`` of entries. ``offers`` are the models with ``replicas`` that it would load, and
+    whether it has room for each (``fleet.placement``).
     """
 
     id: str
@@ -144,6 +150,8 @@ class LiveWorker:
     release: str = ""
     state: HostState | None = None
     memory_bytes: int = 0
+    labels: tuple[str, ...] = ()
+    offers: dict[str, bool] = field(default_factory=dict)
 
     def model(self, id_: str) -> ModelReport | None:
         """Return this worker's report of the model, None if it does not have it."""
@@ -183,7 +191,7 @@ class Lease:
         if self._thread.is_alive():
             self._thread.join(timeout=PERIOD_S)
         try:
-            site_client().delete(_key(self._worker))
+            site_client().delete(lease_key(self._worker))
             site_client().srem(_INDEX, self._worker)
         except redis.exceptions.RedisError as exc:
             logger.warning("lease: could not delete: %s", exc)
@@ -195,7 +203,7 @@ class Lease:
             try:
                 described = self._describe()
                 busy = sum(model.busy for model in described.models)
-                lease, keys = _document.dump_json(described), (_key(self._worker), _INDEX)
+                lease, keys = _document.dump_json(described), (lease_key(self._worker), _INDEX)
                 kept_s = self._ttl_s + busy // _RUNS_A_SECOND
                 site_client().eval(_RENEW, 2, *keys, lease, kept_s, self._worker)
                 LEASE_RENEWED.set_to_current_time()
@@ -217,13 +225,13 @@ def live_workers() -> list[LiveWorker]:
     names = sorted(name.decode() for name in _members(client))
     if not names:
         return []
-    leases: Any = client.mget([_key(name) for name in names])
+    leases: Any = client.mget([lease_key(name) for name in names])
     return [_document.validate_json(lease) for lease in leases if lease is not None]
 
 
 def is_alive(worker: str) -> bool:
     """Return whether this worker holds its lease."""
-    return bool(site_client().exists(_key(worker)))
+    return bool(site_client().exists(lease_key(worker)))
 
 
 def prune() -> list[str]:
@@ -233,7 +241,7 @@ def prune() -> list[str]:
     """
     client = site_client()
     names = [name.decode() for name in _members(client)]
-    gone = [name for name in names if not client.exists(_key(name))]
+    gone = [name for name in names if not client.exists(lease_key(name))]
     if gone:
         client.srem(_INDEX, *gone)
     return gone

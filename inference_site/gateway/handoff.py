@@ -6,7 +6,7 @@ stream that will carry the answer. Django finishes; no thread and no request con
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
@@ -26,7 +26,8 @@ class HandOff:
     ``known`` is what the follower gets first. With a ``remake`` the stream is made anew, as soon as
     there is room for it. ``cancels``: the generation is made for the client that follows, and is
     cancelled when that client leaves, unless the follower has a grace. With ``lines`` a stream is
-    lines of JSON instead of SSE.
+    lines of JSON instead of SSE. ``comment`` returns, on a thread, the comment of a stream that has
+    not begun; nothing for the usual one.
     """
 
     follower: Follower
@@ -36,6 +37,7 @@ class HandOff:
     remake: Remake | None = None
     cancels: bool = True
     lines: bool = False
+    comment: Callable[[], bytes] | None = None
 
     @property
     def generation_id(self) -> str:

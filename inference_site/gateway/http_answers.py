@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
+import redis.exceptions
+from django import db
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
@@ -14,6 +19,8 @@ from inference_site.errors.api_errors import InternalError
 from inference_site.gateway.delivery import Sink
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
+
+logger = logging.getLogger(__name__)
 
 EVENTS = "inference_site.events"
 """An extension of ASGI, and the type of its message: ``events`` are written as if each came with a
@@ -28,6 +35,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _FIRST_PING_S = 0.9
 """When nothing has come by then, the headers and a comment go out: within the first second."""
+_COMMENT_S = 0.5
+"""A comment that takes longer is not waited for."""
+_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
+"""Apart from all others: what they ask may hang."""
 _PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -72,7 +83,8 @@ class SseSink(JsonSink):
 
     ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
     failure is answered as JSON, with the status of the failure, if it ``may_be_status``. With
-    ``takes_events`` the server has the extension ``EVENTS``.
+    ``takes_events`` the server has the extension ``EVENTS``. ``comment`` returns what is said while
+    nothing has come yet (see ``HandOff.comment``).
     """
 
     _form: Headers = _SSE_HEADERS
@@ -87,8 +99,10 @@ class SseSink(JsonSink):
         *,
         may_be_status: bool = True,
         takes_events: bool = False,
+        comment: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__(send, headers, started_at)
+        self._comment = comment
         self._opening, self._may_be_status = opening, may_be_status
         self._takes_events = takes_events
         self._has_begun = False
@@ -109,9 +123,24 @@ class SseSink(JsonSink):
             frames = [*self._opening, *frames]
         if ending is not None and ending.error_code and not ending.body:
             frames += self._unknown_failure()
-        await self._write_events(frames or [self._silence])
+        if batches:
+            self._comment = None
+        await self._write_events(frames or [await self._said_in_silence()])
         if ending is not None:
             await self._write(b"", more=False)
+
+    async def _said_in_silence(self) -> bytes:
+        if self._comment is None or not self._silence:
+            return self._silence
+        try:
+            async with asyncio.timeout(_COMMENT_S):
+                running = asyncio.get_running_loop().run_in_executor(_threads, self._comment)
+                return await running or self._silence
+        except (TimeoutError, redis.exceptions.RedisError, db.Error):
+            return self._silence
+        except Exception:  # The comment is not worth a stream.
+            logger.warning("a comment could not be made", exc_info=True)
+            return self._silence
 
     async def _write_events(self, events: Sequence[bytes]) -> None:
         """Write each as a part of its own: some clients forget an event that arrives in two."""

@@ -249,6 +249,7 @@ def _sending(
         handoff.opening,
         may_be_status=handoff.cancels,
         takes_events=takes_events,
+        comment=handoff.comment,
     )
     return _send_generation(handoff, sink, receive)
 

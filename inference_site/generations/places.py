@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django.conf import settings
@@ -234,6 +234,14 @@ def place_of_waiting(public_id: str) -> Place | None:
     alike = {"model": row.model, "project": row.project_id, "service_class": row.service_class}
     older = Generation.objects.filter(status=Status.QUEUED, created_at__lt=row.created_at, **alike)
     return place_of(row.model, row.project_id, row.service_class, older.count())
+
+
+def waiting_for(models: Sequence[str]) -> dict[str, int]:
+    """Return how many generations wait for each of these models; nothing for those without any."""
+    if not models:
+        return {}
+    waiting = Generation.objects.filter(status=Status.QUEUED, model__in=models).order_by()
+    return dict(waiting.values_list("model").annotate(Count("pk")))
 
 
 def rate_of(serving: Iterable[LiveWorker], model: str) -> float:

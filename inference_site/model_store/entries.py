@@ -41,8 +41,8 @@ ALLOWED_OPTIONS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         {
             *("aliases", "context_length", "engine", "file", "forced_sampling", "gpu_layers"),
-            *("keep_alive", "listed", "lora_adapters", "price", "projects", "sampling", "slots"),
-            *("threads",),
+            *("hosts", "keep_alive", "listed", "lora_adapters", "preload", "price", "projects"),
+            *("replicas", "sampling", "slots", "threads"),
         }
     ),
     "ctransformers": _CHAT | {"lib", "model_type"},

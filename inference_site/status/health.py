@@ -16,7 +16,7 @@ from inference_site.api.payload import WireObject
 from inference_site.api.schema import ErrorEnvelope, documented
 from inference_site.api.views import OpenView
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.fleet import fleet
+from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.storage.connections import own_connection
@@ -38,8 +38,9 @@ class Readiness(WireObject):
     """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault.
 
     ``models`` has those that cannot be used now though the site is ready: ``failed`` while a
-    model's own server is down, ``unloaded`` if that was asked for, ``restarting`` while its only
-    worker is being replaced: requests wait for that.
+    model's own server is down, ``unloaded`` if that was asked for, ``no_host`` if no worker has a
+    label that it needs, ``restarting`` while its only worker is being replaced: requests wait for
+    that.
     """
 
     status: Literal["ready", "unavailable"]
@@ -139,6 +140,8 @@ def _check_workers(absent: dict[str, str]) -> str:
             continue
         if model in restarting:
             absent[model] = "restarting"
+        elif can_serve and _has_no_host(model, workers):
+            absent[model] = "no_host"
         elif _may_be_absent(model, status, unloaded, can_serve):
             absent[model] = status.value
         else:
@@ -158,10 +161,18 @@ def _may_be_absent(
     return status == ModelStatus.FAILED and is_remote and can_serve
 
 
+def _has_no_host(model: str, workers: list[LiveWorker]) -> bool:
+    """Whether the model needs a label that no worker has now."""
+    spec = catalogue().models.get(model)
+    return spec is not None and bool(placement.why_no_host(spec, workers))
+
+
 def _described(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:
     """Return the model with its state."""
     if status == ModelStatus.UNLOADED:
-        return model
+        spec = catalogue().models.get(model)
+        why = placement.why_no_host(spec, workers) if spec and spec.hosts else ""
+        return f"{model} ({why[0].lower()}{why[1:-1]})" if why else model
     having = [served for worker in workers if (served := worker.model(model)) is not None]
     known = [served.progress for served in having if served.progress is not None]
     return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
@@ -178,4 +189,6 @@ def is_expected(model: str, status: ModelStatus) -> bool:
         return any(spec is not None and spec.id == model for spec in named)
     if model in catalogue().optional:
         return False
-    return not (settings.LOAD_ON_DEMAND and status == ModelStatus.UNLOADED)
+    spec = catalogue().models.get(model)
+    on_demand = settings.LOAD_ON_DEMAND if spec is None else fleet.is_on_demand(spec)
+    return not (on_demand and status == ModelStatus.UNLOADED)

@@ -18,7 +18,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.errors.exceptions import LOAD_RETRY_S
-from inference_site.fleet import fleet
+from inference_site.fleet import fleet, placement
 from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
@@ -99,8 +99,8 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     """Return when the request can be queued: a worker serves its model, or will in time.
 
     Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
-    for ``LOAD_WAIT_S``. With ``LOAD_ON_DEMAND`` a request has its model loaded. While the only
-    worker of a model is being replaced, all requests wait.
+    for ``LOAD_WAIT_S``. A request has a model loaded that is not preloaded, with ``LOAD_ON_DEMAND``
+    any. While the only worker of a model is being replaced, all requests wait.
     Raise UnavailableError, ``model_loading`` or ``no_worker``.
     """
     if live_view.serving_now(spec.id):
@@ -109,8 +109,9 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):
         return
     if not _is_loading(spec, status):
+        why = placement.why_no_host(spec, live_view.workers()) if spec.hosts else ""
         raise UnavailableError(
-            f"No worker serves the model `{spec.id}` now. Please try again later.",
+            f"No worker serves the model `{spec.id}` now. {why or 'Please try again later.'}",
             code="no_worker",
         )
     if not background and not settings.LOAD_WAIT_S:
@@ -125,7 +126,7 @@ def _is_loading(spec: ModelSpec, status: ModelStatus) -> bool:
     """Whether the model is on its way, if need be because this request had it loaded."""
     if status == ModelStatus.LOADING:
         return True
-    if not settings.LOAD_ON_DEMAND or (status == ModelStatus.FAILED and _failed_just_now(spec)):
+    if not fleet.is_on_demand(spec) or (status == ModelStatus.FAILED and _failed_just_now(spec)):
         return False
     try:
         fleet.load(None, spec.id)

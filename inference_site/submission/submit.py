@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +23,11 @@ from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
 from inference_site.idempotency.models import KeyClaim, KeyTaken
 from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
+from inference_site.storage.connections import lent_connection
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.submission.context_bound import fitted
+from inference_site.submission.loading import loading_comment
 from inference_site.usage.settlement import settle_for_request
 
 
@@ -182,6 +184,7 @@ def respond(
             submission.frames,
             cancels=cancels,
             lines=kind_of(submission.kind).lines,
+            comment=_comment_of(submission) if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)
     assert answer is not None
@@ -190,6 +193,16 @@ def respond(
     for name, value in headers.items():
         answer[name] = value
     return answer
+
+
+def _comment_of(submission: Submission) -> Callable[[], bytes]:
+    model, id_ = submission.document.request.model, submission.generation_id
+
+    def comment() -> bytes:
+        with lent_connection():
+            return loading_comment(model, id_)
+
+    return comment
 
 
 def disconnect_grace_s(caller: Caller) -> int:

@@ -154,7 +154,7 @@ class SseCheck:
 
     def _frame(self, frame: str) -> None:
         assert not self._is_done, f"{frame!r} after [DONE]"
-        if frame == ": ping":
+        if frame.startswith(":"):  # A comment.
             return
         if frame == "data: [DONE]":
             self._is_done = True

@@ -103,6 +103,14 @@ def needed_bytes(spec: ModelSpec) -> int:
     return _estimates[key]
 
 
+def longest_stay_s(residents: Sequence[Resident]) -> float:
+    """Return after how many seconds one of these has to make room at the latest."""
+    now = time.monotonic()
+    may_go = [r for r in residents if takes_room(r.spec) and not r.spec.is_pinned]
+    stays = (r.spec.min_resident_s - (now - r.loaded_at) for r in may_go)
+    return max(0.0, min(stays, default=0.0))
+
+
 def next_to_go(
     wanted: ModelSpec, residents: Sequence[Resident], waited_for: Collection[str]
 ) -> Resident | None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any
 
 import redis.exceptions
@@ -41,8 +40,10 @@ from worker.runtime.host.memory import read_ahead
 from worker.runtime.host.nvml import gpus
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
+from worker.runtime.load_line import LoadLine
 from worker.runtime.publisher import Publisher
-from worker.runtime.residents import Room, next_to_go, takes_room
+from worker.runtime.replicas import Replicas
+from worker.runtime.residents import Room, longest_stay_s, next_to_go, takes_room
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 
@@ -66,7 +67,12 @@ class Runtime:
     def __init__(self, specs: list[ModelSpec]) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._started_at = time.time()
-        self._models = {spec.id: self._served(spec) for spec in specs}
+        self._replicas = Replicas(self, [spec.id for spec in specs])
+        self._models = {
+            spec.id: self._served(spec)
+            for spec in specs
+            if spec.replicas is None and self._replicas.may_host(spec)
+        }
         self._lacking = set(self._models)
         self._returning = set(self._models)
         """The models that a worker in the place of this one would serve too."""
@@ -78,11 +84,14 @@ class Runtime:
         self._may_idle: set[str] = set()
         """The models that were loaded at run time: they are unloaded when idle for long."""
         self._room = Room(settings.MAX_LOADED_MODELS, settings.MODEL_MEMORY_MIB * 2**20)
-        self._loads: SimpleQueue[ServedModel] = SimpleQueue()
-        """The models that wait to be loaded, by waiting time."""
+        self._line: LoadLine[ServedModel] = LoadLine()
         self._placing = threading.Lock()
         self._placed: set[ServedModel] = set()
         """The models that are being loaded."""
+        self._lacks_room = False
+        """Whether the first of the line waits for room."""
+        self._leaving: set[str] = set()
+        """The models that go because others are to have them."""
         self._settled = threading.Condition()
         """Notified when a model was loaded, or could not be."""
         self._is_up = self._is_announced = self._is_draining = self._is_ending = False
@@ -106,9 +115,11 @@ class Runtime:
         check_hooks()
         self._lease.start()
         self._await_memory()
+        self._line.read()
         self._in_background(self._load_all)
         for model in tuple(self._models.values()):
             self._load_in_turn(model)
+        self._replicas.look()
         with self._settled:
             self._settled.wait_for(
                 lambda: (
@@ -130,8 +141,8 @@ class Runtime:
         if not gpus():  # On one, what fits depends on what is there already.
             for _ in range(_LOADS - 1):
                 self._in_background(self._load_all)
-        if settings.LOAD_ON_DEMAND:
-            threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
+        self._replicas.watch(self._stopped)
+        threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
         if settings.ENGINE_STALL_S:
             threading.Thread(target=self._watch_loop, name="loop watch", daemon=True).start()
 
@@ -312,6 +323,7 @@ class Runtime:
             case "load":
                 self._load_beside(command.model)
             case "unload":
+                self._replicas.unloaded(command.model)
                 self._in_background(self._unload, command.model)
             case "reload":
                 self._in_background(self._load_anew, command.model)
@@ -338,7 +350,17 @@ class Runtime:
         for old, new in changes.changed:
             if new.runs_otherwise_than(old):
                 self._in_background(self._load_anew, new.id)
+            is_elsewhere = new.id not in self._models and self._replicas.is_told(new.id)
+            if is_elsewhere and (old.replicas, old.hosts) != (new.replicas, new.hosts):
+                self._load_by_itself(new)
         for spec in changes.new if takes_new else ():
+            if spec.is_preloaded:
+                self._replicas.tell(spec.id)
+                self._load_by_itself(spec)
+
+    def _load_by_itself(self, spec: ModelSpec) -> None:
+        """Load a model that this worker was told to have; with replicas, when a place is its."""
+        if spec.replicas is None and self._replicas.may_host(spec):
             self._returning.add(spec.id)
             self.obey(Command("load", spec.id))
 
@@ -381,15 +403,27 @@ class Runtime:
             release=settings.VERSION,
             state=state,
             memory_bytes=process_memory_bytes(),
+            labels=self._replicas.labels,
+            offers=self._replicas.offers(),
         )
 
     def _report(self, model: ServedModel) -> ModelReport:
         """Return what is said of a model: it takes work once all are loaded, and wake-ups read."""
         report = model.report
+        if report.state == ModelState.LOADING:
+            return replace(report, expected_s=self._expected_s(model, report))
         if report.state != ModelState.READY or (self._is_up and self._reads_wake_ups):
             return report
         reason = report.reason if self._reads_wake_ups else _UNREAD
         return replace(report, state=ModelState.LOADING, reason=reason)
+
+    def _expected_s(self, model: ServedModel, report: ModelReport) -> float | None:
+        """Return in how many seconds a model that is loading should be ready; None if unknown."""
+        stay_s = None
+        if self._lacks_room:
+            stay_s = longest_stay_s([m for m in tuple(self._models.values()) if m.is_loaded])
+        seconds = self._line.expected_s(model, time.time() - report.since, stay_s)
+        return None if seconds is None else round(seconds, 1)
 
     def _loadable(self) -> tuple[str, ...]:
         """Return which other models of the catalogue this host has the files of."""
@@ -402,13 +436,15 @@ class Runtime:
         return tuple(
             spec.id
             for spec in specs
-            if spec.id not in taken and (spec.file is None or spec.file.is_file())
+            if spec.id not in taken
+            and self._replicas.may_host(spec)
+            and (spec.file is None or spec.file.is_file())
         )
 
     def _load_in_turn(self, model: ServedModel) -> None:
         """Have a model loaded when it is its turn; at once if it takes no room on this host."""
         if takes_room(model.spec):
-            self._loads.put(model)
+            self._line.put(model)
         else:
             self._in_background(self._load, model)
 
@@ -416,8 +452,10 @@ class Runtime:
         """Load what waits for it, as long as the worker runs."""
         while True:
             with self._placing:  # Whoever waits longest gets the next room.
-                model = self._loads.get()
+                model = self._line.first()
                 has_room = self._has_room(model)
+                self._line.leave(model)
+                self._lacks_room = False
             if has_room:
                 try:
                     self._load(model)
@@ -448,6 +486,7 @@ class Runtime:
         newest of them.
         """
         spec = model.spec
+        self._line.begin(model)
         try:
             if spec.file is not None:
                 for model.progress in read_ahead(spec.file):
@@ -458,6 +497,8 @@ class Runtime:
         else:
             logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
             fleet.clear_pending_load(spec.id)
+        finally:
+            self._line.end(model, is_loaded=model.is_loaded)
         if not model.is_loaded and self._drops_newest_adapter(spec.id):
             self._load_anew(spec.id)
             return
@@ -485,7 +526,8 @@ class Runtime:
         while not self._stopped.is_set() and self._models.get(model.spec.id) is model:
             loaded = [m for m in tuple(self._models.values()) if m.is_loaded]
             residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
-            if not takes_room(model.spec) or not self._room.lacks(model.spec, residents):
+            self._lacks_room = takes_room(model.spec) and self._room.lacks(model.spec, residents)
+            if not self._lacks_room:
                 return True
             model.say("It waits until there is room for it.")
             leaves = next_to_go(model.spec, loaded, self._wanted())
@@ -498,10 +540,11 @@ class Runtime:
     def _make_leave(self, model: ServedModel, wanted: ServedModel) -> None:
         """Drop a model when nothing runs on it any more, as long as the other one is wanted."""
         logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
-        while not model.drain(_POLL_S, comes_again=settings.LOAD_ON_DEMAND):
+        while not model.drain(_POLL_S, comes_again=fleet.is_on_demand(model.spec)):
             if self._stopped.is_set() or self._models.get(wanted.spec.id) is not wanted:
                 model.resume()
                 return
+        self._replicas.forget(model.spec.id)
         self._drop(model)
 
     def _wanted(self) -> set[str]:
@@ -523,12 +566,17 @@ class Runtime:
         It has left to make room when they were accepted already.
         """
         while not self._stopped.wait(_WANTED_S):
-            if wanted := self._wanted() & set(self._loadable()):
+            loadable = {id_ for id_ in self._loadable() if self._is_on_demand(id_)}
+            if wanted := loadable and self._wanted() & loadable:
                 statuses = fleet.statuses_among(live_workers(), sorted(wanted))
                 for id_, status in statuses.items():
                     if status == ModelStatus.UNLOADED:
                         with contextlib.suppress(fleet.FleetError):
                             fleet.load(None, id_)
+
+    def _is_on_demand(self, model_id: str) -> bool:
+        spec = catalogue().models.get(model_id)
+        return spec is not None and fleet.is_on_demand(spec)
 
     def _drops_newest_adapter(self, model: str) -> bool:
         dropped = None
@@ -548,11 +596,75 @@ class Runtime:
         if (watch := self._idle_watches.get(spec.id)) and watch.keep():
             fleet.clear_pending_load(spec.id)
             return
+        if not self._claims(spec):
+            logger.info("model %s is not loaded: other workers have its places", spec.id)
+            fleet.clear_pending_load(spec.id)
+            return
         self._may_idle.add(spec.id)
         model = self._models[spec.id] = self._served(spec)
         self._lease.renew()
         fleet.note_announced_load(spec.id)
         self._load_in_turn(model)
+
+    def _claims(self, spec: ModelSpec) -> bool:
+        """Return whether this worker may load a model; claim a place if it has replicas."""
+        try:
+            return self._replicas.claim(spec)
+        except redis.exceptions.RedisError as exc:
+            logger.warning("model %s: no place was claimed: %s", spec.id, exc)
+            return False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the worker ends (see ``replicas.Host``)."""
+        return self._is_ending or self._stopped.is_set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it was told to take nothing new."""
+        return self._is_draining
+
+    def present(self) -> Collection[str]:
+        """Return the models that it has in any state."""
+        return tuple(self._models)
+
+    def held(self) -> Collection[str]:
+        """Return those of them that have not failed to load, and do not leave."""
+        models = tuple(self._models.items())
+        return [id_ for id_, m in models if not _has_failed(m) and id_ not in self._leaving]
+
+    def has_room_for(self, spec: ModelSpec) -> bool:
+        """Whether a model can be loaded beside those that it has."""
+        models = [m for m in tuple(self._models.values()) if not _has_failed(m)]
+        try:
+            return not self._room.lacks(spec, models)
+        except EngineLoadError:
+            return False
+
+    def load_replica(self, model_id: str) -> None:
+        """Begin to load a model of which this worker has a place."""
+        if (spec := self._spec_of(model_id)) is None:
+            return
+        model = self._models[spec.id] = self._served(spec)
+        self._returning.add(spec.id)
+        if not self._is_announced:
+            self._lacking.add(spec.id)
+        self._lease.renew()
+        self._load_in_turn(model)
+
+    def leave(self, model_id: str) -> None:
+        """Take nothing new for a model, and drop it when nothing runs on it any more."""
+        if model := self._models.get(model_id):
+            self._leaving.add(model_id)
+            self._in_background(self._drop_when_idle, model)
+
+    def _drop_when_idle(self, model: ServedModel) -> None:
+        model.drain(0)
+        self._lease.renew()
+        while not model.drain(_POLL_S):
+            if self._stopped.is_set():
+                return
+        self._drop(model)
 
     def _unload(self, model_id: str) -> None:
         """Drop a model."""
@@ -567,6 +679,9 @@ class Runtime:
             watch.stop()
         if self._models.get(id_) is model:  # It may have been asked for again.
             del self._models[id_]
+            self._leaving.discard(id_)
+            self._lacking.discard(id_)
+            self._replicas.give_back(id_)
         model.close()
         self._lease.renew()
         logger.info("dropped model %s", id_)
