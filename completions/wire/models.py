@@ -11,12 +11,28 @@ from inference_site.api.payload import WireObject, WireRequest
 Status = Literal["loaded", "loading", "unloaded", "failed"]
 
 
+class ModelTarget(WireObject):
+    """A model that a route leads to, and the part of its requests that go there, from 0 to 1."""
+
+    model: str
+    share: float
+
+
+class ModelRoute(WireObject):
+    """Where a route leads: its targets, and its fallbacks in the order in which they are tried."""
+
+    targets: list[ModelTarget]
+    fallback: list[str]
+
+
 class Model(WireObject):
     """One served model. What follows ``owned_by`` is an extension.
 
     ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
     ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
-    ``lora_adapters`` names what ``lora`` may name.
+    ``lora_adapters`` names what ``lora`` may name. ``route`` is there for a name that stands for
+    several models: its status is the best of theirs, its context the longest, and its capabilities
+    are those that all its targets have.
     """
 
     id: str
@@ -28,6 +44,7 @@ class Model(WireObject):
     workers: int
     capabilities: list[str]
     lora_adapters: list[str]
+    route: ModelRoute | None = None
 
 
 class ModelList(WireObject):
