@@ -61,9 +61,9 @@ class ModelView(ApiView):
         found = catalogue().named(model_id, caller.project_name)
         if found is None or not may_use(caller, found):
             raise unknown_model(model_id)
-        is_route = isinstance(found, Route)
-        model = wire_route(found, caller) if is_route else wire_models([found])[0]
-        return Response(model.model_dump())
+        if isinstance(found, Route):
+            return Response(wire_route(found, caller).model_dump())
+        return Response(wire_models([found])[0].model_dump())
 
 
 class ModelLoadView(ApiView):

@@ -52,7 +52,7 @@ def playground_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _models(caller: Caller) -> list[dict[str, str]]:
-    """Return what this caller can chat with: routes, then loaded models, the demo's last."""
+    """Return what this caller can chat with: loaded models first, the demo's last, then routes."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
@@ -61,4 +61,4 @@ def _models(caller: Caller) -> list[dict[str, str]]:
     found = [{"id": id_, "status": statuses[id_].value} for id_ in chats]
     routes = [one for one in catalogue().listed_routes(caller.project_name) if may_use(caller, one)]
     leading = [one for one in routes if {spec.id for spec in one.specs} & set(chats)]
-    return [{"id": one.id, "status": "route"} for one in leading] + found
+    return found + [{"id": one.id, "status": "route"} for one in leading]
