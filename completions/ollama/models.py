@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,12 +13,13 @@ from rest_framework.response import Response
 
 from completions.ollama import wire
 from completions.ollama.views import OllamaView
-from completions.views.models import wire_models
+from completions.views.models import wire_models, wire_route
 from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.fleet import fleet
@@ -40,7 +42,10 @@ class TagsView(OllamaView):
 
     def get(self, request: Request) -> Response:
         """List the models."""
-        return Response({"models": [_summary(spec) for spec in _listed(caller_of(request))]})
+        caller = caller_of(request)
+        routes = catalogue().listed_routes(caller.project_name)
+        names = [_as_model(one, caller) for one in routes if may_use(caller, one)]
+        return Response({"models": [_summary(spec) for spec in (*_listed(caller), *names)]})
 
 
 class PsView(OllamaView):
@@ -63,9 +68,14 @@ class ShowView(OllamaView):
         if not name:
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
         caller = caller_of(request)
-        spec = catalogue().find(name, caller.project_name)
-        if spec is None or not may_use(caller, spec):
+        found = catalogue().named(name, caller.project_name)
+        if found is None or not may_use(caller, found):
             raise NotFoundError(f"model '{name[:100]}' not found", param="model")
+        able: Collection[str]
+        if isinstance(found, Route):
+            spec, able = _as_model(found, caller), wire_route(found, caller).capabilities
+        else:
+            spec, able = found, fleet.capabilities_of(found)
         summary, family = _summary(spec), _family(spec)
         length = {f"{family or 'model'}.context_length": spec.context_length}
         return Response(
@@ -75,7 +85,7 @@ class ShowView(OllamaView):
                 "template": "",
                 "details": summary["details"],
                 "model_info": {"general.architecture": family, **length},
-                "capabilities": _capabilities(fleet.capabilities_of(spec)),
+                "capabilities": _capabilities(able),
                 "modified_at": summary["modified_at"],
             }
         )
@@ -92,6 +102,12 @@ class VersionView(OllamaView):
 def _listed(caller: Caller) -> list[ModelSpec]:
     listed = catalogue().listed(caller.project_name)
     return [spec for spec in listed if may_use(caller, spec)]
+
+
+def _as_model(route: Route, caller: Caller) -> ModelSpec:
+    """Return the first model of a route by the route's name: Ollama's API knows no routes."""
+    first = next(spec for spec in route.specs if spec.is_for(caller.project_name))
+    return replace(first, id=route.id)
 
 
 def _summary(spec: ModelSpec) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ChatView(OllamaView):
         if not body.messages:
             return _nothing(request, body.model, {"message": {"role": "assistant", "content": ""}})
         chat = parse(ChatCompletionRequest, to_chat(body))
-        model = served_model(caller_of(request), chat.model)
+        model = served_model(caller_of(request), chat.model, chat)
         return _generate(request, body, chat, model, to_generation_request(chat, model), "chat")
 
 
@@ -67,11 +67,11 @@ class GenerateView(OllamaView):
             return _nothing(request, body.model, {"response": ""})
         if body.raw or body.suffix:
             text = parse(CompletionRequest, to_completion(body))
-            model = served_model(caller_of(request), text.model)
+            model = served_model(caller_of(request), text.model, text)
             asked = to_completion_request(text, model)
             return _generate(request, body, text, model, asked, "generate")
         chat = parse(ChatCompletionRequest, to_single_chat(body))
-        model = served_model(caller_of(request), chat.model)
+        model = served_model(caller_of(request), chat.model, chat)
         asked = to_generation_request(chat, model)
         return _generate(request, body, chat, model, asked, "generate")
 
@@ -86,10 +86,10 @@ class EmbedView(OllamaView):
         given = parse(wire.EmbedRequest, request.data)
         body = parse(EmbeddingRequest, to_embedding(given))
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        model = served_model(caller, body.model, body)
         require_fields(model, "embeddings", body)
         assembly = OllamaEmbeddingAssembly(
-            given.model,
+            _shown(given.model, model),
             "float",
             body.dimensions,
             "dimensions" in model.capabilities,
@@ -126,11 +126,16 @@ def _generate(
         OLLAMA,
         new_id("ollama-"),
         caller_of(request),
-        Document(asked, OllamaAssembly(body.model, shape, stream, time.time())),
+        Document(asked, OllamaAssembly(_shown(body.model, model), shape, stream, time.time())),
         stream=stream,
         ignored_params=[*body.ignored_params, *ignored_fields(model, official, asked)],
     )
     return respond(request, submission)
+
+
+def _shown(name: str, model: ResolvedModel) -> str:
+    """Return what the answer calls the model: as the request does, but of a route who answers."""
+    return model.spec.id if model.route else name
 
 
 def _nothing(request: Request, model: str, said: dict[str, Any]) -> Response:

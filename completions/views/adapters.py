@@ -52,7 +52,7 @@ class LoadAdapterView(ApiView):
             file = adapter_file(body.lora_path, spec)
         except ValueError as exc:
             raise InvalidRequestError(f"Invalid 'lora_path': {exc}", param="lora_path") from exc
-        if catalogue().find(name) is not None:
+        if catalogue().named(name) is not None:
             raise ConflictError(f"There is a model '{name}'.", param="lora_name")
         if len(adapters.read().to(spec).lora_adapters) >= _MOST:
             raise ConflictError(

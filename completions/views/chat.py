@@ -41,7 +41,7 @@ class ChatCompletionsView(ApiView):
         """Create a chat completion."""
         body = parse(ChatCompletionRequest, request.data)
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        model = served_model(caller, body.model, body)
         asked = to_generation_request(body, model)
         is_flex = body.service_tier == "flex"
         assembly = ChatAssembly(
@@ -86,7 +86,7 @@ class CompletionsView(ApiView):
         """Create a completion of a text or of tokens."""
         body = parse(CompletionRequest, request.data)
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        model = served_model(caller, body.model, body)
         asked = to_completion_request(body, model)
         assembly = CompletionAssembly(
             new_id("cmpl-"),

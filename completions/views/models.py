@@ -16,13 +16,17 @@ from completions.wire.models import (
     ModelEvent,
     ModelList,
     ModelLoading,
+    ModelRoute,
+    ModelTarget,
 )
+from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
 from inference_site.fleet import fleet, placement
@@ -34,6 +38,8 @@ from inference_site.generations.places import waiting_for
 from inference_site.submission.loading import loading_of
 from inference_site.submission.model_access import may_use
 
+_BEST_FIRST = ("loaded", "loading", "failed", "unloaded")
+
 
 class ModelsView(ApiView):
     """``GET /v1/models``."""
@@ -44,6 +50,8 @@ class ModelsView(ApiView):
         caller = caller_of(request)
         listed = catalogue().listed(caller.project_name)
         models = wire_models([spec for spec in listed if may_use(caller, spec)])
+        routes = catalogue().listed_routes(caller.project_name)
+        models += [wire_route(one, caller) for one in routes if may_use(caller, one)]
         return Response(ModelList(data=models).model_dump())
 
 
@@ -54,10 +62,12 @@ class ModelView(ApiView):
     def get(self, request: Request, model_id: str) -> Response:
         """Get a model; its id may contain slashes."""
         caller = caller_of(request)
-        spec = catalogue().find(model_id, caller.project_name)
-        if spec is None or not may_use(caller, spec):
+        found = catalogue().named(model_id, caller.project_name)
+        if found is None or not may_use(caller, found):
             raise unknown_model(model_id)
-        return Response(wire_models([spec])[0].model_dump())
+        if isinstance(found, Route):
+            return Response(wire_route(found, caller).model_dump())
+        return Response(wire_models([found])[0].model_dump())
 
 
 class ModelLoadView(ApiView):
@@ -129,6 +139,29 @@ def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
     statuses = fleet.statuses_among(live, [spec.id for spec in specs])
     waiting = waiting_for([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
     return [_wire_model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs]
+
+
+def wire_route(route: Route, caller: Caller) -> Model:
+    """Return a route as it is now, with those of its models that the caller's project may use."""
+    models = wire_models([spec for spec in route.specs if spec.is_for(caller.project_name)])
+    by_id = {model.id: model for model in models}
+    shares = {o.spec.id: o.weight for o in route.targets if o.weight and o.spec.id in by_id}
+    total = sum(shares.values())
+    able = [set(by_id[id_].capabilities) for id_ in shares or by_id]
+    return Model(
+        id=route.id,
+        created=max(model.created for model in models),
+        owned_by="inference-site",
+        status=min((model.status for model in models), key=_BEST_FIRST.index),
+        context_length=max(model.context_length for model in models),
+        workers=sum(any(map(worker.serves, by_id)) for worker in live_view.workers()),
+        capabilities=sorted(set.intersection(*able)),
+        lora_adapters=[],
+        route=ModelRoute(
+            targets=[ModelTarget(model=id_, share=w / total) for id_, w in shares.items()],
+            fallback=[one.spec.id for one in route.fallback if one.spec.id in by_id],
+        ),
+    )
 
 
 def _wire_model(

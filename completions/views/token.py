@@ -38,7 +38,7 @@ class EmbeddingsView(ApiView):
         """Embed texts or tokens."""
         body = parse(EmbeddingRequest, request.data)
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        model = served_model(caller, body.model, body)
         require_fields(model, "embeddings", body)
         asked = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
         assembly = EmbeddingAssembly(
@@ -75,7 +75,7 @@ class TokenizeView(ApiView):
         if isinstance(request.data, dict) and "messages" in request.data:
             return _render(request, "tokens")
         body = parse(TokenizeRequest, request.data)
-        model = served_model(caller_of(request), body.model)
+        model = served_model(caller_of(request), body.model, body)
         require_fields(model, "tokens", body)
         asked = GenerationRequest(
             model.spec.id,
@@ -94,7 +94,7 @@ class DetokenizeView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Turn tokens into a text."""
         body = parse(DetokenizeRequest, request.data)
-        model = served_model(caller_of(request), body.model)
+        model = served_model(caller_of(request), body.model, body)
         require_fields(model, "tokens", body)
         prompts = (tuple(body.tokens),)
         asked = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
@@ -114,7 +114,7 @@ class RenderView(ApiView):
 
 def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpResponse:
     body = parse(ChatCompletionRequest, request.data)
-    model = served_model(caller_of(request), body.model)
+    model = served_model(caller_of(request), body.model, body)
     require_endpoint(model, "render")
     asked = replace(to_generation_request(body, model), operation="render", choices=1)
     return _submit(request, body, model.spec, asked, answer)

@@ -24,13 +24,29 @@ class ModelLoading(WireObject):
     waiting: int
 
 
+class ModelTarget(WireObject):
+    """A model that a route leads to, and the part of its requests that go there, from 0 to 1."""
+
+    model: str
+    share: float
+
+
+class ModelRoute(WireObject):
+    """Where a route leads: its targets, and its fallbacks in the order in which they are tried."""
+
+    targets: list[ModelTarget]
+    fallback: list[str]
+
+
 class Model(WireObject):
     """One served model. What follows ``owned_by`` is an extension.
 
     ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
     ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
     ``lora_adapters`` names what ``lora`` may name. ``loading`` is there while the status is
-    "loading"; ``reason`` says that no worker may load it, and why.
+    "loading"; ``reason`` says that no worker may load it, and why. ``route`` is there for a name that stands for
+    several models: its status is the best of theirs, its context the longest, and its capabilities
+    are those that all its targets have.
     """
 
     id: str
@@ -42,8 +58,9 @@ class Model(WireObject):
     workers: int
     capabilities: list[str]
     lora_adapters: list[str]
-    loading: ModelLoading | None
-    reason: str | None
+    loading: ModelLoading | None = None
+    reason: str | None = None
+    route: ModelRoute | None = None
 
 
 class ModelList(WireObject):

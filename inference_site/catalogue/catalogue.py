@@ -21,7 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.discovery import Folder, discover
 from inference_site.catalogue.model_files import files_of
-from inference_site.catalogue.models_file import read_models_file, site_sampling
+from inference_site.catalogue.models_file import read_models_and_routes, site_sampling
+from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class Catalogue:
     ``specs``, the entries of the models file, win over ``shipped``, what comes with the product,
     that over what operators keep in the database, and that over ``found``, the models of files in a
     folder. ``optional`` are the ids of those that a site is ready without: what has come since it
-    was made, and beside specs all that is none. Raise ImproperlyConfigured for two ``specs`` of one
-    name.
+    was made, and beside specs all that is none. ``routes`` are names for several of the specs, and
+    win as these do. Raise ImproperlyConfigured for two ``specs`` or routes of one name.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Catalogue:
         folder: Folder | None = None,
         found: Iterable[ModelSpec] = (),
         shipped: Iterable[ModelSpec] = (),
+        routes: Iterable[Route] = (),
     ) -> None:
         self._entries = {spec.id: spec for spec in specs}
-        names = _names(self._entries.values())
+        self.routes = {route.id: route for route in routes}
+        names = _names([*self._entries.values(), *self.routes.values()])
         more = {spec.id: spec for spec in shipped if _folded(spec.id) not in names}
         self._fixed, self._shipped = {**self._entries, **more}, more
         self._stored: Sequence[ModelSpec] = ()
@@ -114,9 +117,9 @@ class Catalogue:
             [spec for id_, spec in old.items() if id_ not in self.models],
         )
 
-    def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:
-        """Return the models by their ids and by their names; a name belongs to who comes first."""
-        models, names = dict(self._fixed), _names(self._fixed.values())
+    def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec | Route]]:
+        """Return the models by their ids, and all by their names; who comes first has a name."""
+        models, names = dict(self._fixed), _names([*self._fixed.values(), *self.routes.values()])
         taken = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
         free = [spec for spec in self._found.values() if taken.isdisjoint(files_of(spec))]
         for spec in (*self._stored, *free):
@@ -136,7 +139,12 @@ class Catalogue:
             logger.warning("%s", fault)
 
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
-        """Return the model of this name, or None; with a project, only one that it may use.
+        """Return the model of this name (see ``named``); None for a route, too."""
+        found = self.named(name, project)
+        return found if isinstance(found, ModelSpec) else None
+
+    def named(self, name: str, project: str | None = None) -> ModelSpec | Route | None:
+        """Return what has this name, or None; with a project, only what it may use.
 
         The name is trimmed and its case does not matter. It is looked for among the ids and
         aliases, then by what is before its ``:``, then as ``default``, then as an architecture, if
@@ -144,7 +152,7 @@ class Catalogue:
         """
         candidates = self._candidates(_folded(name))
         found = (self._by_name[name] for name in candidates if name in self._by_name)
-        named = next((spec for spec in found if project is None or spec.is_for(project)), None)
+        named = next((one for one in found if project is None or one.is_for(project)), None)
         return named or self._only_one_of(_folded(name), project)
 
     def _only_one_of(self, architecture: str, project: str | None) -> ModelSpec | None:
@@ -157,6 +165,10 @@ class Catalogue:
         """Return what the list of models shows to a project."""
         return [spec for spec in self.models.values() if spec.is_listed and spec.is_for(project)]
 
+    def listed_routes(self, project: str) -> list[Route]:
+        """Return the routes that the list of models shows to a project."""
+        return [one for one in self.routes.values() if one.is_listed and one.is_for(project)]
+
     def _candidates(self, wanted: str) -> Iterator[str]:
         yield wanted
         yield _folded(wanted.partition(":")[0])
@@ -165,9 +177,10 @@ class Catalogue:
 
 
 def _names(
-    specs: Iterable[ModelSpec], taken: Mapping[str, ModelSpec] = MappingProxyType({})
-) -> dict[str, ModelSpec]:
-    """Return the models by their names, with those of ``taken``.
+    specs: Iterable[ModelSpec | Route],
+    taken: Mapping[str, ModelSpec | Route] = MappingProxyType({}),
+) -> dict[str, ModelSpec | Route]:
+    """Return models and routes by their names, with those of ``taken``.
 
     Raise ImproperlyConfigured for a name that two have.
     """
@@ -190,10 +203,10 @@ def _folded(name: str) -> str:
 def catalogue() -> Catalogue:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
-    entries = read_models_file(path) if path is not None else []
+    entries, routes = read_models_and_routes(path) if path is not None else ([], [])
     demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
-    return Catalogue(entries, Folder(folder), discover(folder), demo)
+    return Catalogue(entries, Folder(folder), discover(folder), demo, routes)
 
 
 def start_specs(names: Sequence[str]) -> list[ModelSpec]:

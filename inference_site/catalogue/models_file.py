@@ -6,6 +6,7 @@ docs/models.example.yaml shows every key.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.entry import Entry, default_threads
 from inference_site.catalogue.operator_settings import BadKey, Locate
+from inference_site.catalogue.routes import Route, read_route
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec
@@ -37,13 +39,18 @@ def site_sampling() -> Sampling:
 
 
 def read_models_file(path: Path) -> list[ModelSpec]:
+    """Return the models, in order. Raise ImproperlyConfigured with file, line and key."""
+    return read_models_and_routes(path)[0]
+
+
+def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
     """Return the entries, in order. Raise ImproperlyConfigured with file, line and key."""
     try:
         text = path.read_text(encoding="utf-8")
         lines: dict[Key, int] = {}
         _note_lines(yaml.compose(text, _LOADER), lines)
         document = yaml.load(text, _LOADER)  # noqa: S506  # Both loaders are safe.
-        return list(_specs(document, partial(_located, path.parent)))
+        return _entries(document, partial(_located, path.parent))
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line + 1 if exc.problem_mark else 1
         raise ImproperlyConfigured(f"{path}:{line}: is not YAML: {exc.problem}.") from exc
@@ -88,20 +95,36 @@ def _note_lines(node: yaml.Node | None, lines: dict[Key, int], parent: Key = ())
         _note_lines(value, lines, key)
 
 
-def _specs(document: Any, locate: Locate) -> Iterator[ModelSpec]:
-    entries = document.get("models") if isinstance(document, dict) else None
-    if not isinstance(entries, dict) or not entries:
+def _entries(document: Any, locate: Locate) -> tuple[list[ModelSpec], list[Route]]:
+    given = document.get("models") if isinstance(document, dict) else None
+    if not isinstance(given, dict) or not given:
         raise BadKey(("models",), "must map model ids to their settings")
     if unknown := document.keys() - {"models"}:
         raise BadKey((str(min(unknown, key=str)),), "unknown key")
-    for id_, entry in entries.items():
-        key = ("models", str(id_))
+    entries: dict[str, dict[str, Any]] = {}
+    for id_, entry in given.items():
         if not isinstance(entry, dict):
-            raise BadKey(key, "must be a mapping")
-        try:
-            yield read_entry(str(id_), {str(name): value for name, value in entry.items()}, locate)
-        except BadKey as exc:
-            raise BadKey((*key, *exc.path), str(exc)) from exc
+            raise BadKey(("models", str(id_)), "must be a mapping")
+        entries[str(id_)] = {str(name): value for name, value in entry.items()}
+    specs, routes = {}, []
+    for id_, entry in entries.items():
+        if "route" not in entry:
+            with _below("models", id_):
+                specs[id_] = read_entry(id_, entry, locate)
+    for id_, entry in entries.items():
+        if "route" in entry:
+            with _below("models", id_):
+                routes.append(read_route(id_, entry, specs, entries))
+    return list(specs.values()), routes
+
+
+@contextmanager
+def _below(*key: str) -> Iterator[None]:
+    """Have a BadKey say where it is in the file."""
+    try:
+        yield
+    except BadKey as exc:
+        raise BadKey((*key, *exc.path), str(exc)) from exc
 
 
 def read_entry(

@@ -94,6 +94,7 @@ def _pulls(request: HttpRequest) -> dict[str, Any]:
     faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
     return {
         "left_out": [(stored, fault) for stored, fault in faults if fault],
+        "routes": list(catalogue().routes.values()),
         "may_add": user.has_perm("model_store.add_storedmodel"),
         "may_pull": user.has_perm("model_store.add_pull"),
         "pulls": recent[:_MOST_PULLS] if user.has_perm("model_store.view_pull") else [],

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
+from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import (
     ForbiddenError,
@@ -23,6 +27,7 @@ from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
 from inference_site.observability.log_context import note
+from inference_site.submission.routing import Asked, asked_of, ranked
 
 _NAME = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)
 _TRY_AGAIN_S = 60.0
@@ -31,10 +36,14 @@ _TRY_AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model of the catalogue, and what requests to it may ask for."""
+    """A model of the catalogue, and what requests to it may ask for.
+
+    ``route`` is the one by whose name it was asked for, if any.
+    """
 
     spec: ModelSpec
     capabilities: frozenset[str]
+    route: str = ""
 
 
 def resolved(spec: ModelSpec) -> ResolvedModel:
@@ -45,10 +54,24 @@ def resolved(spec: ModelSpec) -> ResolvedModel:
     return ResolvedModel(adapted, fleet.capabilities_of(spec) | takes_lora)
 
 
-def served_model(caller: Caller, name: str | None, *, background: bool = False) -> ResolvedModel:
+def no_generation() -> str:
+    """Return that a request continues no other."""
+    return ""
+
+
+def served_model(
+    caller: Caller,
+    name: str | None,
+    body: WireRequest | None = None,
+    *,
+    background: bool = False,
+    continues: Callable[[], str] = no_generation,
+) -> ResolvedModel:
     """Return the model of this name; without one, the site's default.
 
-    The name of an adapter that was added to one model is that model with it.
+    The name of an adapter that was added to one model is that model with it. The name of a route is
+    the one of its models that this request goes to (see ``routing``), by its ``body`` and by the
+    generation whose context it ``continues``.
 
     Raise InvalidRequestError when there is none, NotFoundError for one that is unknown or for other
     projects, ForbiddenError for one that the caller's key does not allow, and UnavailableError when
@@ -61,20 +84,54 @@ def served_model(caller: Caller, name: str | None, *, background: bool = False) 
         )
     if _NAME.fullmatch(name):
         note(model=name)
-    spec = catalogue().find(name, caller.project_name)
+    spec = catalogue().named(name, caller.project_name)
     if spec is None and (adapted := _adapted(caller, name)) is not None:
         model = served_model(caller, adapted, background=background)
         return replace(model, spec=replace(model.spec, lora=((name, 1.0),)))
     if spec is None:
         raise unknown_model(name)
+    require_allowed(caller, spec)
+    if isinstance(spec, Route):
+        asked = asked_of(caller, body, continues(), background=background)
+        target = _served_target(spec, caller, asked, background=background)
+        return replace(resolved(target), route=spec.id)
+    require_served(spec, background=background)
+    return resolved(spec)
+
+
+def require_allowed(caller: Caller, spec: ModelSpec | Route) -> None:
+    """Raise ForbiddenError for a model or route that the caller's key does not allow.
+
+    A route that is allowed is allowed with all its models, and nothing else allows it.
+    """
     if not may_use(caller, spec):
         raise ForbiddenError(
             f"This API key does not allow the model `{spec.id}`.",
             param="model",
             code="model_not_allowed",
         )
-    require_served(spec, background=background)
-    return resolved(spec)
+
+
+def _served_target(route: Route, caller: Caller, asked: Asked, *, background: bool) -> ModelSpec:
+    """Return the model of the route that can take the request, or else will in time.
+
+    With ``LOAD_ON_DEMAND`` the target is loaded, while a fallback answers. Raise UnavailableError.
+    """
+    candidates = route.candidates(caller.project_name, asked.key, asked.earlier)
+    refusals = []
+    for spec in ranked(candidates, route, caller, asked):
+        try:
+            require_served(spec, background=background)
+        except UnavailableError as exc:
+            refusals.append(exc)
+            if exc.code == "model_loading":
+                break  # All that come after it are not served either; it is enough to load one.
+        else:
+            if settings.LOAD_ON_DEMAND:
+                with suppress(UnavailableError):
+                    require_served(candidates[0].spec)
+            return spec
+    raise refusals[0]
 
 
 def unknown_model(name: str) -> NotFoundError:
@@ -90,8 +147,8 @@ def _adapted(caller: Caller, adapter: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def may_use(caller: Caller, spec: ModelSpec) -> bool:
-    """Whether the caller's key allows this model."""
+def may_use(caller: Caller, spec: ModelSpec | Route) -> bool:
+    """Whether the caller's key allows this model or route."""
     return not caller.allowed_models or spec.id in caller.allowed_models
 
 

@@ -98,7 +98,8 @@ def submit(
         if follower is not None:
             hub.leave(follower)
         raise
-    return held.headers | place.headers
+    answerer = {"x-model": submission.document.request.model}
+    return held.headers | place.headers | answerer
 
 
 def _fitted(submission: Submission) -> Submission:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -25,7 +26,7 @@ from responses_api.output.events import accepted
 from responses_api.output.objects import new_response
 from responses_api.request.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.request.tools import hosted_tools
-from responses_api.state.context import Context, Memory, resolve
+from responses_api.state.context import Context, Memory, continued_by, resolve
 from responses_api.state.history import Room
 from responses_api.state.storage import accept
 from responses_api.wire.request import ResponseRequest
@@ -66,7 +67,13 @@ def create(
     """
     _refuse_contradictions(body)
     project_id = caller.project_id
-    model = served_model(caller, body.model, background=bool(body.background))
+    model = served_model(
+        caller,
+        body.model,
+        body,
+        background=bool(body.background),
+        continues=partial(continued_by, project_id, body),
+    )
     context = resolve(
         project_id,
         body.input,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 from django.conf import settings
-from django.db.models import Q, TextField
+from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
@@ -17,6 +17,7 @@ from responses_api.state.history import Room, history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
 from responses_api.state.rows import row_of
 from responses_api.wire.items import InputItem, ItemReference
+from responses_api.wire.request import CompactRequest, ContextFields
 
 Memory = Mapping[str, Sequence[IdentifiedItem]]
 """Histories of responses that are stored nowhere else, by their ids."""
@@ -50,14 +51,25 @@ class Context:
         """The response before, whose worker may still have all of this in memory."""
         if self.conversation is None:
             return self.previous_response_id or ""
-        last = self.conversation.responses.order_by("-id").values_list("public_id", flat=True)
-        return last.first() or ""
+        return _last(self.conversation.responses.all())
 
     def placed(self) -> list[PlacedItem]:
         """Return all of them, each with the field it came from."""
         field_ = "conversation" if self.conversation else "previous_response_id"
         old = [PlacedItem(item.data, field_) for item in self.before]
         return old + [PlacedItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+
+
+def continued_by(project_id: int, body: ContextFields | CompactRequest) -> str:
+    """Return the response whose context a request has; an empty text for none."""
+    if isinstance(body, ContextFields) and (conversation := body.conversation_id):
+        found = StoredResponse.objects.filter(conversation__project_id=project_id)
+        return _last(found.filter(conversation__public_id=conversation))
+    return body.previous_response_id or ""
+
+
+def _last(responses: QuerySet[StoredResponse]) -> str:
+    return responses.order_by("-id").values_list("public_id", flat=True).first() or ""
 
 
 def resolve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -20,7 +21,7 @@ from inference_site.submission.submit import Submission, respond
 from responses_api.request.compaction import COMPACTION, CompactionAssembly, to_summary_request
 from responses_api.request.counting import INPUT_TOKENS
 from responses_api.request.mapping import to_counting_request
-from responses_api.state.context import resolve
+from responses_api.state.context import continued_by, resolve
 from responses_api.state.history import Room
 from responses_api.wire.request import CompactRequest, InputTokensRequest
 from responses_api.wire.response import CompactedResponse, InputTokens
@@ -34,7 +35,8 @@ class ResponseInputTokensView(ApiView):
         """Count the tokens of an input."""
         body = parse(InputTokensRequest, request.data)
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        continues = partial(continued_by, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
         context = resolve(
             caller.project_id,
             body.input,
@@ -62,7 +64,8 @@ class ResponseCompactView(ApiView):
         """Compact a conversation."""
         body = parse(CompactRequest, request.data)
         caller = caller_of(request)
-        model = served_model(caller, body.model)
+        continues = partial(continued_by, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
         require_fields(model, "chat", body)
         room = Room(ContextBound.of(model.spec))
         context = resolve(caller.project_id, body.input, body.previous_response_id, None, room)

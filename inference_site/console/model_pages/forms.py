@@ -20,6 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.hub import HubError, Reference
 from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.routes import Route
 from inference_site.console.model_pages.entry_fields import entry_of, form_values
 from inference_site.fleet import fleet
 from inference_site.model_store.entries import (
@@ -141,8 +142,10 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         known = catalogue()
         if known.is_fixed(id_):
             self.add_error("model_id", "The models file or the product has a model of this ID.")
+        elif isinstance(known.named(id_), Route):
+            self.add_error("model_id", "The models file has a route of this name.")
         for alias in aliases:
-            other = known.find(alias)
+            other = known.named(alias)
             if other is not None and other.id != id_:
                 self.add_error("aliases", f"{alias} is a name of the model {other.id}.")
 
@@ -183,7 +186,7 @@ class PullForm(forms.ModelForm[Pull]):
     def clean_model_id(self) -> str:
         """Refuse the ID of a model that is there already."""
         id_ = str(self.cleaned_data["model_id"]).strip()
-        if id_ and catalogue().find(id_) is not None:
+        if id_ and catalogue().named(id_) is not None:
             raise ValidationError("There is a model of this name.")
         return id_
 

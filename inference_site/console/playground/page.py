@@ -52,10 +52,13 @@ def playground_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _models(caller: Caller) -> list[dict[str, str]]:
-    """Return the models that this caller can chat with: loaded ones first, the demo's last."""
+    """Return what this caller can chat with: loaded models first, the demo's last, then routes."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
     shipped = catalogue().is_shipped
     chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))
-    return [{"id": id_, "status": statuses[id_].value} for id_ in chats]
+    found = [{"id": id_, "status": statuses[id_].value} for id_ in chats]
+    routes = [one for one in catalogue().listed_routes(caller.project_name) if may_use(caller, one)]
+    leading = [one for one in routes if {spec.id for spec in one.specs} & set(chats)]
+    return found + [{"id": one.id, "status": "route"} for one in leading]

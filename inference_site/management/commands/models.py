@@ -13,7 +13,7 @@ from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import quantisation_of
 from inference_site.catalogue.memory import ModelMemory, fitting_sizes
 from inference_site.catalogue.model_files import fault_of
-from inference_site.catalogue.models_file import entry_lines, read_models_file
+from inference_site.catalogue.models_file import entry_lines, read_models_and_routes
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.host import memory_bytes
 from inference_site.model_store.watching import look
@@ -57,7 +57,8 @@ class Command(BaseCommand):
             raise CommandError(str(exc)) from exc
 
     def _check_models_file(self, path: Path) -> None:
-        known = Catalogue(read_models_file(path))
+        specs, routes = read_models_and_routes(path)
+        known = Catalogue(specs, routes=routes)
         self._list(known)
         lines = entry_lines(path)
         faults = [
@@ -75,6 +76,8 @@ class Command(BaseCommand):
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.stdout.write("  ".join(cells).rstrip())
+        for route in known.routes.values():
+            self.stdout.write(f"{route.id}: a route to {', '.join(s.id for s in route.specs)}")
         self.stdout.write(f"\n{_gib(memory_bytes()[1])} of memory is free.")
 
     def _check(self, file: Path, slots: int | None, context_length: int | None) -> None:
