@@ -146,6 +146,13 @@ class ViewSchema(AutoSchema):
                 response=[200],
             )
             yield OpenApiParameter(
+                "x-model",
+                str,
+                "header",
+                description="The model that answers; of a route, the one that was chosen.",
+                response=[200],
+            )
+            yield OpenApiParameter(
                 "x-queue-position",
                 int,
                 "header",

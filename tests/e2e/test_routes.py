@@ -224,10 +224,10 @@ def test_other_endpoints_take_the_name_of_a_route(
     assert client.completions.create(model="plain", prompt="a", max_tokens=2).model == "large"
     asked = {"model": "plain", "messages": HELLO, "stream": False}
     assert http.post("/api/chat", json=asked).json()["model"] == "large"
-    counted = client.responses.input_tokens.count(model="plain", input="a b c")
+    counted = client.responses.input_tokens.count(model="dies", input="a b c")
     assert counted.input_tokens > 0
-    tokens = http.post("/v1/tokenize", json={"model": "plain", "prompt": "a b"})
-    assert tokens.headers["x-model"] == "large"
+    tokens = http.post("/v1/tokenize", json={"model": "dies", "prompt": "a b"})
+    assert tokens.headers["x-model"] == "own"
     background = client.responses.create(model="plain", input=OK, background=True)
     assert background.model == "large"
 
