@@ -44,9 +44,9 @@ class Model(WireObject):
     ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
     ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
     ``lora_adapters`` names what ``lora`` may name. ``loading`` is there while the status is
-    "loading"; ``reason`` says that no worker may load it, and why. ``route`` is there for a name that stands for
-    several models: its status is the best of theirs, its context the longest, and its capabilities
-    are those that all its targets have.
+    "loading"; ``reason`` says that no worker may load it, and why. ``route`` is there for a name
+    that stands for several models: its status is the best of theirs, its context the longest, and
+    its capabilities are those that all its targets have.
     """
 
     id: str
