@@ -55,6 +55,7 @@ class Stack:
         self._lock: IO[str] | None = None
         self._socket: socket.socket | None = None
         self.env = dict(os.environ)
+        self._gate, self._closed_gate = os.pipe()
         self.supervisor = Supervisor()
         """Watches and stops what has been started."""
 
@@ -66,7 +67,7 @@ class Stack:
         self._lock = lock_directory(self._data_dir)
         self._socket = listening_socket(self._host, self._port)
         held = [file for file in (self._lock, self._socket) if file is not None]
-        self.supervisor.descriptors = [file.fileno() for file in held]
+        self.supervisor.descriptors = [*(file.fileno() for file in held), self._gate]
         redis_url = environment.text("REDIS_URL") or self._start_redis()
         database_url = environment.text("DATABASE_URL") or self._start_postgres()
         _close_to_others(self._data_dir)  # As root, the embedded PostgreSQL opens it to its user.
@@ -122,20 +123,20 @@ class Stack:
         for child in self.supervisor.children:
             child.start()
 
+    def open_web(self) -> None:
+        """Have the web processes answer: the first key and the first user are there."""
+        os.close(self._closed_gate)
+
     def _web(self, name: str, command: list[str]) -> Child:
         """Return a web process. All inherit the socket, which outlives their restarts; whoever has
-        time takes the next connection."""
-        inherited = () if self._socket is None else (self._socket.fileno(),)
-        if inherited:
-            own = ["--fd", str(inherited[0])]
-        else:
+        time takes the next connection. They answer once ``open_web`` was called."""
+        wait = ["--wait-for-fd", str(self._gate)]
+        if self._socket is None:
             own = ["--host", self._host, "--port", str(self._port)]
-        return self._child(
-            name,
-            [*command, *own],
-            inherited,
-            starts_alone=not inherited,
-        )
+            return self._child(name, [*command, *own, *wait], (self._gate,), starts_alone=True)
+        inherited = self._socket.fileno()
+        own = ["--fd", str(inherited)]
+        return self._child(name, [*command, *own, *wait], (inherited, self._gate))
 
     def _worker(self, name: str, command: list[str], number: int) -> Child:
         """Return a worker. Each has a port of its own for its metrics, if there are any."""

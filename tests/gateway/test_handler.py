@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -270,7 +271,10 @@ def test_a_good_request_is_enqueued_and_handed_off(api: Api, api_key: Key, strea
     response = api("POST", "/v1/chat/completions", body, x_request_id="req-1")
     row = Generation.objects.get()
     [follower] = hub.readers(row.public_id)
-    assert api.outcome.handoff == HandOff(follower, stream)
+    handoff = api.outcome.handoff
+    assert handoff is not None
+    assert replace(handoff, comment=None) == HandOff(follower, stream)
+    assert (handoff.comment is not None) == stream
     assert response["x-unsupported-params"] == "zeta,alpha"
     assert (row.model, row.streamed, row.request_id) == ("demo", stream, "req-1")
     assert (row.project_id, row.api_key_id) == (api_key[0].project_id, api_key[0].pk)

@@ -78,6 +78,7 @@ class Command(BaseCommand):
             stack.start_processes()
             say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
             made = _prepared(stack, data_dir)
+            stack.open_web()
             if _unknown():
                 specs = wanted_specs(settings.START_MODELS)
             url = _url(host, port)

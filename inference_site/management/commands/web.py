@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from django.conf import settings
@@ -36,6 +37,11 @@ class Command(BaseCommand):
             type=int,
             help="an inherited IPv4 socket that listens already, instead of --host and --port",
         )
+        parser.add_argument(
+            "--wait-for-fd",
+            type=int,
+            help="an inherited pipe: start only after its other end is closed",
+        )
         add_wait(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
@@ -47,6 +53,8 @@ class Command(BaseCommand):
         def wait() -> None:
             prepare_document()  # In a thread, which no request has to wait for.
             wait_if_asked(options)
+            if (gate := options["wait_for_fd"]) is not None:
+                os.read(gate, 1)
             watch_models()
             writer.start()
 

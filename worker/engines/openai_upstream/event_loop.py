@@ -255,7 +255,15 @@ def _wrapped(error: BaseException) -> Exception:
     return EngineUnavailable(f"{type(error).__name__}: {error}")
 
 
-@cache
+_first_use = threading.Lock()
+
+
 def event_loop() -> EventLoop:
-    """Return the one of this process, which begins to run now if it has not."""
+    """Return the one of this process, which begins to run now if it has not. For any thread."""
+    with _first_use:  # Models that are loaded at the same time must not begin one each.
+        return _event_loop()
+
+
+@cache
+def _event_loop() -> EventLoop:
     return EventLoop()

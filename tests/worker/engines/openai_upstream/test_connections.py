@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
 from tests.certificates import write_certificate
 from tests.ports import free_port
+from tests.served_stack import ROOT
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 from tests.waiting import wait_until
@@ -445,3 +448,22 @@ def test_a_handshake_that_stalls_is_given_up(load: Load) -> None:
         started = time.monotonic()
         assert "cannot be reached" in load(base_url=url, timeout_s=0.3).fault
         assert time.monotonic() - started < 60
+
+
+BEGUN_AT_ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from worker.engines.openai_upstream.event_loop import event_loop
+
+barrier = Barrier(16)
+with ThreadPoolExecutor(16) as pool:
+    found = list(pool.map(lambda _: (barrier.wait(), event_loop())[1], range(16)))
+print(len(set(map(id, found))))
+"""
+
+
+def test_models_that_are_loaded_at_once_share_one_event_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGUN_AT_ONCE], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "1"
