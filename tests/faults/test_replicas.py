@@ -42,7 +42,6 @@ def stack() -> Iterator[ServedStack]:
         START_MODELS="demo",
         LOAD_WAIT_S="60",
         DRAIN_TIMEOUT_S="5",
-        SPARE_PROCESSES="false",
         KEEP_ALIVE_INTERVAL="300",
         WORKER_LABELS="main",
     ) as running:
@@ -136,7 +135,8 @@ def test_workers_that_start_at_one_moment_share_the_places(stack: ServedStack) -
         assert [ask(stack, name) for name in ("single", "other", "pair", "labelled")] == [
             "hello"
         ] * 4
-    assert most == {"single": 1, "other": 1, "pair": 2}
+        # Not while they end: the place of a worker that drains is another's already.
+        assert most == {"single": 1, "other": 1, "pair": 2}
 
 
 def test_a_killed_workers_places_go_to_another(stack: ServedStack) -> None:
@@ -266,7 +266,7 @@ def comments(http: httpx.Client, model: str) -> list[str]:
                 assert said["status"] in ("loading", "loaded")
                 assert (said["loading"] is None) == (said["status"] == "loaded")
                 if said["loading"]:
-                    assert said["loading"]["waiting"] == 1
+                    assert said["loading"]["waiting"] in (0, 1)  # It may have been begun just now.
     return found
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -258,6 +258,7 @@ def test_a_worker_that_can_load_nothing_does_not_start() -> None:
 
 def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reason() -> None:
     with started([ModelSpec("m", "scripted"), BROKEN]) as worker:
+        wait_until(lambda: reports(worker)[1].state == ModelState.FAILED)
         found = announced(worker)
         assert found is not None
         good, bad = found.models
@@ -266,6 +267,13 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
         assert worker.lacking() == ["broken"]
+
+
+def reports(worker: Runtime) -> Sequence[ModelReport]:
+    """What the worker's lease says of its models."""
+    found = announced(worker)
+    assert found is not None
+    return found.models
 
 
 @contextmanager
