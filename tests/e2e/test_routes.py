@@ -45,7 +45,7 @@ LONG: list[Any] = [{"role": "user", "content": "word " * 400}, *HELLO]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ServedStack]:
-    with served_stack(MODELS, SPARE_PROCESSES="false") as running:
+    with served_stack(MODELS) as running:
         yield running
 
 
