@@ -5,24 +5,16 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.parts import part_of, processes_of, settle
+from benchmarks.parts import memory_mib, settle
 from benchmarks.processes import end_on_sigterm
 from benchmarks.run import warm_up
-from benchmarks.targets import Endpoint, platform_with
+from benchmarks.targets import platform_with
 from inference_site.catalogue.catalogue import DEMO_FILE
 
 MUST_MIB = 550
 """530, and 20 for OpenTelemetry and the packages of the tests, which some libraries import."""
-
-
-def taken(endpoint: Endpoint) -> Iterator[tuple[str, float]]:
-    """Yield the part of each process of the platform, and its memory in MiB."""
-    for process in processes_of(endpoint):
-        if (part := part_of(process)) != "postgres":
-            yield part, process.memory_full_info().pss / 2**20
 
 
 def main() -> None:
@@ -31,12 +23,10 @@ def main() -> None:
     add_write_option(parser)
     options = parser.parse_args()
     shipped = {"DEMO_MODEL": "true", "REAL_MODEL": "0", "MODELS_FILE": ""}
-    parts: dict[str, float] = {}
     with platform_with({"demo": {"file": str(DEMO_FILE)}}, shipped) as endpoint:
         warm_up(endpoint)
         settle(endpoint)
-        for part, mib in taken(endpoint):
-            parts[part] = parts.get(part, 0.0) + mib
+        parts = {part: mib for part, mib in memory_mib(endpoint).items() if part != "postgres"}
     total = sum(parts.values())
     for part, mib in [*sorted(parts.items()), ("total", total)]:
         print(f"{part:<10}{mib:8,.1f} MiB")

@@ -9,7 +9,10 @@ from benchmarks.targets import Endpoint
 
 SETTLE_S, QUIET_S = 30.0, 0.2
 """The longest wait for a target that has started, and the processor time that is none, a second."""
-_PARTS = {"web": "manage.py web", "worker": "manage.py worker", "beat": "manage.py beat"} | {
+_PARTS = {
+    "web": "manage.py web",
+    "worker": "manage.py worker",
+    "beat": "manage.py beat",
     "serve": "manage.py serve",
     "guardians": "guardian.py",
     "models": "llama_server.py",
@@ -30,6 +33,18 @@ def processor_s(endpoint: Endpoint) -> dict[str, float]:
             used += times.children_user + times.children_system
         spent[part] = spent.get(part, 0.0) + used
     return spent
+
+
+def memory_mib(endpoint: Endpoint) -> dict[str, float]:
+    """Return the memory of each part of a target; shared pages are counted once (PSS)."""
+    taken: dict[str, float] = {}
+    for process in processes_of(endpoint):
+        try:
+            pss, part = process.memory_full_info().pss, part_of(process)
+        except psutil.Error:
+            continue
+        taken[part] = taken.get(part, 0.0) + pss / 2**20
+    return taken
 
 
 def processes_of(endpoint: Endpoint) -> list[psutil.Process]:

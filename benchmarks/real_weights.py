@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
-from benchmarks.parts import processes_of, settle
+from benchmarks.parts import memory_mib, settle
 from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.report import TITLES
 from benchmarks.run import run_load, warm_up
-from benchmarks.targets import TARGETS, Endpoint, ServedFile
+from benchmarks.targets import TARGETS, ServedFile
 from inference_site.host import physical_cores
 
 SMOLLM2 = ROOT / "var" / "models" / "smollm2.gguf"
@@ -93,7 +91,7 @@ def measure(
                 for name, endpoint in ends.items():
                     results[name].append(run_load(endpoint, arguments, _TIMEOUT_S))
             for name, found in results.items():
-                yield cell(machine, name, words, found, memory_mib(ends[name]))
+                yield cell(machine, name, words, found, sum(memory_mib(ends[name]).values()))
 
 
 def cell(machine: str, target: str, words: int, results: list[LoadResult], memory: float) -> Cell:
@@ -111,17 +109,6 @@ def cell(machine: str, target: str, words: int, results: list[LoadResult], memor
     )
     print(found, file=sys.stderr, flush=True)
     return found
-
-
-def memory_mib(endpoint: Endpoint) -> float:
-    """Return the memory of all processes of a target; shared pages are counted once."""
-    total = 0
-    for process in processes_of(endpoint):
-        try:
-            total += process.memory_full_info().pss
-        except psutil.Error:
-            continue
-    return total / 2**20
 
 
 def compared(cells: list[Cell]) -> list[dict[str, str | int | float]]:

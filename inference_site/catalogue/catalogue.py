@@ -118,7 +118,7 @@ class Catalogue:
         )
 
     def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec | Route]]:
-        """Return the models by their ids, and all by their names; who comes first has a name."""
+        """Return the models by id, and all by name; of two, the first has the name."""
         models, names = dict(self._fixed), _names([*self._fixed.values(), *self.routes.values()])
         taken = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
         free = [spec for spec in self._found.values() if taken.isdisjoint(files_of(spec))]

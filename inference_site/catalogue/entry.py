@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
 
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.memory import fitting_sizes
@@ -74,18 +74,12 @@ class Entry(OperatorSettings):
     exclusive_with: Names = ()
     forced_sampling: SamplerDefaults = SamplerDefaults()
 
-    @field_validator("projects", mode="before")
+    @field_validator("projects", "hosts", mode="before")
     @classmethod
-    def _some_projects(cls, value: Any) -> Any:
+    def _names_some(cls, value: Any, info: ValidationInfo) -> Any:
         if value == []:
-            raise ValueError("it is empty; leave it out for all projects")
-        return value
-
-    @field_validator("hosts", mode="before")
-    @classmethod
-    def _some_hosts(cls, value: Any) -> Any:
-        if value == []:
-            raise ValueError("it is empty; leave it out for all workers")
+            whom = {"projects": "projects", "hosts": "workers"}[str(info.field_name)]
+            raise ValueError(f"it is empty; leave it out for all {whom}")
         return value
 
     def sizes(self, options: Mapping[str, Any]) -> tuple[int, int]:

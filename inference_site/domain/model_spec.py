@@ -56,8 +56,8 @@ class ModelSpec:
     ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
     that apply to requests which name none. ``sampling`` holds what requests
     leave out, ``forced_sampling`` what holds whatever they say. One that is not ``is_preloaded`` is
-    loaded by the first request for it. At most so many workers as ``replicas`` load it, None for
-    all, and only those that have one of the labels ``hosts``, if there are any. ``keep_alive_s`` is
+    loaded by the first request for it. At most ``replicas`` workers load it, all of them if that is
+    None, and only workers with one of the labels ``hosts``, if there are any. ``keep_alive_s`` is
     how long a model that was loaded at run time may be idle, None for ever. ``min_resident_s`` is
     how long a model may stay when others wait for its memory, one that ``is_pinned`` always; it is
     never loaded together with those that it is ``exclusive_with``. ``allowed_addresses`` are those

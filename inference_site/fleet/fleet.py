@@ -287,7 +287,7 @@ def _only(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
 def _loader(spec: ModelSpec, candidates: Sequence[LiveWorker]) -> LiveWorker:
     able = [found for found in candidates if spec.id in found.loadable and not found.is_draining]
     if not able:
-        why = placement.why_no_host(spec, candidates) if candidates else ""
+        why = placement.why_no_host(spec, candidates)
         raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
     return max(able, key=_memory_free)
 

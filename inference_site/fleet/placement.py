@@ -1,9 +1,9 @@
 """Which workers have a model whose entry bounds them: ``hosts``, and a number of ``replicas``.
 
-A worker loads a model with ``hosts`` only if it has one of these labels. Of a model with
-``replicas`` it needs one of so many places, which are claimed in Redis by a script: a claim ends
-with the lease of its worker, so the places of a dead or frozen worker are free a few seconds later.
-Who is to claim a free place follows from the leases alone (``planned``), by every worker alike.
+A worker loads a model with ``hosts`` only if it has one of these labels. A model with ``replicas``
+has that number of places. A worker claims one in Redis, by a script, before it loads the model. A
+claim ends with the lease of its worker, so the places of a dead or frozen worker are free a few
+seconds later. Every worker finds out from the leases who is to claim a free place (``planned``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inference_site.storage.full_redis import FIRST_WRITE
 from inference_site.storage.redis_clients import site_client
 
 _KEPT_S = 86_400
-"""A key is forgotten when nobody has had the model for so long."""
+"""Seconds after the last claim in which Redis deletes the claims of a model."""
 _HAVE = (ModelState.LOADING, ModelState.READY)
 # KEYS: the claims of a model, by the time at which they were made. ARGV: the worker, how many may
 # hold one, what the keys of leases begin with, seconds. The worker's own lease is not asked for: it
@@ -51,7 +51,7 @@ def may_host(spec: ModelSpec, labels: Collection[str]) -> bool:
 
 def why_no_host(spec: ModelSpec, live: Iterable[LiveWorker]) -> str:
     """Return that no live worker has a label that the model needs; empty if one has."""
-    if any(may_host(spec, worker.labels) for worker in live):
+    if not spec.hosts or any(may_host(spec, worker.labels) for worker in live):
         return ""
     one_of = "the label" if len(spec.hosts) == 1 else "one of the labels"
     return f"No worker has {one_of} {', '.join(spec.hosts)}."

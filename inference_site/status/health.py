@@ -171,7 +171,7 @@ def _described(model: str, status: ModelStatus, workers: list[LiveWorker]) -> st
     """Return the model with its state."""
     if status == ModelStatus.UNLOADED:
         spec = catalogue().models.get(model)
-        why = placement.why_no_host(spec, workers) if spec and spec.hosts else ""
+        why = placement.why_no_host(spec, workers) if spec else ""
         return f"{model} ({why[0].lower()}{why[1:-1]})" if why else model
     having = [served for worker in workers if (served := worker.model(model)) is not None]
     known = [served.progress for served in having if served.progress is not None]

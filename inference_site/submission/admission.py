@@ -28,8 +28,9 @@ from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import QuotaError, RateLimitError
 from inference_site.generations.queue import WithRow
 from inference_site.submission.model_access import unknown_model
+from inference_site.submission.routing import BYTES_PER_TOKEN
 
-_BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 3, 10
+_TOKENS_PER_MESSAGE = 10
 _GENERATES = ("chat", "complete")
 _LOCK_RUNS = """
 SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
@@ -115,7 +116,7 @@ def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
 def _input_tokens(request: GenerationRequest) -> int:
     ready = sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str))
     size = sum(len(text.encode()) for text in _texts(request))
-    return ready + len(request.messages) * _TOKENS_PER_MESSAGE + -(-size // _BYTES_PER_TOKEN)
+    return ready + len(request.messages) * _TOKENS_PER_MESSAGE + -(-size // BYTES_PER_TOKEN)
 
 
 def _texts(request: GenerationRequest) -> Iterator[str]:

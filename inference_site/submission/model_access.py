@@ -54,18 +54,13 @@ def resolved(spec: ModelSpec) -> ResolvedModel:
     return ResolvedModel(adapted, fleet.capabilities_of(spec) | takes_lora)
 
 
-def no_generation() -> str:
-    """Return that a request continues no other."""
-    return ""
-
-
 def served_model(
     caller: Caller,
     name: str | None,
     body: WireRequest | None = None,
     *,
     background: bool = False,
-    continues: Callable[[], str] = no_generation,
+    continues: Callable[[], str] | None = None,
 ) -> ResolvedModel:
     """Return the model of this name; without one, the site's default.
 
@@ -92,7 +87,8 @@ def served_model(
         raise unknown_model(name)
     require_allowed(caller, spec)
     if isinstance(spec, Route):
-        asked = asked_of(caller, body, continues(), background=background)
+        earlier = continues() if continues is not None else ""
+        asked = asked_of(caller, body, earlier, background=background)
         target = _served_target(spec, caller, asked, background=background)
         return replace(resolved(target), route=spec.id)
     require_served(spec, background=background)
@@ -115,7 +111,7 @@ def require_allowed(caller: Caller, spec: ModelSpec | Route) -> None:
 def _served_target(route: Route, caller: Caller, asked: Asked, *, background: bool) -> ModelSpec:
     """Return the model of the route that can take the request, or else will in time.
 
-    With ``LOAD_ON_DEMAND`` the target is loaded, while a fallback answers. Raise UnavailableError.
+    A target that is loaded on demand is, while a fallback answers. Raise UnavailableError.
     """
     candidates = route.candidates(caller.project_name, asked.key, asked.earlier)
     refusals = []
@@ -127,7 +123,7 @@ def _served_target(route: Route, caller: Caller, asked: Asked, *, background: bo
             if exc.code == "model_loading":
                 break  # All that come after it are not served either; it is enough to load one.
         else:
-            if settings.LOAD_ON_DEMAND:
+            if fleet.is_on_demand(candidates[0].spec):
                 with suppress(UnavailableError):
                     require_served(candidates[0].spec)
             return spec
@@ -166,7 +162,7 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):
         return
     if not _is_loading(spec, status):
-        why = placement.why_no_host(spec, live_view.workers()) if spec.hosts else ""
+        why = placement.why_no_host(spec, live_view.workers())
         raise UnavailableError(
             f"No worker serves the model `{spec.id}` now. {why or 'Please try again later.'}",
             code="no_worker",

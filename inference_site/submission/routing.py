@@ -17,8 +17,8 @@ from inference_site.fleet.leases import live_view
 from inference_site.generations.models import Generation, ServiceClass
 from inference_site.generations.places import crowds, place_of
 
-_BYTES_PER_TOKEN = 3
-"""As for budgets: rather too many tokens than too few, so that the prompt fits where it goes."""
+BYTES_PER_TOKEN = 3
+"""The web process has no tokenizer. Rather too many tokens than too few: the prompt must fit."""
 _KEYS = ("conversation_id", "prompt_cache_key", "safety_identifier", "user")
 _PROMPT = {"messages", "instructions", "input", "prompt", "suffix", "tools"}
 _MAY_CUT = ("truncate_sequence", "truncation")
@@ -86,7 +86,7 @@ def _tokens_in(value: Any) -> int:
                 left.extend(held for name, held in fields.items() if name not in _NO_TEXT)
             case _:
                 pass
-    return tokens + -(-size // _BYTES_PER_TOKEN)
+    return tokens + -(-size // BYTES_PER_TOKEN)
 
 
 def ranked(candidates: list[Target], route: Route, caller: Caller, asked: Asked) -> list[ModelSpec]:

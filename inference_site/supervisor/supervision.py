@@ -87,9 +87,14 @@ class Supervisor:
     def restart_dead(self) -> None:
         """Restart each dead process whose restart delay is over."""
         now = time.monotonic()
-        for child in [*([self.redis] if self.redis else []), *self.children]:
+        for child in self._all:
             child.restart_if_dead(now)
         self._restart_postgres(now)
+
+    @property
+    def _all(self) -> list[Child]:
+        """Redis, if it is a process of this stack, and the children."""
+        return [*([self.redis] if self.redis else []), *self.children]
 
     def _restart_postgres(self, now: float) -> None:
         """Check an embedded PostgreSQL every second: it is no child process of the supervisor."""
@@ -136,9 +141,8 @@ class Supervisor:
         with os.fdopen(os.dup(state), "wb") as file:
             pickle.dump(self, file)
         os.lseek(state, 0, os.SEEK_SET)
-        notices = (fd for child in self.children for fd in child.descriptors)
-        redis = self.redis.descriptors if self.redis else ()
-        for descriptor in (*self.descriptors, *notices, *redis):
+        notices = (descriptor for child in self._all for descriptor in child.descriptors)
+        for descriptor in (*self.descriptors, *notices):
             os.set_inheritable(descriptor, True)
         sys.stdout.flush()
         command = [sys.executable, *sys.orig_argv[1:]]

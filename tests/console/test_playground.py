@@ -16,6 +16,8 @@ from django.test import Client
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.catalogue import catalogue
+from inference_site.catalogue.routes import Route, Target
+from inference_site.console import fleet
 from inference_site.console.playground import page
 from inference_site.console.playground.caller import playground_caller
 from inference_site.generations.models import Generation, Status
@@ -151,6 +153,22 @@ def test_the_page_lists_the_models_that_the_key_may_use(monkeypatch: pytest.Monk
     text = browser_of(key).get(PAGE).content.decode()
     assert '<option value="demo">' not in text
     assert '<option value="second">' in text
+
+
+@pytest.mark.django_db
+def test_routes_are_shown_and_can_be_chosen(
+    staff: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = catalogue.demo_specs()[0]
+    route = Route("chat", (Target(demo, 2048, 80.0),), (Target(demo, 2048),), 10.0)
+    specs = catalogue.Catalogue([demo], routes=[route])
+    monkeypatch.setattr(page, "catalogue", lambda: specs)
+    monkeypatch.setattr(fleet, "catalogue", lambda: specs)
+    text = browser_of(key_of("alice")).get(PAGE).content.decode()
+    assert '<option value="chat">chat (route)</option>' in text
+    shown = staff("generations.view_generation").get("/admin/fleet/").content.decode()
+    assert '<th scope="row">chat</th>' in shown
+    assert "demo</a> weight 80" in shown
 
 
 def test_the_page_says_why_no_model_can_answer(

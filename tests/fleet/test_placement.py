@@ -66,6 +66,8 @@ def test_a_label_that_nobody_has_is_named() -> None:
     assert why_no_host(spec(hosts=("gpu", "x")), live) == "No worker has one of the labels gpu, x."
     assert why_no_host(spec(hosts=("gpu", "cpu")), live) == ""
     assert why_no_host(spec(), live) == ""
+    assert why_no_host(spec(), []) == ""
+    assert why_no_host(spec(hosts=("gpu",)), []) == "No worker has the label gpu."
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from completions.assemblers.chat import CHAT
+from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey
+from inference_site.catalogue.catalogue import Catalogue
+from inference_site.catalogue.routes import Route, Target
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet, leases
@@ -22,8 +25,8 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.storage.redis_clients import site_client
 from inference_site.streams.request_documents import save_document
-from inference_site.submission import model_access
-from inference_site.submission.model_access import require_served
+from inference_site.submission import model_access, routing
+from inference_site.submission.model_access import require_served, served_model
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 
@@ -40,7 +43,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
         models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
         view = LiveView(ttl_s=0)
         monkeypatch.setattr(leases, "live_workers", lambda: [LiveWorker("one", models)])
-        for module in (model_access, fleet, queue, maintenance):
+        for module in (model_access, routing, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
     return see
@@ -119,6 +122,36 @@ def test_a_restart_that_is_over_is_forgotten_once_all_have_seen_it(
     fleet.note_restarted([restarting.id])
     require_served(restarting)  # This process may have seen the leases a second ago.
     wait_until(lambda: refused() == ("no_worker", 5))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("on_demand", "is_preloaded", "is_loaded"),
+    [(False, True, False), (True, True, True), (False, False, True)],
+)
+def test_a_fallback_answers_while_the_target_of_a_route_is_loaded(
+    show: Show,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    on_demand: bool,
+    is_preloaded: bool,
+    is_loaded: bool,
+) -> None:
+    settings.LOAD_ON_DEMAND = on_demand
+    show(ModelState.READY)
+    loads = Loads()
+    monkeypatch.setattr(fleet, "load", loads)
+    target = ModelSpec(new_id("m-"), "scripted", is_preloaded=is_preloaded)
+    route = Route("r", (Target(target, 2048, 1.0),), (Target(SPEC, 2048),))
+    known = Catalogue([target, SPEC], routes=[route])
+    monkeypatch.setattr(model_access, "catalogue", lambda: known)
+    found = served_model(Caller(1, 1, "p"), "r")
+    assert (found.spec, found.route) == (SPEC, "r")
+    assert loads.asked == ([(None, target.id)] if is_loaded else [])
+    show(None)
+    monkeypatch.setattr(fleet, "load", Loads(fleet.NotLoadable("no")))
+    with pytest.raises(UnavailableError, match=target.id):
+        served_model(Caller(1, 1, "p"), "r")
 
 
 @pytest.fixture
