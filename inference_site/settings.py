@@ -314,6 +314,7 @@ WORKER_LABELS = environment.items("WORKER_LABELS")
 # What models may take of a worker's host: so many of them, so many MiB; 0: any number, most of it.
 MAX_LOADED_MODELS = environment.number("MAX_LOADED_MODELS", 0)
 MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)
+GPU_MEMORY_MIB = environment.number("GPU_MEMORY_MIB", 0)
 # Whether a request has its model loaded, and how long it waits for that.
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,16 @@ def metadata(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         _tensors, count = _begin(file)
         yield from _pairs(file, count)
+
+
+def fields(path: Path, *keys: str) -> dict[str, Any]:
+    """Return those of these keys that a file has, arrays as lists; none of what is no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            _tensors, count = _begin(file)
+            return {key: value for key, value in _pairs(file, count, keys) if key in keys}
+    except (OSError, ValueError):
+        return {}
 
 
 def model_context(path: Path) -> int | None:
@@ -126,11 +136,13 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
     return tensors, count
 
 
-def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[str, Any]]:
+def _pairs(file: BinaryIO, count: int, arrays: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values; of arrays, only those of the keys ``arrays`` are read."""
     for _ in range(count):
         key = _text(file)
         (kind,) = _unpack(file, "I")
-        yield key, _value(file, kind)
+        is_wanted = kind == _ARRAY and key in arrays
+        yield key, _array(file) if is_wanted else _value(file, kind)
 
 
 def _tensor(file: BinaryIO) -> Tensor:
@@ -161,6 +173,18 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind not in _FORMATS:
         raise ValueError(f"it holds a value of the unknown type {kind}")
     return _unpack(file, _FORMATS[kind])[0]
+
+
+def _array(file: BinaryIO) -> list[Any]:
+    kind, count = _unpack(file, "IQ")
+    if kind in _FORMATS:
+        length = count * struct.calcsize(_FORMATS[kind])
+        if length > _LONGEST_TEXT:
+            raise ValueError("it is damaged")
+        return list(struct.unpack(f"<{count}{_FORMATS[kind]}", _read(file, length)))
+    if kind != _STRING:
+        raise ValueError(f"it holds an array of the type {kind}")
+    return [_text(file) for _ in range(count)]
 
 
 def _skip_array(file: BinaryIO) -> None:

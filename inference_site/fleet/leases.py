@@ -17,6 +17,7 @@ from typing import Any
 import redis.exceptions
 from pydantic import TypeAdapter
 
+from inference_site.domain.device import Device
 from inference_site.observability.metrics import LEASE_RENEWED
 from inference_site.storage.full_redis import FIRST_WRITE
 from inference_site.storage.recent import Recent
@@ -50,10 +51,11 @@ def lease_key(worker: str) -> str:
 
 
 class ModelState(StrEnum):
-    """A model in one worker: loading → ready → draining, or loading → failed."""
+    """A model in one worker: loading → ready → draining or sleeping, or loading → failed."""
 
     LOADING = "loading"  # The file is being read, or the engine built.
     READY = "ready"  # The worker takes work for it.
+    SLEEPING = "sleeping"  # It made room; its server is there, and wakes for the next load.
     DRAINING = "draining"  # No new work; running generations continue.
     FAILED = "failed"  # The load failed; ``reason`` says why.
 
@@ -101,20 +103,6 @@ class ModelReport:
     def free(self) -> int:
         """The number of free slots; 0 unless the model is ready."""
         return max(0, self.slots - self.busy) if self.state == ModelState.READY else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device that holds weights: a GPU, or the host's memory. Sizes are in bytes.
-
-    ``temperature_c`` is in degrees Celsius; None where it is not known.
-    """
-
-    name: str
-    memory_total: int
-    memory_free: int
-    temperature_c: int | None = None
-    busy_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from inference_site.fleet.leases import Device, Lease, LiveWorker, ModelReport, ModelState
+from inference_site.domain.device import Device
+from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
 from inference_site.storage.redis_clients import site_client
 
 FLEET = "/admin/fleet/"

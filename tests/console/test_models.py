@@ -14,7 +14,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.fleet.leases import Device, HostState, Lease, LiveWorker, ModelReport
+from inference_site.domain.device import Device
+from inference_site.fleet.leases import HostState, Lease, LiveWorker, ModelReport
 from inference_site.generations.models import Status
 from inference_site.model_store.models import Pull, PullState, StoredModel
 from inference_site.model_store.sealed_entries import opened

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from inference_site.catalogue.catalogue import Catalogue
+from inference_site.domain.device import Device
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.commands import Command, Listener, send
@@ -22,7 +23,6 @@ from inference_site.fleet.fleet import (
     UnknownWorker,
 )
 from inference_site.fleet.leases import (
-    Device,
     Lease,
     LiveView,
     LiveWorker,

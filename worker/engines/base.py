@@ -91,6 +91,17 @@ class Engine(ABC):
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
         """Have it called when ``starting`` or ``fault`` changes; it must not block the thread."""
 
+    def sleep(self) -> bool:
+        """Free the GPU's memory, and keep what makes the next load short; False if it cannot.
+
+        Nothing is running when this is called. ``wake`` comes before anything runs again.
+        """
+        return False
+
+    def wake(self) -> bool:
+        """Have it run requests again after ``sleep``; False if it has to be loaded anew."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Free the model's memory. Nothing is running when this is called."""

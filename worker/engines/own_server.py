@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
+from pydantic import TypeAdapter
 
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.deltas import Delta
@@ -55,6 +56,11 @@ _LEARNT_KEPT = 7
 _LEARN_S = 15.0
 """Between two looks at what a server takes: to add up its pages takes milliseconds."""
 _UNWANTED = "it is not wanted any more"
+_DROPS_WEIGHTS = 2
+"""vLLM's level of sleep at which the weights have to be read again.
+
+Source: https://docs.vllm.ai/en/stable/features/sleep_mode/.
+"""
 
 
 @dataclass
@@ -90,7 +96,8 @@ class Launch:
     status 200. ``pulse`` is a path that answers so only while the server goes on generating;
     without it, the engine's ``fault`` is what tells. ``has_metrics``: it tells of itself on
     ``METRICS``. ``why_not_loaded`` says why the process of a file has ended before it was ready;
-    then it is not started again. Without it, it is.
+    then it is not started again. Without it, it is. ``sleep_level``: the server sleeps so deep when
+    the model makes room (vLLM's ``/sleep``); 0: it ends.
     """
 
     order: Callable[[int, str], Order]
@@ -100,6 +107,7 @@ class Launch:
     has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
     start_timeout_s: float = 3600.0
+    sleep_level: int = 0
 
 
 class OwnServer(ForwardingEngine):
@@ -114,10 +122,12 @@ class OwnServer(ForwardingEngine):
         self._starting, self._fault = "Its server is starting.", ""
         self._on_change: Callable[[], None] = lambda: None
         self._delay = RestartDelay()
-        self._taken = self._taken_now = 0
+        self._taken, self._taken_now = Taken(), 0
         self._learn_at = 0.0
         self._telemetry: dict[str, float] = {}
-        self._was_ready = self._lost_its_port = False
+        self._was_ready = self._lost_its_port = self._is_asleep = False
+        self._address = "", ""
+        """Where the server of now listens, and its key."""
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.id}", daemon=True)
@@ -179,6 +189,49 @@ class OwnServer(ForwardingEngine):
         """Have it called when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
         self._on_change = on_change
 
+    def sleep(self) -> bool:
+        """Have the server sleep, if its entry says how deep; False if it does not."""
+        if not (level := self._launch.sleep_level) or self._engine is None:
+            return False
+        self._is_asleep = True  # Should the server end now, it is not started again.
+        return self._tell_server(f"/sleep?level={level}")
+
+    def wake(self) -> bool:
+        """Wake the server; return whether it has given a first token since."""
+        calls: list[tuple[str, dict[str, str] | None]] = [("/wake_up", None)]
+        if self._launch.sleep_level == _DROPS_WEIGHTS:
+            calls += [("/collective_rpc", {"method": "reload_weights"})]
+            calls += [("/reset_prefix_cache", None)]
+        if not all(self._tell_server(path, body) for path, body in calls):
+            return False
+        try:
+            _try_out(self._running, self._spec)
+        except EngineError as exc:
+            logger.warning("model %s: it gave no token when it was woken: %s", self._spec.id, exc)
+            return False
+        self._is_asleep = False
+        return True
+
+    def _tell_server(self, path: str, body: dict[str, str] | None = None) -> bool:
+        """Return whether the server has done it."""
+        root, key = self._address
+        if self._process is None or self._process.ended.is_set():
+            return False  # The port may be another's now.
+        try:
+            answer = httpx.post(
+                f"{root}{path}",
+                json=body,
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=httpx.Timeout(self._launch.start_timeout_s, connect=_ASK_S),
+                trust_env=False,
+            )
+        except httpx.HTTPError as exc:
+            logger.warning("model %s: %s: %s", self._spec.id, path, type(exc).__name__)
+            return False
+        if not answer.is_success:
+            logger.warning("model %s: %s: status %d", self._spec.id, path, answer.status_code)
+        return answer.is_success
+
     def close(self) -> None:
         """End the server."""
         self._is_closed.set()
@@ -221,6 +274,9 @@ class OwnServer(ForwardingEngine):
             if self._is_closed.is_set():
                 self._began.set()
                 return
+            if self._is_asleep:
+                self._note(fault=f"Its server has ended while it slept: {reason}.")
+                return
             delay_s = self._delay.after(time.monotonic() - begun)
             if was_ready:
                 self._note(starting=f"Its server is started again: {reason}.")
@@ -243,6 +299,7 @@ class OwnServer(ForwardingEngine):
         if self._is_closed.is_set():  # ``close`` may have missed it.
             process.stop()
         root = f"http://{HOST}:{port}"
+        self._address = root, key
         with httpx.Client(
             base_url=root,
             headers={"Authorization": f"Bearer {key}"},
@@ -311,9 +368,10 @@ class OwnServer(ForwardingEngine):
             return
         self._learn_at = time.monotonic() + _LEARN_S
         self._taken_now = process.memory_bytes
-        if self._taken_now > self._taken:
-            self._taken = self._taken_now
-            _keep_learnt(self._spec, self._taken)
+        taken = self._taken.at_least(Taken(self._taken_now, process.gpu_bytes))
+        if taken != self._taken and not self._is_asleep:
+            self._taken = taken
+            _keep_learnt(self._spec, taken)
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
@@ -333,28 +391,43 @@ class OwnServer(ForwardingEngine):
             timer.start()
 
 
-def learnt_bytes(spec: ModelSpec) -> int:
+@dataclass(frozen=True)
+class Taken:
+    """What a server takes: bytes of the host's memory, and of each GPU by its number."""
+
+    host: int = 0
+    gpus: dict[int, int] = field(default_factory=dict)
+
+    def at_least(self, other: Taken) -> Taken:
+        """Return the larger of each."""
+        larger = {index: max(n, self.gpus.get(index, 0)) for index, n in other.gpus.items()}
+        return Taken(max(self.host, other.host), self.gpus | larger)
+
+
+def learnt(spec: ModelSpec) -> Taken:
     """Return the most memory that a server of this model was seen to take; 0 if none was seen.
 
     What was learnt of another file, or of other sizes, does not count.
     """
-    return _learnt(spec.id).get(sizes_of(spec), 0)
+    return _all_learnt(spec.id).get(sizes_of(spec), Taken())
 
 
-def _learnt(model: str) -> dict[str, int]:
+_LEARNT = TypeAdapter(dict[str, Taken])
+
+
+def _all_learnt(model: str) -> dict[str, Taken]:
     try:
-        known = json.loads(server_settings.file_of(model, ".memory").read_text())
-        return {str(sizes): int(taken) for sizes, taken in known.items()}
-    except (AttributeError, OSError, ValueError, TypeError):
+        return _LEARNT.validate_json(server_settings.file_of(model, ".memory").read_bytes())
+    except (OSError, ValueError):
         return {}
 
 
-def _keep_learnt(spec: ModelSpec, taken: int) -> None:
-    known, sizes = _learnt(spec.id), sizes_of(spec)
-    if taken > known.pop(sizes, 0):
-        latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: taken}
-        with contextlib.suppress(OSError):
-            server_settings.file_of(spec.id, ".memory").write_text(json.dumps(latest))
+def _keep_learnt(spec: ModelSpec, taken: Taken) -> None:
+    known, sizes = _all_learnt(spec.id), sizes_of(spec)
+    most = known.pop(sizes, Taken()).at_least(taken)
+    latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: most}
+    with contextlib.suppress(OSError):
+        server_settings.file_of(spec.id, ".memory").write_bytes(_LEARNT.dump_json(latest))
 
 
 def sizes_of(spec: ModelSpec) -> str:

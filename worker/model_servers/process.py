@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from worker.model_servers import nvml
+
 logger = logging.getLogger(__name__)
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -115,13 +117,24 @@ class ServerProcess:
     def memory_bytes(self) -> int:
         """What its processes take; pages that they share are counted once (PSS)."""
         total = 0
-        with contextlib.suppress(psutil.Error):
-            server = psutil.Process(self.pid)
-            for process in (server, *server.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    memory = process.memory_full_info()
-                    total += getattr(memory, "pss", memory.uss)
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                memory = process.memory_full_info()
+                total += getattr(memory, "pss", memory.uss)
         return total
+
+    @property
+    def gpu_bytes(self) -> dict[int, int]:
+        """What its processes take of each GPU, by its number."""
+        return nvml.gpu_bytes({process.pid for process in self._processes})
+
+    @property
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            server = psutil.Process(self.pid)
+            return [server, *server.children(recursive=True)]
+        except psutil.Error:
+            return []
 
     def stop(self) -> None:
         """Have it end, by force after its time; return when it has."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inference_site.catalogue.file_facts import file_facts
+from inference_site.domain.device import Device
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import Device
 from inference_site.host import memory_bytes
-from worker.engines.own_server import learnt_bytes, sizes_of
-from worker.runtime.host.nvml import gpus
+from worker.engines.own_server import learnt, sizes_of
+from worker.model_servers.nvml import gpus
 
 _SHARE = 0.85
 """Of the host's memory, for models; the rest is for the platform and the page cache."""
@@ -46,35 +46,65 @@ class Resident(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What models may take: so many of them, and so many bytes of the host's memory.
+    """What models may take: so many of them, so many bytes of the host's memory and of each GPU.
 
-    0 models: any number; 0 bytes: ``_SHARE`` of the memory that the host has.
+    0 models: any number; 0 bytes: ``_SHARE`` of the memory that the host has; 0 ``gpu_bytes``: all
+    that is free there.
     """
 
     models: int = 0
     bytes: int = 0
+    gpu_bytes: int = 0
 
-    def lacks(self, wanted: ModelSpec, residents: Sequence[Resident]) -> bool:
-        """Whether a model cannot be loaded beside these. Raise EngineLoadError if it never can."""
+    def lacks(self, wanted: ModelSpec, residents: Sequence[Resident], asleep: int = 0) -> bool:
+        """Whether a model cannot be loaded beside these. Raise EngineLoadError if it never can.
+
+        ``asleep`` is what sleeping servers take of the host's memory.
+        """
         others = [resident.spec for resident in residents if takes_room(resident.spec)]
         if self.models and len(others) >= self.models:
             return True
         if any(are_exclusive(wanted, other) for other in others):
             return True
         needed = needed_bytes(wanted)
-        if wanted.gpu_layers and (found := gpus()):
-            return needed > _free(found)
+        if used := _gpus_of(wanted, found := gpus()):
+            return self._lacks_gpus(wanted, others, {index: found[index] for index in used})
         budget = self.bytes or round(memory_bytes()[0] * _SHARE)
         if needed > budget:
             raise EngineLoadError(
                 f"Model '{wanted.id}': it needs about {needed // _MIB} MiB of memory, and models "
                 f"may take {budget // _MIB} MiB on this host."
             )
-        return needed + sum(map(needed_bytes, others)) > budget
+        return needed + sum(_host_bytes(spec, found) for spec in others) + asleep > budget
+
+    def _lacks_gpus(
+        self, wanted: ModelSpec, others: Sequence[ModelSpec], used: dict[int, Device]
+    ) -> bool:
+        """Whether these GPUs, by number, have no room; an estimate is for all of them together."""
+        budgets = {i: self.gpu_bytes or device.memory_total for i, device in used.items()}
+        needed = learnt(wanted).gpus or {-1: needed_bytes(wanted)}
+        for index, bytes_ in needed.items():
+            budget = budgets.get(index, sum(budgets.values()))
+            if bytes_ > budget:
+                where = "its GPUs" if index < 0 else f"GPU {index}"
+                raise EngineLoadError(
+                    f"Model '{wanted.id}': it needs about {bytes_ // _MIB} MiB of memory, and "
+                    f"models may take {budget // _MIB} MiB on {where}."
+                )
+        taken = {i: sum(learnt(spec).gpus.get(i, 0) for spec in others) for i in used}
+        free = {i: min(used[i].memory_free, budgets[i] - taken[i]) for i in used}
+        return any(n > free.get(i, sum(free.values())) for i, n in needed.items())
 
 
-def _free(found: Collection[Device]) -> int:
-    return sum(device.memory_free for device in found)
+def _gpus_of(spec: ModelSpec, found: Sequence[Device]) -> list[int]:
+    """Return the numbers of the GPUs that a model uses, of those of this host."""
+    named = spec.options.get("gpus")
+    numbers = range(len(found)) if named is None else named
+    return [index for index in numbers if index < len(found)] if spec.gpu_layers else []
+
+
+def _host_bytes(spec: ModelSpec, found: Sequence[Device]) -> int:
+    return learnt(spec).host if _gpus_of(spec, found) else needed_bytes(spec)
 
 
 def takes_room(spec: ModelSpec) -> bool:
@@ -94,8 +124,8 @@ _estimates: dict[tuple[str, str], int] = {}
 
 def needed_bytes(spec: ModelSpec) -> int:
     """Return what a model takes: what its process was seen to take, else an estimate."""
-    if learnt := learnt_bytes(spec):
-        return learnt
+    if seen := learnt(spec).host:
+        return seen
     key = spec.id, sizes_of(spec)
     if key not in _estimates:
         facts = file_facts(spec)

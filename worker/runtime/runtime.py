@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -35,9 +35,9 @@ from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Generation, Status
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
+from worker.model_servers.nvml import gpus
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import read_ahead
-from worker.runtime.host.nvml import gpus
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
 from worker.runtime.load_line import LoadLine
@@ -68,6 +68,8 @@ class Runtime:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._started_at = time.time()
         self._replicas = Replicas(self, [spec.id for spec in specs])
+        self._sleeping: dict[str, ServedModel] = {}
+        """Those that have made room and whose servers sleep; the first for the longest time."""
         self._models = {
             spec.id: self._served(spec)
             for spec in specs
@@ -83,7 +85,8 @@ class Runtime:
         self._idle_watches: dict[str, IdleWatch] = {}
         self._may_idle: set[str] = set()
         """The models that were loaded at run time: they are unloaded when idle for long."""
-        self._room = Room(settings.MAX_LOADED_MODELS, settings.MODEL_MEMORY_MIB * 2**20)
+        mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
+        self._room = Room(settings.MAX_LOADED_MODELS, *(n * 2**20 for n in mib))
         self._line: LoadLine[ServedModel] = LoadLine()
         self._placing = threading.Lock()
         self._placed: set[ServedModel] = set()
@@ -103,6 +106,12 @@ class Runtime:
         """Called, from any thread, when other models may be open than before."""
 
     def _served(self, spec: ModelSpec) -> ServedModel:
+        """Return a model that is to be loaded: the one that sleeps, if its entry is the same."""
+        if asleep := self._sleeping.pop(spec.id, None):
+            if asleep.spec == spec:
+                asleep.awake()
+                return asleep
+            asleep.close()
         return ServedModel(spec, self._changed, self._announce_state)
 
     def start(self) -> None:
@@ -258,7 +267,7 @@ class Runtime:
         self._lease.stop()
         if self._is_replaced:
             attempt("restart", self._note_served_by_others)
-        models = tuple(self._models.values())
+        models = (*self._models.values(), *self._sleeping.values())
         with ThreadPoolExecutor(max(1, len(models))) as pool:
             list(pool.map(ServedModel.close, models))
 
@@ -391,6 +400,7 @@ class Runtime:
     def described(self) -> LiveWorker:
         """Return what the lease says."""
         models = [self._report(model) for model in tuple(self._models.values())]
+        models += [model.report for model in tuple(self._sleeping.values())]
         state = host_state()
         return LiveWorker(
             self.id,
@@ -526,7 +536,7 @@ class Runtime:
         while not self._stopped.is_set() and self._models.get(model.spec.id) is model:
             loaded = [m for m in tuple(self._models.values()) if m.is_loaded]
             residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
-            self._lacks_room = takes_room(model.spec) and self._room.lacks(model.spec, residents)
+            self._lacks_room = takes_room(model.spec) and self._lacks(model.spec, residents)
             if not self._lacks_room:
                 return True
             model.say("It waits until there is room for it.")
@@ -537,14 +547,37 @@ class Runtime:
                 self._stopped.wait(_POLL_S)
         return False
 
+    def _lacks(self, wanted: ModelSpec, residents: Sequence[ServedModel]) -> bool:
+        """Whether there is no room for a model; servers that sleep in its room are ended."""
+        while asleep := tuple(self._sleeping.values()):
+            if not self._room.lacks(
+                wanted, residents, sum(model.report.taken_bytes for model in asleep)
+            ):
+                return False
+            if self._room.lacks(wanted, residents):
+                return True  # The ones that are awake take too much.
+            self._end_sleep(asleep[0].spec.id)
+        return self._room.lacks(wanted, residents)
+
+    def _end_sleep(self, model_id: str) -> None:
+        if asleep := self._sleeping.pop(model_id, None):
+            asleep.close()
+            self._lease.renew()
+            logger.info("ended the sleeping server of model %s", model_id)
+
     def _make_leave(self, model: ServedModel, wanted: ServedModel) -> None:
-        """Drop a model when nothing runs on it any more, as long as the other one is wanted."""
+        """Drop a model when nothing runs on it any more, as long as the other one is wanted.
+
+        Its server sleeps then, if its entry says so.
+        """
         logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
         while not model.drain(_POLL_S, comes_again=fleet.is_on_demand(model.spec)):
             if self._stopped.is_set() or self._models.get(wanted.spec.id) is not wanted:
                 model.resume()
                 return
         self._replicas.forget(model.spec.id)
+        if model.sleep():
+            self._sleeping[model.spec.id] = model
         self._drop(model)
 
     def _wanted(self) -> set[str]:
@@ -668,6 +701,7 @@ class Runtime:
 
     def _unload(self, model_id: str) -> None:
         """Drop a model."""
+        self._end_sleep(model_id)
         model = self._models.get(model_id)
         if model is not None and self._empty(model):
             self._drop(model)
@@ -682,9 +716,12 @@ class Runtime:
             self._leaving.discard(id_)
             self._lacking.discard(id_)
             self._replicas.give_back(id_)
-        model.close()
+        if self._sleeping.get(id_) is model:
+            logger.info("model %s sleeps", id_)
+        else:
+            model.close()
+            logger.info("dropped model %s", id_)
         self._lease.renew()
-        logger.info("dropped model %s", id_)
 
     def _empty(self, model: ServedModel, *, comes_again: bool = False) -> bool:
         """Let what runs on a model end, and nothing begin; return whether nothing runs on it."""

@@ -47,7 +47,7 @@ class ServedModel:
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
-        self._is_closed = self._was_ready = False
+        self._is_closed = self._was_ready = self._is_asleep = False
         self._facts: FileFacts = {}
         self._busy = self._expected = 0
         self._used_at = self.loaded_at = time.monotonic()
@@ -64,8 +64,8 @@ class ServedModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it has an engine, be it one that can run nothing now."""
-        return self._engine is not None
+        """Whether it has an engine, be it one that can run nothing now; not while that sleeps."""
+        return self._engine is not None and not self._is_asleep
 
     @property
     def threads(self) -> int:
@@ -156,16 +156,34 @@ class ServedModel:
         except OSError:
             return []
 
+    def sleep(self) -> bool:
+        """Give the GPU's memory back; False if its engine cannot. Nothing runs when it is called.
+
+        Then ``awake`` announces that it will be loaded again, and ``load`` does so.
+        """
+        if self._engine is None or not self._engine.sleep():
+            return False
+        self._is_asleep, self._was_ready = True, False
+        self._state, self._since = ModelState.SLEEPING, time.time()
+        return True
+
+    def awake(self) -> None:
+        """Say that it will be loaded again."""
+        self._state, self._since = ModelState.LOADING, time.time()
+
     def load(self) -> None:
-        """Build its engine. Raise EngineLoadError, after which it counts as failed."""
+        """Build its engine, or wake it. Raise EngineLoadError, after which it counts as failed."""
+        if self._is_asleep and self._engine and not self._engine.wake():
+            self._engine.close()
+            self._engine = None
         try:
-            engine = load_engine(self.spec)
+            engine = self._engine or load_engine(self.spec)
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
         with self._changed:
             if not self._is_closed:
-                self._engine = engine
+                self._engine, self._is_asleep = engine, False
         if self._engine is None:
             engine.close()
             return

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt, ValidationInfo, field_validator
 
 from inference_site.catalogue.engines.openai_upstream import ServerOptions
 from inference_site.catalogue.operator_settings import AnyText, Text
@@ -42,7 +42,8 @@ class CommandOptions(ServerOptions):
     """How a server is started and stopped, and how it is spoken to; see docs/engines.md.
 
     ``ready`` is the path that answers with status 200 once the server can be used; without it, it
-    is the flavor's. ``gpus`` are the numbers of the GPUs that it may see.
+    is the flavor's. ``gpus`` are the numbers of the GPUs that it may see. ``sleep`` is vLLM's level
+    of sleep: when the model makes room, its server goes to sleep instead of ending.
     """
 
     command: _Command
@@ -52,3 +53,11 @@ class CommandOptions(ServerOptions):
     ready: Annotated[Text, Field(pattern="^/")] | None = None
     start_timeout_s: float = Field(600.0, gt=0, lt=1e6)
     stop_timeout_s: float = Field(10.0, ge=0, le=600)
+    sleep: Literal[0, 1, 2] = 0
+
+    @field_validator("sleep")
+    @classmethod
+    def _is_vllms(cls, level: int, info: ValidationInfo) -> int:
+        if level and info.data.get("flavor") != "vllm":
+            raise ValueError("only a server with the flavor vllm can sleep")
+        return level

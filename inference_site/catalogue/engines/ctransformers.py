@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
-from inference_site.catalogue.gguf_file import read_fields
+from inference_site.catalogue.gguf_header import fields
 from inference_site.domain.model_spec import ModelSpec
 
 COMPLETES = frozenset(
@@ -20,6 +20,7 @@ COMPLETES = frozenset(
 )
 
 
+_TEMPLATE = "tokenizer.chat_template"
 _ARCHITECTURES = (
     *("dolly-v2", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj"),
     *("llama", "mpt", "replit", "starcoder"),
@@ -60,7 +61,7 @@ def has_chat(spec: ModelSpec) -> bool:
 
 @cache
 def _template_of(path: Path) -> str | None:
-    template: str | None = read_fields(path)("tokenizer.chat_template", None)
+    template: str | None = fields(path, _TEMPLATE).get(_TEMPLATE)
     return template
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.domain.device import Device
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import Device
 from worker.engines import own_server
-from worker.engines.own_server import server_settings
+from worker.engines.own_server import Taken, server_settings
 from worker.runtime import residents
 from worker.runtime.residents import Room, needed_bytes, next_to_go
 
@@ -93,14 +93,14 @@ def test_memory_is_what_was_seen_and_an_estimate_before_that(
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
     estimate = needed_bytes(spec)
     assert 10 * MIB < estimate < 600 * MIB
-    own_server._keep_learnt(spec, 40 * MIB)
-    own_server._keep_learnt(spec, 30 * MIB)
+    own_server._keep_learnt(spec, Taken(40 * MIB))
+    own_server._keep_learnt(spec, Taken(30 * MIB))
     assert needed_bytes(spec) == 40 * MIB
     assert needed_bytes(replace(spec, slots=4)) != 40 * MIB  # That was not seen yet.
     assert not Room(bytes=90 * MIB).lacks(spec, [])
     beside = Loaded("beside")
     beside.spec = replace(spec, id="beside")
-    own_server._keep_learnt(beside.spec, 60 * MIB)
+    own_server._keep_learnt(beside.spec, Taken(60 * MIB))
     assert Room(bytes=90 * MIB).lacks(spec, [beside])
     assert not Room(bytes=101 * MIB).lacks(spec, [beside])
     with pytest.raises(EngineLoadError, match=r"needs about 40 MiB .* may take 30 MiB"):
@@ -111,10 +111,42 @@ def test_on_gpus_what_is_free_there_counts(tmp_path: Path, monkeypatch: pytest.M
     """Simulated: this machine need not have one."""
     monkeypatch.setattr(server_settings, "files", tmp_path)
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
-    own_server._keep_learnt(spec, 40 * MIB)
-    own_server._keep_learnt(replace(spec, gpu_layers=0), 40 * MIB)
+    own_server._keep_learnt(spec, Taken(40 * MIB))
+    own_server._keep_learnt(replace(spec, gpu_layers=0), Taken(40 * MIB))
     monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
     assert Room().lacks(spec, [])
     assert not Room().lacks(replace(spec, gpu_layers=0), [])
     monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 50 * MIB),))
     assert not Room().lacks(spec, [])
+
+
+def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated: this machine need not have one."""
+    monkeypatch.setattr(server_settings, "files", tmp_path)
+    free = [30 * MIB, 80 * MIB]
+    monkeypatch.setattr(
+        residents, "gpus", lambda: tuple(Device("gpu", 100 * MIB, each) for each in free)
+    )
+    first, second = (
+        ModelSpec(f"on-{index}", "command", options={"gpus": [index]}) for index in (0, 1)
+    )
+    both = ModelSpec("on-both", "command", options={"gpus": [0, 1]})
+    host = ModelSpec("on-the-host", "command", options={"gpus": []})
+    own_server._keep_learnt(first, Taken(5 * MIB, {0: 40 * MIB}))
+    own_server._keep_learnt(second, Taken(5 * MIB, {1: 40 * MIB}))
+    own_server._keep_learnt(both, Taken(5 * MIB, {0: 20 * MIB, 1: 20 * MIB}))
+    assert Room().lacks(first, [])
+    assert not Room().lacks(second, [])
+    assert not Room().lacks(both, [])
+    loaded = Loaded("there")
+    loaded.spec = second
+    assert Room(gpu_bytes=50 * MIB).lacks(both, [loaded])
+    assert not Room(gpu_bytes=60 * MIB).lacks(both, [loaded])
+    with pytest.raises(EngineLoadError, match=r"about 40 MiB .* may take 35 MiB on GPU 1"):
+        Room(gpu_bytes=35 * MIB).lacks(second, [])
+    own_server._keep_learnt(host, Taken(10 * MIB))
+    assert Room(bytes=14 * MIB).lacks(host, [loaded])
+    assert Room(bytes=16 * MIB).lacks(host, [loaded], asleep=2 * MIB)
+    assert not Room(bytes=16 * MIB).lacks(host, [loaded])

@@ -27,6 +27,7 @@ def load(spec: ModelSpec) -> Engine:
         connect=partial(_connected, spec),
         ready=options.ready or FLAVORS[options.flavor].ready,
         start_timeout_s=options.start_timeout_s,
+        sleep_level=options.sleep,
         has_metrics=options.flavor in ("llama_cpp", "vllm"),
     )
     return OwnServer(spec, launch)

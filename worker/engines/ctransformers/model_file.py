@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from inference_site.catalogue.gguf_file import read_fields
+from inference_site.catalogue.gguf_header import fields
 from worker.engines.chat.configuration import Vocabulary
 
 _GGUF = b"GGUF"
+_KIND, _TOKENS, _TYPES = (f"tokenizer.ggml.{name}" for name in ("model", "tokens", "token_type"))
+_BOS, _EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
+_ADDS_SPACE, _TEMPLATE = "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template"
 _USER_DEFINED = 4
 """Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""
 
@@ -21,7 +24,7 @@ def is_gguf(path: Path) -> bool:
 
 def check_gguf(path: Path) -> None:
     """Raise ValueError for a GGUF file with a vocabulary that the library reads wrongly."""
-    kind = read_fields(path)("tokenizer.ggml.model", "llama")
+    kind = fields(path, _KIND).get(_KIND, "llama")
     if kind != "llama":
         raise ValueError(f"its vocabulary is of the kind '{kind}'; the engine llama_cpp reads it")
 
@@ -29,29 +32,24 @@ def check_gguf(path: Path) -> None:
 @cache
 def chat_vocabulary(path: Path) -> Vocabulary:
     """Return what the file says of chats; nothing when it is no GGUF, or not on this host."""
-    field = read_fields(path)
-    tokens = field("tokenizer.ggml.tokens", [])
+    found = fields(path, _TOKENS, _TEMPLATE, _BOS, _EOS)
+    tokens = found.get(_TOKENS, [])
 
     def text(key: str) -> str:
-        number = field(key, None)
+        number = found.get(key)
         return tokens[number] if isinstance(number, int) and number < len(tokens) else ""
 
-    return Vocabulary(
-        chat_template=field("tokenizer.chat_template", None),
-        bos=text("tokenizer.ggml.bos_token_id"),
-        eos=text("tokenizer.ggml.eos_token_id"),
-    )
+    return Vocabulary(chat_template=found.get(_TEMPLATE), bos=text(_BOS), eos=text(_EOS))
 
 
 @cache
 def own_texts(path: Path) -> dict[int, bytes]:
     """Return the texts of the tokens that the library shows as nothing, by their ids."""
-    field = read_fields(path)
-    tokens, types = field("tokenizer.ggml.tokens", []), field("tokenizer.ggml.token_type", [])
-    pairs = enumerate(zip(tokens, types, strict=False))
+    found = fields(path, _TOKENS, _TYPES)
+    pairs = enumerate(zip(found.get(_TOKENS, []), found.get(_TYPES, []), strict=False))
     return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
 
 
 def adds_space(path: Path) -> bool:
     """Whether the model was trained on texts with a space before them, as the library assumes."""
-    return bool(read_fields(path)("tokenizer.ggml.add_space_prefix", True))
+    return bool(fields(path, _ADDS_SPACE).get(_ADDS_SPACE, True))

@@ -7,9 +7,10 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from inference_site.fleet.leases import HOST_MEMORY, Device, HostState
+from inference_site.domain.device import Device
+from inference_site.fleet.leases import HOST_MEMORY, HostState
 from inference_site.host import memory_bytes
-from worker.runtime.host.nvml import gpus
+from worker.model_servers.nvml import gpus
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _STATM = Path("/proc/self/statm")
