@@ -66,16 +66,43 @@ def started(
         process.wait(90)
 
 
-@contextmanager
-def two(stack: ServedStack) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """Two workers that were started at the same moment, and have all that they will have."""
-    with ExitStack() as entered:
-        workers = [entered.enter_context(started(stack, label)) for label in ("gpu", "cpu")]
-        pids = {worker.pid for worker in workers}
-        wait_until(lambda: holders(stack, "pair") == pids, 120, "both workers")
-        wait_until(lambda: holders(stack, "single", "ready"), 60, "the single one")
-        wait_until(lambda: holders(stack, "other", "ready"), 60, "the other one")
-        yield workers[0], workers[1]
+class Workers:
+    """Two workers beside the stack's own. A test finds both; one that the last has ended is new."""
+
+    def __init__(self, stack: ServedStack) -> None:
+        self._stack, self._entered = stack, ExitStack()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def both(self) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+        """Return them once they have all that they will have."""
+        for label in ("gpu", "cpu"):
+            running = self._running.get(label)
+            if running is None or running.poll() is not None:
+                self._running[label] = self._entered.enter_context(started(self._stack, label))
+        pids = {worker.pid for worker in self._running.values()}
+        wait_until(lambda: holders(self._stack, "pair", "ready") == pids, 120, "both workers")
+        wait_until(lambda: holders(self._stack, "single", "ready"), 60, "the single one")
+        wait_until(lambda: holders(self._stack, "other", "ready"), 60, "the other one")
+        return self._running["gpu"], self._running["cpu"]
+
+    def sorted_by(self, model: str) -> list[subprocess.Popen[bytes]]:
+        """Return the one that has the model, and the one that has not."""
+        workers = self.both()
+        (holder,) = holders(self._stack, model)
+        return sorted(workers, key=lambda worker: worker.pid != holder)
+
+    def end(self) -> None:
+        """End both."""
+        self._entered.close()
+        self._running.clear()
+
+
+@pytest.fixture(scope="module")
+def workers(stack: ServedStack) -> Iterator[Workers]:
+    """Two workers that were started at the same moment."""
+    made = Workers(stack)
+    yield made
+    made.end()
 
 
 def leases(stack: ServedStack) -> list[dict[str, Any]]:
@@ -125,12 +152,14 @@ def shown(http: httpx.Client, model: str) -> dict[str, Any]:
     return found
 
 
-def test_workers_that_start_at_one_moment_share_the_places(stack: ServedStack) -> None:
-    with most_holders(stack, "single", "other", "pair") as most, two(stack) as workers:
+def test_workers_that_start_at_one_moment_share_the_places(
+    stack: ServedStack, workers: Workers
+) -> None:
+    with most_holders(stack, "single", "other", "pair") as most:
+        gpu, cpu = workers.both()
         time.sleep(3)
-        both = {worker.pid for worker in workers}
-        assert holders(stack, "single") | holders(stack, "other") <= both
-        assert holders(stack, "labelled") == {workers[0].pid}
+        assert holders(stack, "single") | holders(stack, "other") <= {gpu.pid, cpu.pid}
+        assert holders(stack, "labelled") == {gpu.pid}
         assert holders(stack, "nowhere") == set()
         assert [ask(stack, name) for name in ("single", "other", "pair", "labelled")] == [
             "hello"
@@ -139,61 +168,71 @@ def test_workers_that_start_at_one_moment_share_the_places(stack: ServedStack) -
         assert most == {"single": 1, "other": 1, "pair": 2}
 
 
-def test_a_killed_workers_places_go_to_another(stack: ServedStack) -> None:
-    with two(stack) as workers:
-        (holder,) = holders(stack, "single")
-        (victim,) = [worker for worker in workers if worker.pid == holder]
-        (heir,) = [worker for worker in workers if worker.pid != holder]
-        victim.kill()
-        wait_until(
-            lambda: holders(stack, "single", "ready") == {heir.pid}, TAKEN_OVER_S, "taken over"
+def test_no_more_than_its_replicas_are_loaded_on_command(
+    stack: ServedStack, workers: Workers
+) -> None:
+    workers.both()
+    with stack.http() as http:
+        refused = http.post("/v1/models/load", json={"model": "single"})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            409,
+            "The model 'single' has all of its replicas (1).",
         )
+        assert http.post("/v1/models/unload", json={"model": "single"}).status_code == 200
+        wait_until(lambda: not holders(stack, "single"), 60, "unloaded")
+        time.sleep(3)
+        assert holders(stack, "single") == set()  # Nobody takes what was unloaded everywhere.
+        assert http.post("/v1/models/load", json={"model": "single"}).status_code == 200
+        wait_until(lambda: len(holders(stack, "single", "ready")) == 1, 60, "loaded again")
+
+
+def test_a_drained_workers_places_go_to_another(stack: ServedStack, workers: Workers) -> None:
+    holder, heir = workers.sorted_by("single")
+    (drained,) = [one["id"] for one in leases(stack) if f":{holder.pid}:" in one["id"]]
+    with stack.redis() as redis:
+        redis.lpush(f"worker:{drained}:commands", json.dumps({"do": "drain"}))
+        wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, 30, "taken over")
         assert ask(stack, "single") == "hello"
+        redis.lpush(f"worker:{drained}:commands", json.dumps({"do": "resume"}))
 
 
-def test_a_frozen_worker_has_lost_its_place_when_it_thaws(stack: ServedStack) -> None:
-    with two(stack) as workers:
-        (holder,) = holders(stack, "single")
-        (frozen,) = [worker for worker in workers if worker.pid == holder]
-        (heir,) = [worker for worker in workers if worker.pid != holder]
-        frozen.send_signal(signal.SIGSTOP)
-        wait_until(
-            lambda: holders(stack, "single", "ready") == {heir.pid}, TAKEN_OVER_S, "taken over"
-        )
-        assert ask(stack, "single") == "hello"
-        frozen.send_signal(signal.SIGCONT)
-        wait_until(lambda: holders(stack, "pair") == {frozen.pid, heir.pid}, 60, "it lives again")
-        took_s = wait_until(
-            lambda: (
-                holders(stack, "single") == {heir.pid}
-                and not holders(stack, "single", "draining", "failed")
-            ),
-            30,
-            "it has dropped the model",
-        )
-        assert took_s < 10
-        assert ask(stack, "single") == "hello"
+def test_a_frozen_worker_has_lost_its_place_when_it_thaws(
+    stack: ServedStack, workers: Workers
+) -> None:
+    frozen, heir = workers.sorted_by("single")
+    frozen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, TAKEN_OVER_S, "taken over")
+    assert ask(stack, "single") == "hello"
+    frozen.send_signal(signal.SIGCONT)
+    wait_until(lambda: holders(stack, "pair") == {frozen.pid, heir.pid}, 60, "it lives again")
+    took_s = wait_until(
+        lambda: (
+            holders(stack, "single") == {heir.pid}
+            and not holders(stack, "single", "draining", "failed")
+        ),
+        30,
+        "it has dropped the model",
+    )
+    assert took_s < 10
+    assert ask(stack, "single") == "hello"
 
 
-def test_a_stopped_workers_places_go_to_another_at_once(stack: ServedStack) -> None:
-    with two(stack) as workers:
-        (holder,) = holders(stack, "other")
-        (leaving,) = [worker for worker in workers if worker.pid == holder]
-        (heir,) = [worker for worker in workers if worker.pid != holder]
-        leaving.terminate()
-        wait_until(lambda: holders(stack, "other", "ready") == {heir.pid}, 30, "taken over")
-        assert ask(stack, "other") == "hello"
+def test_a_stopped_workers_places_go_to_another_at_once(
+    stack: ServedStack, workers: Workers
+) -> None:
+    leaving, heir = workers.sorted_by("other")
+    leaving.terminate()
+    wait_until(lambda: holders(stack, "other", "ready") == {heir.pid}, 30, "taken over")
+    assert ask(stack, "other") == "hello"
+    leaving.wait(90)
 
 
-def test_a_drained_workers_places_go_to_another(stack: ServedStack) -> None:
-    with two(stack) as workers:
-        (holder,) = holders(stack, "single")
-        (heir,) = [worker.pid for worker in workers if worker.pid != holder]
-        (drained,) = [one["id"] for one in leases(stack) if f":{holder}:" in one["id"]]
-        with stack.redis() as redis:
-            redis.lpush(f"worker:{drained}:commands", json.dumps({"do": "drain"}))
-        wait_until(lambda: holders(stack, "single", "ready") == {heir}, 30, "taken over")
-        assert ask(stack, "single") == "hello"
+def test_a_killed_workers_places_go_to_another(stack: ServedStack, workers: Workers) -> None:
+    victim, heir = workers.sorted_by("single")
+    victim.kill()
+    wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, TAKEN_OVER_S, "taken over")
+    assert ask(stack, "single") == "hello"
+    workers.end()
 
 
 def test_a_model_that_one_worker_cannot_load_goes_to_the_next(
@@ -209,21 +248,6 @@ def test_a_model_that_one_worker_cannot_load_goes_to_the_next(
         with started(stack, "cpu", names) as lucky:
             wait_until(lambda: holders(stack, "single", "ready") == {lucky.pid}, 120, "the next")
             assert ask(stack, "single") == "hello"
-
-
-def test_no_more_than_its_replicas_are_loaded_on_command(stack: ServedStack) -> None:
-    with two(stack), stack.http() as http:
-        refused = http.post("/v1/models/load", json={"model": "single"})
-        assert (refused.status_code, refused.json()["error"]["message"]) == (
-            409,
-            "The model 'single' has all of its replicas (1).",
-        )
-        assert http.post("/v1/models/unload", json={"model": "single"}).status_code == 200
-        wait_until(lambda: not holders(stack, "single"), 60, "unloaded")
-        time.sleep(3)
-        assert holders(stack, "single") == set()  # Nobody takes what was unloaded everywhere.
-        assert http.post("/v1/models/load", json={"model": "single"}).status_code == 200
-        wait_until(lambda: len(holders(stack, "single", "ready")) == 1, 60, "loaded again")
 
 
 def test_a_model_for_a_label_that_nobody_has_says_so(stack: ServedStack) -> None:
