@@ -97,7 +97,7 @@ class ModelWorker(WireObject):
 
     id: str
     host: str
-    state: Literal["loading", "ready", "draining", "failed"]
+    state: Literal["loading", "ready", "draining", "sleeping", "failed"]
     progress: float | None
     reason: str | None
     slots: int

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,17 +26,38 @@ MODELS = """
   kept: {engine: scripted, slots: 2, pinned: true}
   lonely: {engine: scripted, slots: 2, exclusive_with: [a, b, c, d]}
 """
+SLEEPERS = """
+  light:
+    engine: command
+    command: "{program} {{socket}} {{api_key}} {log}"
+    flavor: vllm
+    sleep: 1
+    exclusive_with: [deep]
+  deep:
+    engine: command
+    command: "{program} {{port}} {{api_key}} {log}"
+    flavor: vllm
+    sleep: 2
+"""
+PROGRAM = f"{sys.executable} {ROOT}/tests/sleeping_server.py"
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers that sleep write what they are told."""
+    return tmp_path_factory.mktemp("told") / "log"
+
+
+@pytest.fixture(scope="module")
+def stack(told: Path) -> Iterator[ServedStack]:
     with served_stack(
-        MODELS,
+        MODELS + SLEEPERS.format(program=PROGRAM, log=told),
         START_MODELS="kept",
         LOAD_ON_DEMAND="true",
         LOAD_WAIT_S="120",
         MAX_LOADED_MODELS="3",
     ) as running:
+        running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
         yield running
 
 
@@ -97,3 +121,52 @@ def test_models_that_exclude_each_other_are_not_loaded_together(stack: ServedSta
         assert all(statuses(http)[name] == "unloaded" for name in NAMES)
         assert ask(http, "b") == 200
         wait_until(lambda: statuses(http)["lonely"] == "unloaded", 60, "its leaving")
+
+
+def test_a_server_that_can_sleep_does_so_instead_of_ending(stack: ServedStack, told: Path) -> None:
+    with stack.http() as http:
+        light, deep = pid(http, "light"), pid(http, "deep")
+        assert pid(http, "light") == light
+        wait_until(lambda: states(http, "deep") == ["sleeping"], 10, "it is seen asleep")
+        assert statuses(http)["deep"] == "unloaded"
+        assert pid(http, "deep") == deep
+        assert told.read_text().splitlines() == [
+            f"{light} /sleep?level=1",
+            f"{deep} /sleep?level=2",
+            f"{light} /wake_up",
+            f"{light} /sleep?level=1",
+            f"{deep} /wake_up",
+            f'{deep} /collective_rpc {{"method":"reload_weights"}}',
+            f"{deep} /reset_prefix_cache",
+        ]
+
+
+def test_a_server_that_was_killed_asleep_is_started_by_the_next_request(stack: ServedStack) -> None:
+    with stack.http() as http:
+        light, _ = pid(http, "light"), pid(http, "deep")
+        psutil.Process(light).kill()
+        assert pid(http, "light") != light
+
+
+def test_a_model_that_sleeps_is_unloaded_on_command(stack: ServedStack) -> None:
+    with stack.http() as http:
+        light, _ = pid(http, "light"), pid(http, "deep")
+        wait_until(lambda: states(http, "light") == ["sleeping"], 10, "it is seen asleep")
+        assert http.post("/v1/models/unload", json={"model": "light"}).status_code == 200
+        wait_until(lambda: not psutil.pid_exists(light), 20, "its server has ended")
+        wait_until(lambda: states(http, "light") == [], 10, "nothing is announced")
+
+
+def pid(http: httpx.Client, model: str) -> int:
+    """The number of the process that has answered."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    answer = http.post("/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["choices"][0]["message"]["content"])
+
+
+def states(http: httpx.Client, model: str) -> list[str]:
+    """The states of a model in the workers."""
+    events = http.get(f"/v1/models/{model}/events").text
+    told = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    return [worker["state"] for worker in told[-1]["workers"]]

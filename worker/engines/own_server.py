@@ -37,6 +37,7 @@ from inference_site.domain.request import GenerationRequest, Operation
 from inference_site.host import free_port, is_taken
 from inference_site.restart_delay import RestartDelay
 from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
+from worker.engines.openai_upstream.server import Endpoint
 from worker.model_servers import telemetry
 from worker.model_servers.process import Order, ServerProcess
 
@@ -91,23 +92,24 @@ server_settings = ServerSettings()
 class Launch:
     """How a model's server is started and spoken to.
 
-    ``order`` returns what starts it at a port, with a key; ``connect`` returns the engine that
-    speaks to the server at this address, with the key, once its path ``ready`` has answered with
-    status 200. ``pulse`` is a path that answers so only while the server goes on generating;
-    without it, the engine's ``fault`` is what tells. ``has_metrics``: it tells of itself on
-    ``METRICS``. ``why_not_loaded`` says why the process of a file has ended before it was ready;
-    then it is not started again. Without it, it is. ``sleep_level``: the server sleeps so deep when
-    the model makes room (vLLM's ``/sleep``); 0: it ends.
+    ``order`` returns what starts it at an endpoint; ``connect`` returns the engine that speaks to
+    the server there, once its path ``ready`` has answered with status 200. ``pulse`` is a path that
+    answers so only while the server goes on generating; without it, the engine's ``fault`` is what
+    tells. ``has_metrics``: it tells of itself on ``METRICS``. ``why_not_loaded`` says why the
+    process of a file has ended before it was ready; then it is not started again. Without it, it
+    is. ``sleep_level``: the server sleeps so deep when the model makes room (vLLM's ``/sleep``); 0:
+    it ends. ``on_socket``: it listens on a unix socket.
     """
 
-    order: Callable[[int, str], Order]
-    connect: Callable[[str, str], Engine]
+    order: Callable[[Endpoint], Order]
+    connect: Callable[[Endpoint], Engine]
     ready: str
     pulse: str = ""
     has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
     start_timeout_s: float = 3600.0
     sleep_level: int = 0
+    on_socket: bool = False
 
 
 class OwnServer(ForwardingEngine):
@@ -126,8 +128,9 @@ class OwnServer(ForwardingEngine):
         self._learn_at = 0.0
         self._telemetry: dict[str, float] = {}
         self._was_ready = self._lost_its_port = self._is_asleep = False
-        self._address = "", ""
-        """Where the server of now listens, and its key."""
+        self._endpoint: Endpoint | None = None
+        if launch.on_socket:  # Nobody else may enter its folder; its path is short.
+            self._socket_folder = tempfile.TemporaryDirectory(prefix="model-")
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.id}", daemon=True)
@@ -214,17 +217,11 @@ class OwnServer(ForwardingEngine):
 
     def _tell_server(self, path: str, body: dict[str, str] | None = None) -> bool:
         """Return whether the server has done it."""
-        root, key = self._address
-        if self._process is None or self._process.ended.is_set():
+        if self._endpoint is None or self._process is None or self._process.ended.is_set():
             return False  # The port may be another's now.
         try:
-            answer = httpx.post(
-                f"{root}{path}",
-                json=body,
-                headers={"Authorization": f"Bearer {key}"},
-                timeout=httpx.Timeout(self._launch.start_timeout_s, connect=_ASK_S),
-                trust_env=False,
-            )
+            with self._endpoint.client(self._launch.start_timeout_s) as http:
+                answer = http.post(path, json=body)
         except httpx.HTTPError as exc:
             logger.warning("model %s: %s: %s", self._spec.id, path, type(exc).__name__)
             return False
@@ -238,6 +235,8 @@ class OwnServer(ForwardingEngine):
         if process := self._process:
             process.stop()
         self._keeper.join(_CLOSES_S)
+        if self._launch.on_socket:
+            self._socket_folder.cleanup()
         self._threads.shutdown(wait=False)
 
     @property
@@ -292,29 +291,22 @@ class OwnServer(ForwardingEngine):
 
     def _live(self) -> tuple[bool, str]:
         """Run the server once; return whether it was ready, and how it has ended."""
-        key, port = secrets.token_urlsafe(24), free_port()
+        self._endpoint = at = self._new_endpoint()
         self._lost_its_port = False
-        process = ServerProcess(self._launch.order(port, key), server_settings.files)
+        process = ServerProcess(self._launch.order(at), server_settings.files)
         self._process = process
         if self._is_closed.is_set():  # ``close`` may have missed it.
             process.stop()
-        root = f"http://{HOST}:{port}"
-        self._address = root, key
-        with httpx.Client(
-            base_url=root,
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=_ASK_S,
-            trust_env=False,
-        ) as http:
-            reason = self._await_ready(process, http, root, key)
-        self._lost_its_port = process.ended.is_set() and is_taken(port)
+        with at.client(_ASK_S) as http:
+            reason = self._await_ready(process, http, at)
+        self._lost_its_port = process.ended.is_set() and is_taken(at.port)
         was_ready = not reason and not self._is_closed.is_set()
         if was_ready:
             logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
             self._was_ready = True
             self._note()
             self._began.set()
-            reason = self._await_end(process, root, key)
+            reason = self._await_end(process, at)
         if not process.ended.is_set():
             process.stop()
         reason = reason or process.reason
@@ -323,7 +315,17 @@ class OwnServer(ForwardingEngine):
             logger.error("model %s: its server has ended: %s; %s", self._spec.id, reason, said)
         return was_ready, reason
 
-    def _await_ready(self, process: ServerProcess, http: httpx.Client, root: str, key: str) -> str:
+    def _new_endpoint(self) -> Endpoint:
+        """Return where the server is to listen now."""
+        key, port = secrets.token_urlsafe(24), free_port()
+        if not self._launch.on_socket:
+            return Endpoint(f"http://{HOST}:{port}", port, key)
+        folder = self._socket_folder.name
+        return Endpoint(
+            "http://localhost", port, key, socket=f"{folder}/{secrets.token_hex(4)}.sock"
+        )
+
+    def _await_ready(self, process: ServerProcess, http: httpx.Client, at: Endpoint) -> str:
         """Return when the server has given a first token; else why it has not."""
         until = time.monotonic() + self._launch.start_timeout_s
         while not _answers(http, self._launch.ready):
@@ -334,7 +336,7 @@ class OwnServer(ForwardingEngine):
             if time.monotonic() > until:
                 return f"it was not ready within {self._launch.start_timeout_s:g} s"
         try:
-            engine = self._launch.connect(root, key)
+            engine = self._launch.connect(at)
         except (EngineError, httpx.HTTPError) as exc:
             logger.error("model %s: its server cannot be spoken to: %s", self._spec.id, exc)
             return process.reason if process.ended.wait(_ENDS_S) else "it cannot be spoken to"
@@ -348,9 +350,9 @@ class OwnServer(ForwardingEngine):
         self._engine = engine
         return ""
 
-    def _await_end(self, process: ServerProcess, root: str, key: str) -> str:
+    def _await_end(self, process: ServerProcess, at: Endpoint) -> str:
         """Return when the server has ended, or has been ended for its silence: why, then."""
-        pulse = _Pulse(root, key, self._launch, lambda: self._engine)
+        pulse = _Pulse(at, self._launch, lambda: self._engine)
         with pulse:
             while not process.ended.wait(_LOOK_S):
                 self._learn(process)
@@ -441,11 +443,8 @@ def sizes_of(spec: ModelSpec) -> str:
 class _Pulse:
     """For how long a server has given no sign of life."""
 
-    def __init__(
-        self, root: str, key: str, launch: Launch, engine: Callable[[], Engine | None]
-    ) -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False)
+    def __init__(self, at: Endpoint, launch: Launch, engine: Callable[[], Engine | None]) -> None:
+        self._http = at.client(_ASK_S)
         self._launch, self._engine = launch, engine
         self.telemetry: dict[str, float] = {}
         """What the server has told of itself last."""

@@ -513,7 +513,9 @@ class Runtime:
             self._load_anew(spec.id)
             return
         if spec.id in self._may_idle and model.is_loaded:
-            watch = IdleWatch(model, self._lease.renew, lambda: self._unload(spec.id))
+            watch = IdleWatch(
+                model, self._lease.renew, lambda: self._unload(spec.id, may_sleep=True)
+            )
             self._idle_watches[spec.id] = watch
             watch.start()
         self._settle(model)
@@ -576,9 +578,7 @@ class Runtime:
                 model.resume()
                 return
         self._replicas.forget(model.spec.id)
-        if model.sleep():
-            self._sleeping[model.spec.id] = model
-        self._drop(model)
+        self._retire(model)
 
     def _wanted(self) -> set[str]:
         """Return the models that generations wait for; all of them while nobody can tell."""
@@ -699,12 +699,18 @@ class Runtime:
                 return
         self._drop(model)
 
-    def _unload(self, model_id: str) -> None:
-        """Drop a model."""
+    def _unload(self, model_id: str, *, may_sleep: bool = False) -> None:
+        """Drop a model; ``may_sleep``: its server need not end, if its entry says so."""
         self._end_sleep(model_id)
         model = self._models.get(model_id)
         if model is not None and self._empty(model):
-            self._drop(model)
+            (self._retire if may_sleep else self._drop)(model)
+
+    def _retire(self, model: ServedModel) -> None:
+        """Drop a model on which nothing runs; its server sleeps if its entry says so."""
+        if model.sleep():
+            self._sleeping[model.spec.id] = model
+        self._drop(model)
 
     def _drop(self, model: ServedModel) -> None:
         """Drop a model on which nothing runs."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, ValidationInfo, fiel
 from inference_site.catalogue.engines.openai_upstream import ServerOptions
 from inference_site.catalogue.operator_settings import AnyText, Text
 
-PLACEHOLDERS = ("api_key", "file", "gpus", "host", "id", "models_dir", "port")
+PLACEHOLDERS = ("api_key", "file", "gpus", "host", "id", "models_dir", "port", "socket")
 _SOME = dict.fromkeys(PLACEHOLDERS, "")
 
 

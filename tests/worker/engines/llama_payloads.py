@@ -8,11 +8,12 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.llama_cpp.engine import server_at
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
+from worker.engines.openai_upstream.server import Endpoint
 
 
 def payloads(spec: ModelSpec, *, has_llguidance: bool = True) -> LlamaCppPayloads:
     """Return what writes the requests for a model that may think."""
-    server = server_at(spec, "http://127.0.0.1:1", "key")
+    server = server_at(spec, Endpoint("http://127.0.0.1:1", 1, "key"))
     return LlamaCppPayloads(
         spec, server, may_think=True, stop_texts=(), has_llguidance=has_llguidance
     )

@@ -14,7 +14,8 @@ from inference_site.catalogue.engines.openai_upstream import ServerOptions
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
-from worker.engines.openai_upstream.engine import load as load_upstream
+from worker.engines.openai_upstream.engine import engine_of
+from worker.engines.openai_upstream.server import Endpoint, server_of
 from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
 from worker.model_servers.process import Order
 
@@ -28,21 +29,23 @@ def load(spec: ModelSpec) -> Engine:
         ready=options.ready or FLAVORS[options.flavor].ready,
         start_timeout_s=options.start_timeout_s,
         sleep_level=options.sleep,
+        on_socket="{socket}" in options.command,
         has_metrics=options.flavor in ("llama_cpp", "vllm"),
     )
     return OwnServer(spec, launch)
 
 
-def _order(spec: ModelSpec, options: CommandOptions, port: int, key: str) -> Order:
+def _order(spec: ModelSpec, options: CommandOptions, at: Endpoint) -> Order:
     gpus = ",".join(map(str, options.gpus or ()))
     values = {
-        "api_key": key,
+        "api_key": at.key,
         "file": str(spec.file or ""),
         "gpus": gpus,
         "host": HOST,
         "id": spec.id,
         "models_dir": str(server_settings.models),
-        "port": str(port),
+        "port": str(at.port),
+        "socket": at.socket,
     }
     seen = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if options.gpus is not None else ()
     return Order(
@@ -54,11 +57,12 @@ def _order(spec: ModelSpec, options: CommandOptions, port: int, key: str) -> Ord
     )
 
 
-def _connected(spec: ModelSpec, root: str, key: str) -> Engine:
+def _connected(spec: ModelSpec, at: Endpoint) -> Engine:
     """Return the engine of a server that is ready."""
     spoken = {name: spec.options[name] for name in spec.options if name in _SPOKEN}
-    address = {"base_url": f"{root}/v1", "api_key": key}
-    return load_upstream(replace(spec, engine="openai_upstream", options={**spoken, **address}))
+    address = {"base_url": f"{at.root}/v1", "api_key": at.key}
+    upstream = replace(spec, engine="openai_upstream", options={**spoken, **address})
+    return engine_of(upstream, replace(server_of(upstream), socket=at.socket))
 
 
 _SPOKEN = frozenset(ServerOptions.model_fields)

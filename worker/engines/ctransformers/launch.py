@@ -32,7 +32,7 @@ from worker.engines.grammars import llguidance_grammar
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
-from worker.engines.openai_upstream.server import own_server
+from worker.engines.openai_upstream.server import Endpoint, own_server
 from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
 from worker.model_servers.llama_server import LOAD_FAILED
@@ -73,7 +73,7 @@ def load(spec: ModelSpec) -> Engine:
     return OwnServer(spec, launch).loaded()
 
 
-def _order(spec: ModelSpec, port: int, key: str) -> Order:
+def _order(spec: ModelSpec, at: Endpoint) -> Order:
     entry = {
         "id": spec.id,
         "file": str(spec.file),
@@ -89,8 +89,8 @@ def _order(spec: ModelSpec, port: int, key: str) -> Order:
         command=[sys.executable, "-m", program, orjson.dumps(entry).decode()],
         env={
             "PYTHONPATH": str(_ROOT),
-            "MODEL_SERVER_ADDRESS": f"{HOST}:{port}",
-            "MODEL_SERVER_KEY": key,
+            "MODEL_SERVER_ADDRESS": f"{HOST}:{at.port}",
+            "MODEL_SERVER_KEY": at.key,
         },
     )
 
@@ -101,9 +101,9 @@ def _why_not_loaded(spec: ModelSpec, process: ServerProcess) -> str:
     return f"ctransformers could not load {spec.file}: {process.reason}."
 
 
-def _connected(spec: ModelSpec, options: CtransformersOptions, root: str, key: str) -> Engine:
+def _connected(spec: ModelSpec, options: CtransformersOptions, at: Endpoint) -> Engine:
     """Return the engine of a server that is ready."""
-    server = own_server(spec, FLAVOR, root, key)
+    server = own_server(spec, FLAVOR, at)
     upstream, payloads = Upstream(spec, server), _Payloads(spec, server)
     engine = UpstreamEngine(upstream, payloads, TokenService(upstream, server, payloads), server)
     if not has_chat(spec):

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-import httpx
-
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
@@ -45,7 +43,7 @@ from worker.engines.llama_cpp.tokens import (
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
-from worker.engines.openai_upstream.server import Server, own_server
+from worker.engines.openai_upstream.server import Endpoint, Server, own_server
 from worker.engines.own_server import METRICS, Launch, OwnServer
 
 _ASK_S = 30.0
@@ -64,7 +62,7 @@ def load(spec: ModelSpec) -> Engine:
     return OwnServer(
         spec,
         Launch(
-            order=lambda port, key: order(spec, arguments, port, key),
+            order=partial(order, spec, arguments),
             connect=partial(_connected, spec, trial),
             ready=FLAVORS["llama_cpp"].ready,
             pulse=METRICS,  # Which its loop answers.
@@ -77,10 +75,9 @@ def load(spec: ModelSpec) -> Engine:
     ).loaded()
 
 
-def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> LlamaCppEngine:
+def _connected(spec: ModelSpec, trial: TemplateTrial, at: Endpoint) -> LlamaCppEngine:
     """Return the engine of a server that is ready."""
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=root, headers=headers, timeout=_ASK_S, trust_env=False) as http:
+    with at.client(_ASK_S) as http:
         props: dict[str, Any] = http.get("/props").raise_for_status().json()
         empty = http.post("/tokenize", json={"content": "", "add_special": True})
         adds_bos = bool(empty.raise_for_status().json().get("tokens"))
@@ -89,13 +86,13 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, root: str, key: str) -> Ll
             "embedding" in spec.options or http.post("/v1/completions", json=asked).is_success
         )
     facts = BuildFacts(props, adds_bos=adds_bos, has_llguidance=is_bound)
-    return LlamaCppEngine(spec, server_at(spec, root, key), trial, facts)
+    return LlamaCppEngine(spec, server_at(spec, at), trial, facts)
 
 
-def server_at(spec: ModelSpec, root: str, key: str) -> Server:
+def server_at(spec: ModelSpec, at: Endpoint) -> Server:
     """Return how the server of a model is spoken to that this worker has started."""
     variables = spec.options.get("chat_template_kwargs", {})
-    return own_server(spec, FLAVORS["llama_cpp"], root, key, variables)
+    return own_server(spec, FLAVORS["llama_cpp"], at, variables)
 
 
 @dataclass(frozen=True, slots=True)

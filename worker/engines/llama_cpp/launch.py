@@ -13,6 +13,7 @@ from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOp
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.configuration import check_prompt_templates, named_template
+from worker.engines.openai_upstream.server import Endpoint
 from worker.engines.own_server import HOST, server_settings
 from worker.model_servers import llama_server
 from worker.model_servers.process import Order
@@ -45,12 +46,12 @@ def checked(spec: ModelSpec) -> list[str]:
     return [*program, *_arguments(spec, options)]
 
 
-def order(spec: ModelSpec, arguments: list[str], port: int, key: str) -> Order:
-    """Return what starts the server on this port; requests must bring the key."""
+def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
+    """Return what starts the server there; requests must bring the key."""
     return Order(
         name=server_settings.file_of(spec.id, "").name,
-        command=[*arguments, "--host", HOST, "--port", str(port)],
-        env={"LLAMA_API_KEY": key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
+        command=[*arguments, "--host", HOST, "--port", str(at.port)],
+        env={"LLAMA_API_KEY": at.key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
     )
 
 

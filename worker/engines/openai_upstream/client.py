@@ -77,13 +77,7 @@ class Upstream:
         if self._server.key:
             headers["Authorization"] = f"Bearer {self._server.key}"
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,  # As many as there are runs: the slots bound them.
-                keepalive_timeout=_KEEP_ALIVE_S,
-                ttl_dns_cache=_DNS_CACHE_S,
-                resolver=_resolver(self._server),
-                ssl=httpx.create_ssl_context(),  # Knows certifi's authorities and SSL_CERT_FILE.
-            ),
+            connector=_connector(self._server),
             headers={**headers, **self._server.headers},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
@@ -282,6 +276,19 @@ class _CheckedResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def _connector(server: Server) -> aiohttp.BaseConnector:
+    """Return what connects to the server, as often as there are runs: the slots bound them."""
+    if server.socket:
+        return aiohttp.UnixConnector(server.socket, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+    return aiohttp.TCPConnector(
+        limit=0,
+        keepalive_timeout=_KEEP_ALIVE_S,
+        ttl_dns_cache=_DNS_CACHE_S,
+        resolver=_resolver(server),
+        ssl=httpx.create_ssl_context(),  # Knows certifi's authorities and SSL_CERT_FILE.
+    )
 
 
 def _resolver(server: Server) -> AbstractResolver | None:

@@ -26,7 +26,11 @@ def load(spec: ModelSpec) -> UpstreamEngine:
 
     Raise EngineLoadError for a key that cannot be read.
     """
-    server = server_of(spec)
+    return engine_of(spec, server_of(spec))
+
+
+def engine_of(spec: ModelSpec, server: Server) -> UpstreamEngine:
+    """Return the engine of a model of these servers."""
     upstream, payloads = Upstream(spec, server), Payloads(spec, server)
     tokens = TokenService(upstream, server, payloads)
     return UpstreamEngine(upstream, payloads, tokens, server)

@@ -10,11 +10,33 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import httpx
+
 from inference_site.catalogue.engines.openai_upstream import UpstreamOptions, fits_header
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS, Flavor
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server of this worker listens: at a port, or on the unix socket of this path."""
+
+    root: str
+    port: int
+    key: str = field(repr=False)
+    socket: str = ""
+
+    def client(self, timeout_s: float) -> httpx.Client:
+        """Return a client that sends the key."""
+        return httpx.Client(
+            base_url=self.root,
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=timeout_s,
+            transport=httpx.HTTPTransport(uds=self.socket or None, trust_env=False),
+            trust_env=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +46,8 @@ class Server:
     ``model`` is its name there; None: see ``Health``. ``template_vars`` are variables of the chat
     template that requests do not set. ``timeout_s`` bounds the waiting for a connection, for the
     first chunk, and for each later one; ``check_every_s`` is how often a server's health is asked.
-    ``allowed_addresses`` are the only ones that are connected to; None: any.
+    ``allowed_addresses`` are the only ones that are connected to; None: any. ``socket`` is the path
+    of a unix socket that is connected to instead.
     """
 
     base_urls: tuple[str, ...]
@@ -37,6 +60,7 @@ class Server:
     key: str | None = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     allowed_addresses: AllowedAddresses | None = None
+    socket: str = ""
 
     def without_key(self, text: str) -> str:
         """Return a text of the server without the key, should it repeat it."""
@@ -67,21 +91,21 @@ def server_of(spec: ModelSpec) -> Server:
 def own_server(
     spec: ModelSpec,
     flavor: Flavor,
-    root: str,
-    key: str,
+    at: Endpoint,
     template_vars: Mapping[str, Any] = MappingProxyType({}),
 ) -> Server:
-    """Return the server of a model that this worker has started at an address, with a key."""
+    """Return the server of a model that this worker has started."""
     return Server(
-        base_urls=(f"{root}/v1",),
+        base_urls=(f"{at.root}/v1",),
         model=spec.id,
         flavor=flavor,
         fields=flavor.fields,
         template_vars=template_vars,
         timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
         check_every_s=5.0,
-        key=key,
+        key=at.key,
         headers={},
+        socket=at.socket,
     )
 
 
