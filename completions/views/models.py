@@ -176,6 +176,7 @@ def _wire_model(
         context_length=spec.context_length,
         workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
+        tools=fleet.tools_of(spec.id),
         lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
         loading=_loading(spec, live, waiting) if status == ModelStatus.LOADING else None,
         reason=placement.why_no_host(spec, live) or None,

@@ -43,6 +43,8 @@ class Model(WireObject):
 
     ``status`` is "loaded" when a worker takes work for it; ``workers`` is how many do.
     ``context_length`` is tokens for one sequence; ``capabilities`` is what requests may ask of it;
+    ``tools`` says how a loaded model is shown the tools of a request: by its chat template
+    ("native") or in the system text ("prompt"); null where it takes none, or is not loaded.
     ``lora_adapters`` names what ``lora`` may name. ``loading`` is there while the status is
     "loading"; ``reason`` says that no worker may load it, and why. ``route`` is there for a name
     that stands for several models: its status is the best of theirs, its context the longest, and
@@ -57,6 +59,7 @@ class Model(WireObject):
     context_length: int
     workers: int
     capabilities: list[str]
+    tools: Literal["native", "prompt"] | None = None
     lora_adapters: list[str]
     loading: ModelLoading | None = None
     reason: str | None = None

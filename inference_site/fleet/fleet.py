@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from django.conf import settings
 
@@ -263,6 +263,11 @@ def capabilities_of(spec: ModelSpec) -> frozenset[str]:
     return model_capabilities(spec) if first is None else frozenset(first)
 
 
+def tools_of(model: str) -> Literal["native", "prompt"] | None:
+    """Return how a model is shown the tools of requests; None where no worker tells."""
+    return next((served.tools for served in live_view.having(model) if served.tools), None)
+
+
 def _known(model: str) -> ModelSpec:
     spec = catalogue().find(model)
     if spec is None:
@@ -335,6 +340,7 @@ __all__ = [
     "status_among",
     "status_of",
     "statuses_among",
+    "tools_of",
     "unload",
     "unloaded_on_purpose",
     "why_absent",

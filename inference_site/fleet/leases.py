@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import redis.exceptions
 from pydantic import TypeAdapter
@@ -74,7 +74,8 @@ class ModelReport:
     ``context_length`` is that of a slot. ``taken_bytes`` is what its server takes, and
     ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
     ``expected_s`` is in how many seconds a model that is loading should be ready, by how long its
-    loads took and those before it; None when that is unknown.
+    loads took and those before it; None when that is unknown. ``tools`` is how it is shown the
+    tools of requests; None where it takes none.
     """
 
     id: str
@@ -98,6 +99,7 @@ class ModelReport:
     taken_bytes: int = 0
     telemetry: dict[str, float] = field(default_factory=dict)
     expected_s: float | None = None
+    tools: Literal["native", "prompt"] | None = None
 
     @property
     def free(self) -> int:

@@ -435,3 +435,39 @@ def test_reference_to_nothing_is_refused_and_names_the_tools(
         ask(client, OSLO, tools=tools, tool_choice=tool_choice)
     assert caught.value.param == "tools"
     assert "Missing" in caught.value.message
+
+
+WRITTEN = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize("text", [WRITTEN, f"```json\n{WRITTEN}\n```"])
+def test_a_call_that_is_written_as_the_answer_is_a_call(client: openai.OpenAI, text: str) -> None:
+    steps = [{"text": text[:9]}, {"text": text[9:]}]
+    asked: dict[str, Any] = {"model": "scripted", "tools": [WEATHER]}
+    asked["messages"] = [{"role": "user", "content": json.dumps(steps)}]
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Oslo"}'
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == ""
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    tools: Any = [{"type": "function", **WEATHER["function"], "strict": False}]
+    response = client.responses.create(
+        model="scripted",
+        input=asked["messages"],
+        tools=tools,
+    )
+    assert [item.type for item in response.output] == ["function_call"]
+
+
+@pytest.mark.parametrize(
+    "text", [WRITTEN.replace("city", "town"), WRITTEN.replace("get_", "set_"), f"{WRITTEN} Or so."]
+)
+def test_an_answer_that_looks_like_a_call_and_fits_no_tool_is_text(
+    client: openai.OpenAI, text: str
+) -> None:
+    messages: Any = [{"role": "user", "content": json.dumps([{"text": text}])}]
+    tools: Any = [WEATHER]
+    answer = client.chat.completions.create(model="scripted", messages=messages, tools=tools)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", text)

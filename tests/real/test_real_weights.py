@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
+from tests.served_stack import ServedStack
 from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.timeout(300)  # The first test starts a whole site.
@@ -204,3 +205,46 @@ def test_ctransformers_writes_what_llama_cpp_writes_from_a_file_that_both_load(
 def test_ctransformers_refuses_a_vocabulary_that_it_would_read_wrongly(weights: Path) -> None:
     with pytest.raises(EngineLoadError, match="'gpt2'; the engine llama_cpp reads it"):
         load_engine(ModelSpec("smollm2", "ctransformers", weights))
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def test_tools_stand_in_the_system_text_where_the_template_has_no_place_for_them(
+    client: openai.OpenAI, stack: ServedStack
+) -> None:
+    called = {"id": "c1", "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'}}
+    talk: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is the weather in Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", **called}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    with stack.http() as http:
+        listed = {model["id"]: model["tools"] for model in http.get("/v1/models").json()["data"]}
+        assert (listed["smollm2"], listed["demo"]) == ("prompt", "native")
+        body = {"model": "smollm2", "messages": talk, "tools": [WEATHER]}
+        prompt = http.post("/v1/chat/render", json=body).raise_for_status().json()["prompt"]
+    system, question, call, result, begun = prompt.split("<|im_start|>")[1:]
+    assert system.startswith("system\nBe brief.\n\nYou can call these functions")
+    assert '"name": "get_weather", "description": "Get the weather of a city"' in system
+    assert question == "user\nWhat is the weather in Rome?<|im_end|>\n"
+    assert call == ('assistant\n{"name": "get_weather", "arguments": {"city": "Rome"}}<|im_end|>\n')
+    assert result == "user\nThe result of get_weather:\nsunny<|im_end|>\n"
+    assert begun == "assistant\n"
+    asked = {"messages": talk[:2], "tools": [WEATHER], "tool_choice": "required", **GREEDY}
+    forced: Any = client.chat.completions.create(model="smollm2", **asked)
+    assert forced.usage.prompt_tokens > 100  # The model has seen them.
+    [made] = forced.choices[0].message.tool_calls
+    assert json.loads(made.function.arguments) == {"city": "Rome"}

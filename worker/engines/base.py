@@ -84,6 +84,11 @@ class Engine(ABC):
         return ""
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether the model is shown tools in its own way; else they stand in the system text."""
+        return True
+
+    @property
     def server(self) -> ServerFacts:
         """What is known of the process that runs the model; nothing where there is none."""
         return ServerFacts()

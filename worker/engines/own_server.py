@@ -181,6 +181,11 @@ class OwnServer(ForwardingEngine):
         return self._fault or ("" if self._engine is None else self._engine.fault)
 
     @property
+    def shows_tools(self) -> bool:
+        """What its engine says (see ``Engine.shows_tools``)."""
+        return self._engine is None or self._engine.shows_tools
+
+    @property
     def server(self) -> ServerFacts:
         """What is known of its process (see ``Engine.server``)."""
         process = self._process

@@ -55,6 +55,7 @@ from worker.runtime.custom_calls import CustomCalls
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.truncation import start_truncating
+from worker.runtime.written_calls import WrittenCalls, may_write_calls
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Run:
         self._output_since: float | None = None
         self._unfinished = 1
         self._hooks: Hooks | None = None
+        self._written_calls: WrittenCalls | None = None
         self._custom_calls: CustomCalls | None = None
         self._keeper: Keeper | None = None
         self._meter = Meter(claim.model, claim.attempt, claim.waited_s)
@@ -122,6 +124,10 @@ class Run:
             self._usage = delta
         elif not isinstance(delta, PromptProgress):
             self._note(delta)
+        for piece in (delta,) if self._written_calls is None else self._written_calls.take(delta):
+            self._take(piece)
+
+    def _take(self, delta: Delta) -> None:
         for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
             self._pass_on(piece)
 
@@ -171,6 +177,9 @@ class Run:
         """
         with self._logged():
             try:
+                if self._written_calls is not None:
+                    for piece in self._written_calls.rest():
+                        self._take(piece)
                 if error is not None and not self._was_stopped(error):
                     raise error
                 assert self._assembler is not None
@@ -304,6 +313,9 @@ class Run:
         if document.store is None and not document.assembly.is_stored:
             self._keeper = keeper_for(claim.public_id, request)
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
+        if may_write_calls(request):
+            parallel = request.parallel_tool_calls
+            self._written_calls = WrittenCalls(request.tools, parallel=parallel)
         if any(tool.is_custom for tool in request.tools):
             self._custom_calls = CustomCalls(request.tools)
         return assembler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
@@ -137,8 +138,15 @@ class ServedModel:
             self.spec.context_length,
             taken_bytes=self._server.taken_bytes,
             telemetry=dict(self._server.telemetry),
+            tools=self._tools,
             **self._facts,
         )
+
+    @property
+    def _tools(self) -> Literal["native", "prompt"] | None:
+        if self._engine is None or "tools" not in model_capabilities(self.spec):
+            return None
+        return "native" if self._engine.shows_tools else "prompt"
 
     @property
     def _server(self) -> ServerFacts:

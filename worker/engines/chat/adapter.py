@@ -32,6 +32,7 @@ from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.forced_call import forced_constraint
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning
 from worker.engines.chat.template import without_bos
+from worker.engines.chat.tools_in_text import with_tools_in_text
 
 
 class ChatAdapter(Engine):
@@ -57,6 +58,7 @@ class ChatAdapter(Engine):
             return
         if sink.cancelled:
             return
+        request = self._told(request)
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
             sink_ = ChatSink(
@@ -95,7 +97,7 @@ class ChatAdapter(Engine):
             return
         if sink.cancelled:
             return
-        prompt = self._prompt(request)
+        prompt = self._prompt(self._told(request))
         tokens = _Tokens(sink)
         text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))
         try:
@@ -125,9 +127,16 @@ class ChatAdapter(Engine):
         """Close the engine."""
         self._engine.close()
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template does (see ``Engine.shows_tools``)."""
+        return self._chat.template.takes_tools
+
+    def _told(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request whose tools the template shows, or the text of its messages does."""
+        return request if self._chat.template.takes_tools else with_tools_in_text(request)
+
     def _prompt(self, request: GenerationRequest) -> str:
-        if request.tools and not self._chat.template.takes_tools:
-            raise InvalidRequest("This model's chat template has no place for tools.", "tools")
         if request.must_call and "grammar" not in self._capabilities:
             raise InvalidRequest("This model's engine cannot force a call.", "tool_choice")
         prompt = without_bos(self._chat.template.render(request), self._chat.bos)

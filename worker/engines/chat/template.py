@@ -48,6 +48,11 @@ def stop_texts_of(source: str) -> tuple[str, ...]:
     return () if error else tuple(json.loads(found))
 
 
+def takes_tools(source: str) -> bool:
+    """Whether a template shows tools to the model at all."""
+    return "tools" in source
+
+
 class ChatTemplate:
     """A template, which is rendered in a limited process. Thread-safe.
 
@@ -73,7 +78,7 @@ class ChatTemplate:
     @property
     def takes_tools(self) -> bool:
         """Whether the template shows tools to the model at all."""
-        return "tools" in self.source
+        return takes_tools(self.source)
 
     def render(self, request: GenerationRequest) -> str:
         """Return the prompt, with the beginning of the answer that the request asks for.

@@ -21,7 +21,8 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink, run_to_end
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
-from worker.engines.chat.template import stop_texts_of
+from worker.engines.chat.template import stop_texts_of, takes_tools
+from worker.engines.chat.tools_in_text import with_tools_in_text
 from worker.engines.llama_cpp.constraints import TRIAL
 from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
@@ -137,6 +138,7 @@ class LlamaCppEngine(Engine):
         self._own_chat: Callable[[str], ChatAdapter] = cache(
             partial(own_chat, spec, vocabulary, self._complete, self.tokenize)
         )
+        self._takes_tools = takes_tools(vocabulary.chat_template or "")
         self._threads = ThreadPoolExecutor(spec.slots, thread_name_prefix=f"model-{spec.id}")
 
     def start(
@@ -151,10 +153,11 @@ class LlamaCppEngine(Engine):
         """
         if sink.cancelled:
             return False
-        if request.operation == "chat" and not needs_own_chat(request, self._spec):
-            prompt = self._trial.check(request)
+        told = self._told(request)
+        if told.operation == "chat" and not needs_own_chat(told, self._spec):
+            prompt = self._trial.check(told)
             if not is_long((prompt,)):
-                event_loop().start(self._chat(request, sink), ended)
+                event_loop().start(self._chat(told, sink), ended)
                 return True
         elif request.operation == "complete" and not request.echo:
             request = self._payloads.with_whole_prompts(request)
@@ -164,8 +167,14 @@ class LlamaCppEngine(Engine):
         self._threads.submit(run_to_end, self, request, sink, ended)
         return True
 
+    def _told(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request whose tools the template shows, or the text of its messages does."""
+        is_told = self._takes_tools or request.operation not in ("chat", "render")
+        return request if is_told or request.prompt_template else with_tools_in_text(request)
+
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""
+        request = self._told(request)
         if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).chat(request, sink)
             return
@@ -261,6 +270,7 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
+        request = self._told(request)
         if request.prompt_template or reads_its_own_way(self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
             return
@@ -275,6 +285,11 @@ class LlamaCppEngine(Engine):
     def fault(self) -> str:
         """Why the server cannot be used (see ``Engine.fault``)."""
         return self._upstream.addresses.fault
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template does (see ``Engine.shows_tools``)."""
+        return self._takes_tools
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""

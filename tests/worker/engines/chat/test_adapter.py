@@ -138,14 +138,15 @@ def test_call_cannot_be_forced_without_grammars() -> None:
     assert caught.value.param == "tool_choice"
 
 
-def test_tools_need_a_template_that_shows_them() -> None:
-    chat_ = configure_chat(
-        ModelSpec("m", "fake"), ChatOptions(), Vocabulary("{{ messages[0].content }}")
-    )
-    with pytest.raises(InvalidRequest, match="no place for tools"):
-        ChatAdapter(CompletingEngine(), chat_, frozenset()).chat(
-            replace(ASK, tools=TOOLS), RecordingSink()
-        )
+def test_tools_stand_in_the_system_text_of_a_template_that_does_not_show_them() -> None:
+    source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    chat_ = configure_chat(ModelSpec("m", "fake"), ChatOptions(), Vocabulary(source))
+    engine = CompletingEngine("Yes.")
+    ChatAdapter(engine, chat_, frozenset()).chat(replace(ASK, tools=TOOLS), RecordingSink())
+    [prompt] = engine.requests[0].prompts
+    assert isinstance(prompt, str)
+    assert prompt.startswith("[system] You can call these functions")
+    assert f'{{"name": "{TOOLS[0].name}"' in prompt
 
 
 def test_reasoning_ends_at_its_budget_and_the_answer_goes_on() -> None:
