@@ -72,7 +72,8 @@ class ModelReport:
     ``context_length`` is that of a slot. ``taken_bytes`` is what its server takes, and
     ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
     ``expected_s`` is in how many seconds a model that is loading should be ready, by how long its
-    loads took and those before it; None when that is unknown.
+    loads took and those before it; None when that is unknown. ``away_since`` is when its server
+    went away, which may come back by itself; 0 while it is there, and if it was never ready.
     """
 
     id: str
@@ -96,6 +97,7 @@ class ModelReport:
     taken_bytes: int = 0
     telemetry: dict[str, float] = field(default_factory=dict)
     expected_s: float | None = None
+    away_since: float = 0.0
 
     @property
     def free(self) -> int:
@@ -300,6 +302,13 @@ class LiveView:
         So a worker that has just become ready is used by its first request.
         """
         return self.serving(model) or [w for w in self.workers_now() if w.serves(model)]
+
+    def away_since(self, model: str) -> float:
+        """Return when the last server of this model went away, which may come back; 0 if one is
+        there, or none will come back."""
+        if self.serving(model):
+            return 0.0
+        return max((served.away_since for served in self.having(model)), default=0.0)
 
     def having(self, model: str) -> list[ModelReport]:
         """Return every worker's report of this model, in any state."""

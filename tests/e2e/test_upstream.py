@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -270,7 +272,7 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
         assert absent() == {"away": "failed"}
         with pytest.raises(openai.InternalServerError) as caught:
             ask("away")
-        assert caught.value.code == "no_worker"
+        assert caught.value.code == "engine_unavailable"
         assert ask("demo")
         with server.running():
             wait_until(lambda: absent() == {}, 120, "the server to be found")
@@ -283,6 +285,68 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
             list(stream)  # Its server is gone.
         wait_until(lambda: absent() == {"away": "failed"}, 120, "the server to be missed")
         assert ask("demo")
+
+
+def test_a_request_waits_for_a_server_that_comes_back_whenever_it_came(
+    remote: openai.OpenAI, other_stack: ServedStack, away_port: int
+) -> None:
+    """Before the server went, as it went, and after; in the background for any time."""
+    respond = partial(remote.responses.create, model="away", input="Hello", background=True)
+    chat: Any = partial(remote.chat.completions.create, model="away", messages=HELLO)
+
+    def completed(id_: str) -> None:
+        wait_until(lambda: other_stack.row(id_)["status"] == "completed", 60, "its end")
+
+    with ThreadPoolExecutor(3) as pool:
+        early = respond()  # While it is down.
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat()
+        assert (caught.value.status_code, caught.value.code) == (503, "engine_unavailable")
+        with _away(away_port) as server:
+            completed(early.id)
+            server.answers = [_silent]
+            running = respond()
+            waiting = pool.submit(chat)
+            wait_until(lambda: len(server.asked) == 3, 60, "both runs")
+        wait_until(lambda: other_stack.row(running.id)["status"] == "queued", 60, "its return")
+        after = pool.submit(
+            lambda: "".join(c.choices[0].delta.content or "" for c in chat(stream=True))
+        )
+        with _away(away_port):
+            assert waiting.result(60).choices[0].message.content == "Here again"
+            assert after.result(60) == "Here again"
+            completed(running.id)
+    assert other_stack.row(running.id)["attempt"] > 1
+
+
+@pytest.mark.parametrize("said", [b"", b"EngineCore encountered an issue. See stack trace (above)"])
+def test_a_response_in_the_background_is_repeated_whose_server_ends_in_the_middle(
+    remote: openai.OpenAI, other_stack: ServedStack, odd: UpstreamServer, said: bytes
+) -> None:
+    def end(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("Half"))
+        if said:
+            talk.event({"error": {"message": said.decode(), "code": 500}})
+        talk.cut()
+
+    odd.answers = [end, streamed("All of it")]
+    made = remote.responses.create(model="odd", input="Hello", background=True)
+    wait_until(lambda: other_stack.row(made.id)["status"] == "completed", 60, "its end")
+    assert remote.responses.retrieve(made.id).output_text == "All of it"
+
+
+@contextmanager
+def _away(port: int) -> Iterator[UpstreamServer]:
+    server = UpstreamServer(port)
+    server.models, server.answers = ["away"], [streamed("Here", " again")]
+    with server.running():
+        yield server
+
+
+def _silent(talk: Talk) -> None:
+    talk.begin()
+    talk.wait_for_hang_up()
 
 
 def _endless(talk: Talk) -> None:

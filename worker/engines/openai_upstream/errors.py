@@ -6,6 +6,7 @@
 | 401, 403, 404 | EngineUnavailable: the operator's to mend, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
+| 5xx: the engine has ended | ModelServerAway |
 | other | GenerationFailed |
 """
 
@@ -27,6 +28,7 @@ from inference_site.domain.errors import (
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
+    ModelServerAway,
     RateLimited,
 )
 from inference_site.domain.request import GenerationRequest
@@ -38,6 +40,9 @@ _SHOWN = 1000
 _OPERATORS_MATTER = (401, 403, 404)
 _LONGEST_RETRY_AFTER_S = 3600
 _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
+
+_ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
+"""How vLLM says that its engine's process has ended; its server follows some seconds later."""
 
 _OVERFLOWS = tuple(
     re.compile(pattern, re.DOTALL)
@@ -127,6 +132,9 @@ class ErrorReader:
                     f"The server of the model '{self._id}' is overloaded: {message}",
                     retry_after_s(headers),
                 )
+            case _ if _ENDED.search(message):
+                said = f"The server of the model '{self._id}' cannot be reached."
+                return ModelServerAway(said, is_suspect=True)
             case _:
                 return GenerationFailed(f"the model's server: {message}")
 
