@@ -196,6 +196,37 @@ def test_what_the_server_does_not_know_is_named_and_what_it_knows_is_passed_on(
     assert odd.body["reasoning_effort"] == "low"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at "
+        "least 2049 input tokens, which exceeds this limit even before generating output tokens.",
+        "This model's maximum context length is 2048 tokens. However, your prompt contains 1000148 "
+        "characters (more than 262144 characters, which is the upper bound for 2048 input tokens).",
+        "max_tokens must be at least 1, got 0.",
+    ],
+)
+def test_a_prompt_that_is_too_long_in_the_words_of_vllm(
+    remote: openai.OpenAI, odd: UpstreamServer, said: str
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": None}})
+
+    turns: list[Any] = [{"role": "user", "content": "Word " * 50} for _ in range(8)]
+    odd.answers = [refuse]
+    with pytest.raises(openai.BadRequestError) as caught:
+        remote.chat.completions.create(model="odd", messages=turns)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    odd.answers = [refuse, streamed("Fits")]
+    made = remote.chat.completions.create(
+        model="odd", messages=turns, extra_body={"truncate_sequence": True}
+    )
+    assert made.choices[0].message.content == "Fits"
+    assert 0 < len(odd.body["messages"]) < 8
+    odd.answers = [refuse, streamed("Fits")]
+    assert remote.responses.create(model="odd", input=turns, truncation="auto").output_text
+
+
 def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamServer) -> None:
     error = {"message": "Too hot for me.", "param": "temperature"}
     odd.answers = [lambda talk: talk.say(400, {"error": error})]

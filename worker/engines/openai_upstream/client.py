@@ -82,7 +82,7 @@ class Upstream:
     ) -> None:
         self._id, self._server = spec.id, server
         self.addresses = Addresses(server.base_urls)
-        self.errors = errors(spec.id, server)
+        self.errors = errors(spec.id, server, spec.context_length)
         self._has_warned = False
         self._loop = event_loop()
         self._session = self._loop.run(self._connect())
