@@ -173,7 +173,9 @@ def to_tool(tool: RequestTool) -> Tool:
 
 
 def _function(function: FunctionDefinition) -> Tool:
-    return Tool(function.name, function.description, function.parameters or {})
+    is_strict = bool(function.strict)
+    parameters = function.parameters or {}
+    return Tool(function.name, function.description, parameters, is_strict=is_strict)
 
 
 def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:

@@ -14,7 +14,8 @@ class Tool:
     """A function the model may call; ``parameters`` is the JSON schema of its arguments.
 
     ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``), which is
-    of the ``grammar`` if there is one.
+    of the ``grammar`` if there is one. ``is_strict``: its calls must match the schema, also those
+    that the model chooses to make; forced ones always do.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Tool:
     parameters: dict[str, Any]
     is_custom: bool = False
     grammar: Constraint | None = None
+    is_strict: bool = False
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]

@@ -130,6 +130,8 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
     if honoured is not None:
         given = (name for name in _FOR_THE_ENGINE if getattr(body, name, None) not in (None, False))
         names += [name for name in given if name not in honoured]
+        if any(tool.is_strict for tool in asked.tools) and not {"strict"} & honoured:
+            names.append("tools[].strict")
     if any(tool.grammar for tool in asked.tools) and not asked.forced_grammar:
         names.append("tools[].format")
     return names

@@ -227,6 +227,17 @@ def test_a_prompt_that_is_too_long_in_the_words_of_vllm(
     assert remote.responses.create(model="odd", input=turns, truncation="auto").output_text
 
 
+def test_strict_tools_stay_strict(remote: openai.OpenAI, odd: UpstreamServer) -> None:
+    strict: Any = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+    odd.answers = [streamed("Hi")]
+    tools: list[Any] = [{"type": "function", "function": strict}]
+    remote.chat.completions.create(model="odd", messages=HELLO, tools=tools)
+    assert odd.body["tools"][0]["function"]["strict"] is True
+    flat: list[Any] = [{"type": "function", **strict}]
+    remote.responses.create(model="odd", input="Hi", tools=flat)
+    assert odd.body["tools"][0]["function"]["strict"] is True
+
+
 def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamServer) -> None:
     error = {"message": "Too hot for me.", "param": "temperature"}
     odd.answers = [lambda talk: talk.say(400, {"error": error})]

@@ -32,7 +32,8 @@ class Flavor:
     it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
     ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
     is too large. ``names_tokens``: log probabilities have the ids of their tokens, by which a stop
-    token is found. ``ready`` is the path that answers once it can be used.
+    token is found. ``forces_strictly``: a forced call matches its schema only if the tool is
+    ``strict``. ``ready`` is the path that answers once it can be used.
     """
 
     fields: Mapping[str, str]
@@ -47,6 +48,7 @@ class Flavor:
     lark_prefix: str = ""
     names_tokens: bool = False
     ends_after_stop: bool = False
+    forces_strictly: bool = False
     ready: str = "/health"
 
 
@@ -60,11 +62,14 @@ _EVERYWHERE = {
     "json_object": RESPONSE_FORMAT,
     "json_schema": RESPONSE_FORMAT,
 }
-_OPENAI = _EVERYWHERE | _same("logit_bias", "n", "reasoning_effort", "suffix", "verbosity")
+_OPENAI = {
+    **_EVERYWHERE,
+    **_same("logit_bias", "n", "reasoning_effort", "strict", "suffix", "verbosity"),
+}
 _OPEN_WEIGHTS = {
     **_EVERYWHERE,
     **_same("chat_template_kwargs", "continue_final_message", "ignore_eos", "logit_bias", "min_p"),
-    **_same("n", "reasoning_content", "stop_token_ids", "suffix", "top_k"),
+    **_same("n", "reasoning_content", "stop_token_ids", "strict", "suffix", "top_k"),
 }
 _VLLM = {
     **_OPEN_WEIGHTS,
@@ -111,6 +116,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         running_usage="continuous_usage_stats",
         tokens="vllm",
         float_embeddings=False,
+        forces_strictly=True,
     ),
     "sglang": Flavor(
         _SGLANG,

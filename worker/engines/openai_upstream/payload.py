@@ -156,6 +156,9 @@ class Payloads:
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": "required" if request.must_call else None,
         }
+        for tool, wire in zip(request.tools, tools, strict=True):
+            is_bound = request.must_call and self._flavor.forces_strictly
+            wire["function"] |= self.named({"strict": tool.is_strict or is_bound or None})
         return {"tools": tools, **self.named(switches)}
 
     def _template_fields(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPa
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer
+from tests.upstream_server import UpstreamServer, chunks, delta, finish
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 
@@ -210,6 +211,32 @@ def test_a_call_that_must_come_is_required(server: UpstreamServer, engine: Engin
         asked(engine, server, tools=TOOLS[:1], must_call=True)
     assert server.body["tool_choice"] == "required"
     assert len(server.body["tools"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flavor", "is_strict", "must_call", "sent"),
+    [
+        ("vllm", False, True, True),  # It forces the call, and binds only what is strict.
+        ("vllm", True, False, True),
+        ("vllm", False, False, None),
+        ("openai", False, True, None),  # OpenAI's own refuses schemas that are not made for it.
+        ("openai", True, True, True),
+        ("ollama", True, False, None),
+    ],
+)
+def test_strictness_is_sent_as_it_came_and_where_a_call_is_forced(
+    server: UpstreamServer,
+    load: Load,
+    flavor: str,
+    is_strict: bool,
+    must_call: bool,
+    sent: bool | None,
+) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    server.answers = [chunks(delta({"tool_calls": [call]}), finish("tool_calls"))]
+    tool = replace(TOOLS[0], is_strict=is_strict)
+    body = asked(load(flavor=flavor), server, tools=(tool,), must_call=must_call)
+    assert body["tools"][0]["function"].get("strict") is sent
 
 
 def test_llama_cpp_is_forced_by_a_schema(server: UpstreamServer, load: Load) -> None:
