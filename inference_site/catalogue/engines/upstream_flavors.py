@@ -32,7 +32,8 @@ class Flavor:
     it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
     ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
     is too large. ``names_tokens``: log probabilities have the ids of their tokens, by which a stop
-    token is found. ``forces_strictly``: a forced call matches its schema only if the tool is
+    token is found. ``greedy_once``: it refuses several choices of temperature 0, which
+    would be alike. ``forces_strictly``: a forced call matches its schema only if the tool is
     ``strict``. ``ready`` is the path that answers once it can be used.
     """
 
@@ -49,6 +50,7 @@ class Flavor:
     names_tokens: bool = False
     ends_after_stop: bool = False
     forces_strictly: bool = False
+    greedy_once: bool = False
     ready: str = "/health"
 
 
@@ -117,6 +119,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         tokens="vllm",
         float_embeddings=False,
         forces_strictly=True,
+        greedy_once=True,
     ),
     "sglang": Flavor(
         _SGLANG,

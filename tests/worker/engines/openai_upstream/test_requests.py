@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import TextDelta
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPart, ToolCall
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer, chunks, delta, finish
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 
@@ -237,6 +238,26 @@ def test_strictness_is_sent_as_it_came_and_where_a_call_is_forced(
     tool = replace(TOOLS[0], is_strict=is_strict)
     body = asked(load(flavor=flavor), server, tools=(tool,), must_call=must_call)
     assert body["tools"][0]["function"].get("strict") is sent
+
+
+@pytest.mark.parametrize(
+    ("flavor", "temperature", "sent"),
+    [("vllm", 0.0, None), ("vllm", 0.5, 2), ("openai", 0.0, 2)],
+)
+def test_choices_that_are_alike_are_computed_once_where_the_server_refuses_them(
+    server: UpstreamServer, load: Load, flavor: str, temperature: float, sent: int | None
+) -> None:
+    said = [text("Hi", index) for index in range(sent or 1)]
+    ended = [finish(index=index) for index in range(sent or 1)]
+    server.answers = [chunks(*said, *ended, usage(completion=5))]
+    sink = RecordingSink()
+    sampling = Sampling(temperature=temperature)
+    load(flavor=flavor).chat(GenerationRequest("m", HELLO, sampling=sampling, choices=2), sink)
+    assert server.body.get("n") == sent
+    texts = [(d.text, d.index) for d in sink.deltas if isinstance(d, TextDelta)]
+    assert texts == [("Hi", 0), ("Hi", 1)]
+    assert sink.usage.output_tokens == 5
+    assert sink.finishes == ["stop", "stop"]
 
 
 def test_llama_cpp_is_forced_by_a_schema(server: UpstreamServer, load: Load) -> None:
