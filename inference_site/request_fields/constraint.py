@@ -31,6 +31,8 @@ def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -
     found = [*([formatted] if formatted else []), *_given(body)]
     if len(found) > 1:
         first, second = (constraint.param.partition(".")[0] for constraint in found[:2])
+        if first == second:
+            first, second = (constraint.param for constraint in found[:2])
         raise InvalidRequestError(
             f"Request `{second}` and `{first}` were both provided but are mutually exclusive.",
             param=second,

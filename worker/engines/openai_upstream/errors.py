@@ -45,6 +45,9 @@ _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_l
 _ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
 """How vLLM says that its engine's process has ended; its server follows some seconds later."""
 
+_CONSTRAINTS = re.compile("grammar|schema|regex|structur|choices into|lark", re.I)
+"""Words of servers about a constraint, where they name no field."""
+
 _OVERFLOWS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
@@ -160,13 +163,15 @@ class ErrorReader:
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
         """Return our name of the field that the server's error names, if it names one."""
-        param = error.get("param")
+        param, constraint = error.get("param"), request.constraint
         if not isinstance(param, str) or not param:
-            return None
-        constraint = request.constraint
+            is_about_it = constraint is not None and _CONSTRAINTS.search(str(error.get("message")))
+            return constraint.param if constraint is not None and is_about_it else None
+        param = param.removeprefix("body.")  # vLLM's validation.
         field = re.split(r"[.\[]", param)[0]
         ours = self._ours.get(field)
-        if constraint is not None and ours in ("gbnf", "lark", "regex", "response_format"):
+        constraints = ("gbnf", "lark", "regex", "response_format", "structural_tag")
+        if constraint is not None and ours in constraints:
             return constraint.param
         return param if ours == field else ours
 
