@@ -76,7 +76,10 @@ _OPEN_WEIGHTS = {
 _VLLM = {
     **_OPEN_WEIGHTS,
     **_same("add_generation_prompt", "reasoning_effort", "repetition_penalty"),
+    **_same("allowed_token_ids", "bad_words", "include_stop_str_in_output", "min_tokens"),
+    **_same("cache_salt", "priority", "truncate_prompt_tokens", "vllm_xargs"),
     "reasoning_budget": "thinking_token_budget",
+    "structural_tag": "structured_outputs.structural_tag",
     "regex": "structured_outputs.regex",
     "gbnf": "structured_outputs.grammar",
     "lark": "structured_outputs.grammar",
@@ -85,6 +88,8 @@ _SGLANG = {
     **_OPEN_WEIGHTS,
     **_same("reasoning_effort", "regex", "repetition_penalty"),
     "gbnf": "ebnf",
+    "include_stop_str_in_output": "no_stop_trim",
+    "min_tokens": "min_tokens",
 }
 _LLAMA_CPP = {
     **{name: name for name in _OPEN_WEIGHTS if name not in ("stop_token_ids", "suffix")},

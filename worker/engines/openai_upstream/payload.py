@@ -85,6 +85,7 @@ class Payloads:
             "stop_token_ids": list(request.stop_token_ids) or None,
             "ignore_eos": request.ignore_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
+            **request.extensions,
         }
         return {**body, **self.named(asked), **self._constraint(request)}
 

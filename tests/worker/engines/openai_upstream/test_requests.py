@@ -260,6 +260,15 @@ def test_choices_that_are_alike_are_computed_once_where_the_server_refuses_them(
     assert sink.finishes == ["stop", "stop"]
 
 
+def test_fields_of_vllm_are_passed_on_to_it(server: UpstreamServer, load: Load) -> None:
+    given: dict[str, Any] = {"min_tokens": 3, "bad_words": ["no"], "vllm_xargs": {"a": 1}}
+    body = asked(load(flavor="vllm"), server, extensions={**given, "structural_tag": "{}"})
+    assert {name: body[name] for name in given} == given
+    assert body["structured_outputs"] == {"structural_tag": "{}"}
+    body = asked(load(flavor="sglang"), server, extensions=given)
+    assert (body["min_tokens"], "bad_words" in body) == (3, False)
+
+
 def test_llama_cpp_is_forced_by_a_schema(server: UpstreamServer, load: Load) -> None:
     body = asked(load(flavor="llama_cpp"), server, tools=TOOLS, must_call=True)
     assert body["response_format"]["json_schema"]["schema"]["anyOf"]
