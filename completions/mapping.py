@@ -35,6 +35,7 @@ from inference_site.request_fields.mapping import (
     require_stream_for_options,
     to_choices,
     to_grammar,
+    to_reasoning_budget,
     to_sampled_request,
     to_stop,
     to_template_vars,
@@ -64,7 +65,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         constraint=text_constraint(constraint, plan),
         template_vars=_template_vars(body),
         prompt_template=body.prompt_template or "",
-        reasoning_budget=body.reasoning_budget,
+        reasoning_budget=to_reasoning_budget(body.reasoning_budget, body.thinking_token_budget),
         tools=plan.tools,
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False and not plan.is_legacy,
@@ -173,7 +174,9 @@ def to_tool(tool: RequestTool) -> Tool:
 
 
 def _function(function: FunctionDefinition) -> Tool:
-    return Tool(function.name, function.description, function.parameters or {})
+    is_strict = bool(function.strict)
+    parameters = function.parameters or {}
+    return Tool(function.name, function.description, parameters, is_strict=is_strict)
 
 
 def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:

@@ -318,6 +318,8 @@ GPU_MEMORY_MIB = environment.number("GPU_MEMORY_MIB", 0)
 # Whether a request has its model loaded, and how long it waits for that.
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
+# How long a request of the foreground waits for the server of its model to come back.
+SERVER_WAIT_S = environment.number("SERVER_WAIT_S", 30)
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
 REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30)  # 0: refused requests are kept for ever.
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)

@@ -134,6 +134,10 @@ class UpstreamServer:
             )
         self.url = f"{scheme}://127.0.0.1:{self._server.server_port}/v1"
 
+    def stop_listening(self) -> None:
+        """Close the port, and keep what is connected."""
+        self._server.socket.close()
+
     @property
     def body(self) -> dict[str, Any]:
         """What it was asked last."""

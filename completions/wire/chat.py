@@ -86,6 +86,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -106,7 +106,7 @@ class CompletionRequest(ConstraintFields, SamplingFields):
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: StopTexts | None = None
     suffix: str | None = None
     stream: bool | None = None

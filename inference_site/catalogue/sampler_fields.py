@@ -16,7 +16,9 @@ from inference_site.domain.sampling import Sampling
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NotNegative = Annotated[float, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+MOST_BIAS = 100
+"""It forbids a token, or allows nothing beside those that have it."""
+Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # A key of JSON is text.
 
 

@@ -5,9 +5,11 @@
     │   ├── ContextLengthExceeded
     │   └── RequestTooLarge       more than a project may hold
     ├── GenerationFailed          the library failed while generating
+    │   └── ConnectionLost        the model's server went away in the middle of the answer
     └── EngineUnavailable         nothing can be run now; try again
         ├── EngineLoadError       the model could not be loaded; names the file and the reason
         ├── RateLimited           the engine accepts no more requests now
+        ├── ModelServerAway       the model's server went away before the answer; it may come back
         ├── DocumentLost          the request was lost with the Redis that held it
         ├── StreamLost            the answer could not be sent on
         ├── ShuttingDown          the worker was stopped before the end
@@ -89,6 +91,12 @@ class GenerationFailed(EngineError):
     """The engine failed while generating."""
 
 
+class ConnectionLost(GenerationFailed):
+    """The model's server went away in the middle of the answer."""
+
+    is_suspect = True
+
+
 class EngineUnavailable(EngineError):
     """The engine cannot run anything now; another time, or another worker, may.
 
@@ -106,6 +114,15 @@ class EngineLoadError(EngineUnavailable):
 
 class RateLimited(EngineUnavailable):
     """The engine accepts no more requests now."""
+
+
+class ModelServerAway(EngineUnavailable):
+    """The server of the model does not answer. Please try again later."""
+
+    def __init__(self, message: str | None = None, *, is_suspect: bool = False) -> None:
+        """``is_suspect``: it had the request, which may be why it went."""
+        super().__init__(message or self.__doc__)
+        self.is_suspect = is_suspect
 
 
 class _Documented(EngineUnavailable):

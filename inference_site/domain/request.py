@@ -14,7 +14,8 @@ class Tool:
     """A function the model may call; ``parameters`` is the JSON schema of its arguments.
 
     ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``), which is
-    of the ``grammar`` if there is one.
+    of the ``grammar`` if there is one. ``is_strict``: its calls must match the schema, also those
+    that the model chooses to make; forced ones always do.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Tool:
     parameters: dict[str, Any]
     is_custom: bool = False
     grammar: Constraint | None = None
+    is_strict: bool = False
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
@@ -72,6 +74,7 @@ class GenerationRequest:
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
     are asked for; with it ``max_output_tokens`` may be 0.
     ``return_progress`` has an engine that can feed ``PromptProgress`` while it reads a prompt.
+    ``extensions`` are fields of other servers that are passed on, by their names here.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
     ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
     ``token_texts`` has tokens come with their texts; both are of ``tokenize``.
@@ -106,6 +109,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     token_texts: bool = False
     prompt_template: str = ""
+    extensions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def answers(self) -> int:

@@ -75,7 +75,8 @@ class ModelReport:
     ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
     ``expected_s`` is in how many seconds a model that is loading should be ready, by how long its
     loads took and those before it; None when that is unknown. ``tools`` is how it is shown the
-    tools of requests; None where it takes none.
+    tools of requests; None where it takes none. ``away_since`` is when its server went away, which
+    may come back by itself; 0 while it is there, and if it was never ready.
     """
 
     id: str
@@ -100,6 +101,7 @@ class ModelReport:
     telemetry: dict[str, float] = field(default_factory=dict)
     expected_s: float | None = None
     tools: Literal["native", "prompt"] | None = None
+    away_since: float = 0.0
 
     @property
     def free(self) -> int:
@@ -290,6 +292,13 @@ class LiveView:
         So a worker that has just become ready is used by its first request.
         """
         return self.serving(model) or [w for w in self.workers_now() if w.serves(model)]
+
+    def away_since(self, model: str) -> float:
+        """Return when the last server of this model went away, which may come back; 0 if one is
+        there, or none will come back."""
+        if self.serving(model):
+            return 0.0
+        return max((served.away_since for served in self.having(model)), default=0.0)
 
     def having(self, model: str) -> list[ModelReport]:
         """Return every worker's report of this model, in any state."""

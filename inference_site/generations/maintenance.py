@@ -3,6 +3,7 @@
 abandoned   running on a worker that is dead: failed
 expired     waiting for longer than the queue timeout: failed
 unloaded    waiting for a model that takes too long to load: failed
+unserved    waiting for the server of a model that has been away for too long: failed
 homeless    waiting in the background for a model that the site does not have any more: failed
 unattended  left by all its readers, for longer than its grace: cancelled
 unstopped   goes on although it was to stop a while ago: asked again to stop
@@ -34,7 +35,13 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.errors import ModelGone, ModelLoading, QueueTimeout, WorkerLost
+from inference_site.domain.errors import (
+    ModelGone,
+    ModelLoading,
+    ModelServerAway,
+    QueueTimeout,
+    WorkerLost,
+)
 from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel, cancel_waiting
@@ -93,6 +100,7 @@ def maintain() -> None:
         give_up_abandoned,
         expire_waiting,
         expire_unloaded,
+        expire_unserved,
         stop_unattended,
         stop_again,
         expire_homeless,
@@ -294,6 +302,22 @@ def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
     if waiting is not None and not live_view.serving(waiting.model):
         _expire(waiting, "model_loading", ModelLoading())
     forget_waits([public_id])
+
+
+def expire_unserved() -> None:
+    """Fail what somebody has waited for while its server was away, for ``SERVER_WAIT_S``.
+
+    The time counts from when the server went, or from when the request came, if that was later.
+    """
+    wait_s = settings.SERVER_WAIT_S
+    for model in {served.id for worker in live_view.workers() for served in worker.models}:
+        since = live_view.away_since(model)
+        if not since or time.time() - since < wait_s:
+            continue
+        waiting = _waiting_for(wait_s).filter(model=model, background=False)
+        late = waiting.filter(service_class__lte=ServiceClass.FOREGROUND).order_by("created_at")
+        expire = partial(_expire, code="engine_unavailable", error=ModelServerAway())
+        _each((row.public_id, partial(expire, row)) for row in late[:_MOST_EXPIRED])
 
 
 def expire_homeless() -> None:

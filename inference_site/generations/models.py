@@ -170,7 +170,12 @@ class Claim:
     @property
     def may_restart(self) -> bool:
         """Whether it may be begun anew."""
-        return self.background and self.attempt - self.spared < MAX_ATTEMPTS
+        return self.background and self.has_attempts_left
+
+    @property
+    def has_attempts_left(self) -> bool:
+        """Whether it has been begun fewer times than it may be."""
+        return self.attempt - self.spared < MAX_ATTEMPTS
 
     @property
     def is_last_but_one(self) -> bool:

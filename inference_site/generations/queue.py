@@ -141,7 +141,8 @@ def _commit(
         is_near_end = waits and is_near_bound(row)
         place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
         # Before the row is committed: when Redis fails, nothing is accepted.
-        if settings.LOAD_WAIT_S and not row.background and not live_view.serving(row.model):
+        loads = not live_view.serving(row.model) and not live_view.away_since(row.model)
+        if settings.LOAD_WAIT_S and not row.background and loads:
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
         if not is_wanted():
             raise UnavailableError

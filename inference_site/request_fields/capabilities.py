@@ -8,11 +8,13 @@ from typing import Any
 
 from inference_site.api.payload import WireRequest
 from inference_site.catalogue.engines.registry import honoured_fields
-from inference_site.catalogue.sampler_fields import SamplerFields
+from inference_site.catalogue.sampler_fields import MOST_BIAS, SamplerFields
 from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.request_fields.constraint import STRUCTURAL_TAG
 from inference_site.request_fields.wire.constraint import ConstraintFields
+from inference_site.request_fields.wire.sampling import ServerFields
 from inference_site.submission.model_access import ResolvedModel
 
 LOGPROBS = "message.output_text.logprobs"
@@ -33,6 +35,10 @@ def _is_given(value: object) -> bool:
 
 def _is_false(value: object) -> bool:
     return value is False
+
+
+def _forbids(biases: dict[str, float] | None) -> bool:
+    return any(abs(bias) == MOST_BIAS for bias in (biases or {}).values())
 
 
 def _is_several(value: int | None) -> bool:
@@ -86,6 +92,7 @@ _NEEDS = (
     _Need("chat_template_kwargs", "chat_template"),
     _Need("template_vars", "chat_template"),
     _Need("reasoning_budget", "chat_template"),
+    _Need("thinking_token_budget", "chat_template"),
     _Need("prompt_template", "prompt_template", bool),
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
@@ -97,9 +104,46 @@ _MAPPED = ("reasoning.effort", "text.verbosity", "reasoning_effort", "verbosity"
 """Fields that a server may have under a name of its own, without a template that is known here."""
 _FOR_THE_ENGINE = (
     *SamplerFields.model_fields,
-    *("logit_bias", "ignore_eos", "reasoning_budget", "add_generation_prompt", "return_progress"),
+    *("logit_bias", "ignore_eos", "reasoning_budget", "thinking_token_budget", "return_progress"),
 )
+_OTHER_NAMES = {"thinking_token_budget": "reasoning_budget"}
 """Fields that change what comes, which a server may not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A field that changes which answers are allowed, when ``when`` is true of its value.
+
+    Where the engine has none of it, it is refused; what only tunes is ignored and named.
+    """
+
+    field: str
+    when: Callable[[Any], bool] = _is_given
+
+    @property
+    def name(self) -> str:
+        return self.field.rpartition(".")[2]
+
+
+BOUNDS = (
+    _Bound("min_tokens", bool),
+    _Bound("allowed_token_ids"),
+    _Bound("bad_words", bool),
+    _Bound("include_stop_str_in_output", bool),
+    _Bound("truncate_prompt_tokens"),
+    _Bound(STRUCTURAL_TAG),
+    _Bound("logit_bias", _forbids),
+    _Bound("add_generation_prompt", _is_false),
+)
+HINTS = ("cache_salt", "priority", "vllm_xargs")
+"""Fields of other servers that only tune."""
+_OF_SERVERS = {*ServerFields.model_fields, "structural_tag"}
+"""What no engine of this site's own has."""
+
+
+def _heeds(model: ResolvedModel, name: str) -> bool:
+    honoured = honoured_fields(model.spec)
+    return name not in _OF_SERVERS if honoured is None else name in honoured
 
 
 def require_fields(
@@ -118,6 +162,9 @@ def require_fields(
             continue
         if need.when(_value(body, need.field)):
             raise _unsupported(need.param or need.field, model)
+    for bound in BOUNDS:
+        if bound.when(_value(body, bound.field)) and not _heeds(model, bound.name):
+            raise _unsupported(bound.field, model)
 
 
 def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationRequest) -> list[str]:
@@ -127,9 +174,13 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
     """
     names = body.ignored_params
     honoured = honoured_fields(model.spec)
+    hints = (name for name in HINTS if getattr(body, name, None) is not None)
+    names += [name for name in hints if not _heeds(model, name)]
     if honoured is not None:
         given = (name for name in _FOR_THE_ENGINE if getattr(body, name, None) not in (None, False))
-        names += [name for name in given if name not in honoured]
+        names += [name for name in given if _OTHER_NAMES.get(name, name) not in honoured]
+        if any(tool.is_strict for tool in asked.tools) and not {"strict"} & honoured:
+            names.append("tools[].strict")
     if any(tool.grammar for tool in asked.tools) and not asked.forced_grammar:
         names.append("tools[].format")
     return names

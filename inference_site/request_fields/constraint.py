@@ -22,6 +22,9 @@ from inference_site.request_fields.wire.constraint import (
     JsonObjectFormat,
 )
 
+STRUCTURAL_TAG = "structured_outputs.structural_tag"
+"""It binds parts of an answer, and is passed on as it is."""
+
 
 def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
     """Return what the text must match: what is ``formatted`` or what a field asks for, or None.
@@ -29,8 +32,12 @@ def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -
     Raise InvalidRequestError for two constraints, and for one past the bounds.
     """
     found = [*([formatted] if formatted else []), *_given(body)]
+    if found and body.structured_outputs and body.structured_outputs.structural_tag is not None:
+        found.append(Constraint("json_object", "", STRUCTURAL_TAG))
     if len(found) > 1:
         first, second = (constraint.param.partition(".")[0] for constraint in found[:2])
+        if first == second:
+            first, second = (constraint.param for constraint in found[:2])
         raise InvalidRequestError(
             f"Request `{second}` and `{first}` were both provided but are mutually exclusive.",
             param=second,

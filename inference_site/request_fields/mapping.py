@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint_bounds import check_tools
-from inference_site.request_fields.wire.sampling import LoraAdapter, SamplingFields
+from inference_site.request_fields.wire.sampling import LoraAdapter, SamplingFields, ServerFields
 from inference_site.request_fields.wire.tools import GrammarDefinition
 
 
@@ -70,7 +71,15 @@ def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationReque
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         lora=_lora(body, spec),
+        extensions=_extensions(body),
     )
+
+
+def _extensions(body: SamplingFields) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in ServerFields.model_fields}
+    tag = getattr(getattr(body, "structured_outputs", None), "structural_tag", None)
+    given["structural_tag"] = tag if tag is None or isinstance(tag, str) else json.dumps(tag)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
@@ -137,6 +146,11 @@ def to_choices(n: int | None, spec: ModelSpec, param: str = "n") -> int:
             code="integer_above_max_value",
         )
     return n
+
+
+def to_reasoning_budget(ours: int | None, theirs: int | None) -> int | None:
+    """Return how many tokens of reasoning there may be, by our name or by vLLM's."""
+    return theirs if ours is None else ours
 
 
 def to_stop(stop: str | list[str] | None) -> tuple[str, ...]:

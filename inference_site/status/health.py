@@ -18,7 +18,7 @@ from inference_site.api.views import OpenView
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelStatus
-from inference_site.fleet.leases import LiveWorker, live_view
+from inference_site.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.storage.connections import own_connection
 from inference_site.storage.redis_clients import client_options
 
@@ -134,7 +134,7 @@ def _check_workers(absent: dict[str, str]) -> str:
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []
     away = [model for model, status in statuses.items() if status in _COMING]
-    restarting = fleet.restarting(away)
+    restarting = fleet.restarting(away) | _started_again(workers)
     for model, status in statuses.items():
         if status == ModelStatus.LOADED or not is_expected(model, status):
             continue
@@ -147,6 +147,12 @@ def _check_workers(absent: dict[str, str]) -> str:
         else:
             missing.append(_described(model, status, workers))
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
+
+
+def _started_again(workers: list[LiveWorker]) -> set[str]:
+    """Return the models that are loading and whose server has been ready before."""
+    reports = (served for worker in workers for served in worker.models)
+    return {r.id for r in reports if r.away_since and r.state == ModelState.LOADING}
 
 
 def _may_be_absent(

@@ -14,6 +14,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.routes import Route
+from inference_site.domain.errors import ModelServerAway
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import (
     ForbiddenError,
@@ -153,10 +154,15 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
 
     Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
     for ``LOAD_WAIT_S``. A request has a model loaded that is not preloaded, with ``LOAD_ON_DEMAND``
-    any. While the only worker of a model is being replaced, all requests wait.
-    Raise UnavailableError, ``model_loading`` or ``no_worker``.
+    any. While the only worker of a model is being replaced, all requests wait; so they do for a
+    server that is away and may come back, in the foreground for ``SERVER_WAIT_S``.
+    Raise UnavailableError, ``model_loading``, ``no_worker`` or ``engine_unavailable``.
     """
     if live_view.serving_now(spec.id):
+        return
+    if live_view.away_since(spec.id):
+        if not background and not settings.SERVER_WAIT_S:
+            raise UnavailableError(str(ModelServerAway()), code="engine_unavailable")
         return
     status = fleet.status_of(spec.id)
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):

@@ -15,6 +15,7 @@ from inference_site.request_fields.constraint import (
     to_constraint,
 )
 from inference_site.request_fields.mapping import (
+    to_reasoning_budget,
     to_sampled_request,
     to_stop,
     to_template_vars,
@@ -51,7 +52,7 @@ def to_generation_request(
             body.chat_template_kwargs,
             body.template_vars,
         ),
-        reasoning_budget=body.reasoning_budget,
+        reasoning_budget=to_reasoning_budget(body.reasoning_budget, body.thinking_token_budget),
         tools=plan.tools,
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False,

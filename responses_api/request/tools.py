@@ -68,6 +68,7 @@ def _tool(tool: Tool) -> domain.Tool:
             given = tool.format if isinstance(tool.format, GrammarInput) else None
             return custom_tool(tool.name, tool.description, to_grammar(given))
         case FunctionTool():
-            return domain.Tool(tool.name, tool.description, tool.parameters or {})
+            is_strict, parameters = bool(tool.strict), tool.parameters or {}
+            return domain.Tool(tool.name, tool.description, parameters, is_strict=is_strict)
         case HostedTool():
             raise TypeError("A hosted tool is not for a model.")

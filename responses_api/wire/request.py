@@ -249,6 +249,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     stop: StopTexts | None = None
     enable_thinking: bool | None = None
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
 

@@ -33,6 +33,8 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.EngineUnavailable("busy"), 503, SERVER, "engine_unavailable", "5"),
     (domain.EngineUnavailable("busy", 0), 503, SERVER, "engine_unavailable", "0"),
     (domain.EngineLoadError("bad"), 503, SERVER, "engine_unavailable", "5"),
+    (domain.ModelServerAway(), 503, SERVER, "engine_unavailable", "5"),
+    (domain.ConnectionLost("cut"), 500, SERVER, "model_error", None),
     (domain.RateLimited("slow"), 429, "requests", "rate_limit_exceeded", "5"),
     (domain.RateLimited("slow", 9), 429, "requests", "rate_limit_exceeded", "9"),
     (domain.WorkerLost(), 503, SERVER, "worker_lost", "1"),

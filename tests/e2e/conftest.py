@@ -130,6 +130,7 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         **hooks,
         **short,
         "IDEMPOTENCY_KEYS": "40",
+        "SERVER_WAIT_S": "4",
         "PROJECT_REDIS_BYTES": str(SHARE_OF_REDIS),
         "ODD_KEY": "sk-of-the-operator",
     }

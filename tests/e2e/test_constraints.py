@@ -125,7 +125,10 @@ def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
         ({"guided_json": "no JSON"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "grammar": "root ::= [a]"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.choice",
+        ),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ],

@@ -6,6 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -194,6 +196,48 @@ def test_what_the_server_does_not_know_is_named_and_what_it_knows_is_passed_on(
     assert odd.body["reasoning_effort"] == "low"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at "
+        "least 2049 input tokens, which exceeds this limit even before generating output tokens.",
+        "This model's maximum context length is 2048 tokens. However, your prompt contains 1000148 "
+        "characters (more than 262144 characters, which is the upper bound for 2048 input tokens).",
+        "max_tokens must be at least 1, got 0.",
+    ],
+)
+def test_a_prompt_that_is_too_long_in_the_words_of_vllm(
+    remote: openai.OpenAI, odd: UpstreamServer, said: str
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": None}})
+
+    turns: list[Any] = [{"role": "user", "content": "Word " * 50} for _ in range(8)]
+    odd.answers = [refuse]
+    with pytest.raises(openai.BadRequestError) as caught:
+        remote.chat.completions.create(model="odd", messages=turns)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    odd.answers = [refuse, streamed("Fits")]
+    made = remote.chat.completions.create(
+        model="odd", messages=turns, extra_body={"truncate_sequence": True}
+    )
+    assert made.choices[0].message.content == "Fits"
+    assert 0 < len(odd.body["messages"]) < 8
+    odd.answers = [refuse, streamed("Fits")]
+    assert remote.responses.create(model="odd", input=turns, truncation="auto").output_text
+
+
+def test_strict_tools_stay_strict(remote: openai.OpenAI, odd: UpstreamServer) -> None:
+    strict: Any = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+    odd.answers = [streamed("Hi")]
+    tools: list[Any] = [{"type": "function", "function": strict}]
+    remote.chat.completions.create(model="odd", messages=HELLO, tools=tools)
+    assert odd.body["tools"][0]["function"]["strict"] is True
+    flat: list[Any] = [{"type": "function", **strict}]
+    remote.responses.create(model="odd", input="Hi", tools=flat)
+    assert odd.body["tools"][0]["function"]["strict"] is True
+
+
 def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamServer) -> None:
     error = {"message": "Too hot for me.", "param": "temperature"}
     odd.answers = [lambda talk: talk.say(400, {"error": error})]
@@ -270,7 +314,7 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
         assert absent() == {"away": "failed"}
         with pytest.raises(openai.InternalServerError) as caught:
             ask("away")
-        assert caught.value.code == "no_worker"
+        assert caught.value.code == "engine_unavailable"
         assert ask("demo")
         with server.running():
             wait_until(lambda: absent() == {}, 120, "the server to be found")
@@ -283,6 +327,68 @@ def test_a_model_is_ready_when_its_server_is_and_the_site_is_all_the_time(
             list(stream)  # Its server is gone.
         wait_until(lambda: absent() == {"away": "failed"}, 120, "the server to be missed")
         assert ask("demo")
+
+
+def test_a_request_waits_for_a_server_that_comes_back_whenever_it_came(
+    remote: openai.OpenAI, other_stack: ServedStack, away_port: int
+) -> None:
+    """Before the server went, as it went, and after; in the background for any time."""
+    respond = partial(remote.responses.create, model="away", input="Hello", background=True)
+    chat: Any = partial(remote.chat.completions.create, model="away", messages=HELLO)
+
+    def completed(id_: str) -> None:
+        wait_until(lambda: other_stack.row(id_)["status"] == "completed", 60, "its end")
+
+    with ThreadPoolExecutor(3) as pool:
+        early = respond()  # While it is down.
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat()
+        assert (caught.value.status_code, caught.value.code) == (503, "engine_unavailable")
+        with _away(away_port) as server:
+            completed(early.id)
+            server.answers = [_silent]
+            running = respond()
+            waiting = pool.submit(chat)
+            wait_until(lambda: len(server.asked) == 3, 60, "both runs")
+        wait_until(lambda: other_stack.row(running.id)["status"] == "queued", 60, "its return")
+        after = pool.submit(
+            lambda: "".join(c.choices[0].delta.content or "" for c in chat(stream=True))
+        )
+        with _away(away_port):
+            assert waiting.result(60).choices[0].message.content == "Here again"
+            assert after.result(60) == "Here again"
+            completed(running.id)
+    assert other_stack.row(running.id)["attempt"] > 1
+
+
+@pytest.mark.parametrize("said", [b"", b"EngineCore encountered an issue. See stack trace (above)"])
+def test_a_response_in_the_background_is_repeated_whose_server_ends_in_the_middle(
+    remote: openai.OpenAI, other_stack: ServedStack, odd: UpstreamServer, said: bytes
+) -> None:
+    def end(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("Half"))
+        if said:
+            talk.event({"error": {"message": said.decode(), "code": 500}})
+        talk.cut()
+
+    odd.answers = [end, streamed("All of it")]
+    made = remote.responses.create(model="odd", input="Hello", background=True)
+    wait_until(lambda: other_stack.row(made.id)["status"] == "completed", 60, "its end")
+    assert remote.responses.retrieve(made.id).output_text == "All of it"
+
+
+@contextmanager
+def _away(port: int) -> Iterator[UpstreamServer]:
+    server = UpstreamServer(port)
+    server.models, server.answers = ["away"], [streamed("Here", " again")]
+    with server.running():
+        yield server
+
+
+def _silent(talk: Talk) -> None:
+    talk.begin()
+    talk.wait_for_hang_up()
 
 
 def _endless(talk: Talk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -20,8 +21,8 @@ from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet, leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import maintenance, queue
-from inference_site.generations.maintenance import expire_unloaded
-from inference_site.generations.models import Generation, Status
+from inference_site.generations.maintenance import expire_unloaded, expire_unserved
+from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.storage.redis_clients import site_client
 from inference_site.streams.request_documents import save_document
@@ -39,8 +40,10 @@ SPEC = ModelSpec("m", "scripted")
 def show(monkeypatch: pytest.MonkeyPatch) -> Show:
     """Have the site see one worker that has the model in some state, or has it not."""
 
-    def see(state: ModelState | None, since: float = 0.0) -> None:
-        models = () if state is None else (ModelReport("m", 1, 0, state, since=since),)
+    def see(state: ModelState | None, since: float = 0.0, away_since: float = 0.0) -> None:
+        models: tuple[ModelReport, ...] = ()
+        if state is not None:
+            models = (ModelReport("m", 1, 0, state, since=since, away_since=away_since),)
         view = LiveView(ttl_s=0)
         monkeypatch.setattr(leases, "live_workers", lambda: [LiveWorker("one", models)])
         for module in (model_access, routing, fleet, queue, maintenance):
@@ -97,6 +100,17 @@ def test_with_a_wait_for_loads_everybody_waits(show: Show, settings: Settings) -
     settings.LOAD_WAIT_S = 30
     show(ModelState.LOADING)
     assert refused() is None
+
+
+@pytest.mark.parametrize("state", [ModelState.FAILED, ModelState.LOADING])
+def test_a_server_that_may_come_back_is_waited_for(
+    show: Show, settings: Settings, state: ModelState
+) -> None:
+    show(state, away_since=time.time())
+    assert refused() is None
+    settings.SERVER_WAIT_S = 0
+    assert refused() == ("engine_unavailable", 5)
+    assert refused(background=True) is None
 
 
 @pytest.mark.parametrize("state", [None, ModelState.LOADING, ModelState.DRAINING])
@@ -244,6 +258,37 @@ def test_who_waits_too_long_for_a_load_is_told_so(
     waiting = {early.status, background.status, accepted_before.status}
     assert waiting == {Status.QUEUED}
     assert site_client().zscore("load-deadlines", late.public_id) is None
+
+
+@pytest.mark.parametrize(
+    ("came_s", "went_s", "changes", "expected"),
+    [
+        (40, 31, {}, "engine_unavailable"),  # It came before the server went, or after.
+        (31, 40, {}, "engine_unavailable"),
+        (40, 29, {}, ""),
+        (29, 40, {}, ""),
+        (40, 0, {}, ""),
+        (40, 40, {"background": True}, ""),
+        (40, 40, {"service_class": ServiceClass.BACKGROUND}, ""),  # Flex.
+    ],
+)
+def test_who_waits_too_long_for_a_server_is_told_so(
+    api_key: Key,
+    show: Show,
+    came_s: int,
+    went_s: int,
+    changes: dict[str, Any],
+    expected: str,
+) -> None:
+    row = create_generation(api_key[0], model="m", status=Status.QUEUED, **changes)
+    Generation.objects.filter(pk=row.pk).update(
+        created_at=timezone.now() - timedelta(seconds=came_s)
+    )
+    state = ModelState.FAILED if went_s else ModelState.READY
+    show(state, away_since=time.time() - went_s if went_s else 0)
+    expire_unserved()
+    row.refresh_from_db()
+    assert (row.status, row.error_code) == ("failed" if expected else "queued", expected)
 
 
 def test_who_waited_for_a_load_waits_for_a_slot_once_it_is_done(

@@ -22,10 +22,12 @@ from django.utils import timezone
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage
 from inference_site.domain.errors import (
+    ConnectionLost,
     DocumentLost,
     EngineError,
     GenerationFailed,
     InvalidRequest,
+    ModelServerAway,
     ModelServerLost,
     ShuttingDown,
     StreamLost,
@@ -59,6 +61,7 @@ from worker.runtime.written_calls import WrittenCalls, may_write_calls
 
 logger = logging.getLogger(__name__)
 
+_SERVER_LOST = (ConnectionLost, ModelServerAway, ModelServerLost)
 _RETRY_S = 0.5
 _HELD_UP_S = 60.0
 """Seconds that the end of a run waits for a locked row or table; after that, the check for orphans
@@ -184,8 +187,8 @@ class Run:
                     raise error
                 assert self._assembler is not None
                 status, ending = self._ended(self._assembler)
-            except (ModelServerLost, ShuttingDown, StreamLost) as exc:
-                if self._claim.may_restart and self._give_back(exc):
+            except (*_SERVER_LOST, ShuttingDown, StreamLost) as exc:
+                if self._may_be_repeated(exc) and self._give_back(exc):
                     self._span.end("given back")
                     return
                 status, ending = Status.FAILED, self._failure(exc)
@@ -197,7 +200,15 @@ class Run:
     def _was_stopped(self, error: Exception) -> bool:
         """Whether somebody has stopped what the end of its model's process has ended."""
         is_asked = self._stream.stop_reason == StopReason.REQUESTED
-        return is_asked and isinstance(error, ModelServerLost)
+        return is_asked and isinstance(error, _SERVER_LOST)
+
+    def _may_be_repeated(self, error: Exception) -> bool:
+        """Whether it may be begun anew: in the background, and what waits for a server that went
+        away before it has said anything."""
+        if self._claim.may_restart or not isinstance(error, ModelServerAway):
+            return self._claim.may_restart
+        is_new = self._first_token_at is None and settings.SERVER_WAIT_S > 0
+        return is_new and self._claim.has_attempts_left
 
     def _logged(self) -> AbstractContextManager[None]:
         claim = self._claim
@@ -212,7 +223,7 @@ class Run:
         """
         self._stream.release()
         claim = self._claim
-        is_suspect = isinstance(error, ModelServerLost) and error.is_suspect
+        is_suspect = isinstance(error, _SERVER_LOST) and error.is_suspect
         try:
             with lent_connection(), impatient_transaction():
                 is_waiting = Generation.objects.requeue(
@@ -222,7 +233,7 @@ class Run:
                     isolated=is_suspect and claim.is_last_but_one,
                     spared=not is_suspect,
                 )
-            if is_waiting and isinstance(error, ModelServerLost):
+            if is_waiting and isinstance(error, _SERVER_LOST):
                 with suppress(redis.exceptions.RedisError):  # Maintenance sends another.
                     send_wake_up(claim.model)
             return is_waiting
@@ -324,7 +335,9 @@ class Run:
         """Send what comes before the first delta, after the frames that were sent before."""
         opening: list[bytes] = []
         sent = found.sent
-        if not sent.frames and (sent.next or self._claim.attempt > 1):
+        # One in the foreground is only begun anew when nothing was sent.
+        may_lack = self._claim.background and self._claim.attempt > 1
+        if not sent.frames and (sent.next or may_lack):
             sent = sent.beyond()
         if sent.next:
             self._stream.start_at(sent.next, found.texts if sent.frames else (), sent.frames)

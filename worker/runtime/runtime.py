@@ -207,19 +207,12 @@ class Runtime:
             self._runs.pool.submit(self._lease.renew)
 
     def _announce_state(self, model: ServedModel) -> None:
-        """Have the lease say that a model can run nothing, or can again; as ``_announce``.
-
-        Requests for one whose server is started again wait for it, as for a worker that is
-        replaced; they are to do so before the lease says that it is loading.
-        """
+        """Have the lease say that a model can run nothing, or can again; as ``_announce``."""
 
         def tell() -> None:
-            id_ = model.spec.id
-            if model.is_restarting:
-                attempt("restart", lambda: fleet.note_restart([id_]))
             self._lease.renew()
             if model.state == ModelState.READY:
-                self._note_restarted([id_])
+                self._note_restarted([model.spec.id])
 
         with contextlib.suppress(RuntimeError):  # The worker has stopped.
             self._runs.pool.submit(tell)

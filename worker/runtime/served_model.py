@@ -48,7 +48,8 @@ class ServedModel:
         self._engine: Engine | None = None
         self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
         self._library = ""
-        self._is_closed = self._was_ready = self._is_asleep = False
+        self._is_closed = self._is_asleep = self._comes_back = False
+        self._away_since = 0.0
         self._facts: FileFacts = {}
         self._busy = self._expected = 0
         self._used_at = self.loaded_at = time.monotonic()
@@ -94,11 +95,6 @@ class ServedModel:
         return "" if (engine := self._ready_engine) is None else engine.fault
 
     @property
-    def is_restarting(self) -> bool:
-        """Whether its server has been ready, has ended, and is being started again."""
-        return self._was_ready and bool(self._starting)
-
-    @property
     def is_open(self) -> bool:
         """Whether it would take a generation now: not while an isolated one is on trial."""
         taken = self._busy + self._expected
@@ -136,6 +132,7 @@ class ServedModel:
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
             round(self._run_s, 3),
             self.spec.context_length,
+            away_since=self._away_since if self._state == ModelState.READY else 0.0,
             taken_bytes=self._server.taken_bytes,
             telemetry=dict(self._server.telemetry),
             tools=self._tools,
@@ -171,7 +168,7 @@ class ServedModel:
         """
         if self._engine is None or not self._engine.sleep():
             return False
-        self._is_asleep, self._was_ready = True, False
+        self._is_asleep, self._comes_back, self._away_since = True, False, 0.0
         self._state, self._since = ModelState.SLEEPING, time.time()
         return True
 
@@ -199,14 +196,22 @@ class ServedModel:
         self._library, self._reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
         self._used_at = self.loaded_at = time.monotonic()
-        self._was_ready = self.state == ModelState.READY
+        self._comes_back = not self._starting  # The server of others that is down, too.
+        self._note_away()
         self._engine.watch(self._note_change)
 
     def _note_change(self) -> None:
         self._since = time.time()
-        self._was_ready |= self.state == ModelState.READY
+        self._note_away()
         self._on_fault(self)
         self._on_change()
+
+    def _note_away(self) -> None:
+        """Note since when its server is away, which was there once or is another's."""
+        if self.state == ModelState.READY:
+            self._comes_back, self._away_since = True, 0.0
+        elif self._comes_back and not self._away_since:
+            self._away_since = time.time()
 
     def say(self, reason: str) -> None:
         """Say why it is not loaded yet."""

@@ -32,7 +32,9 @@ class Flavor:
     it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
     ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
     is too large. ``names_tokens``: log probabilities have the ids of their tokens, by which a stop
-    token is found. ``ready`` is the path that answers once it can be used.
+    token is found. ``greedy_once``: it refuses several choices of temperature 0, which
+    would be alike. ``forces_strictly``: a forced call matches its schema only if the tool is
+    ``strict``. ``ready`` is the path that answers once it can be used.
     """
 
     fields: Mapping[str, str]
@@ -47,6 +49,8 @@ class Flavor:
     lark_prefix: str = ""
     names_tokens: bool = False
     ends_after_stop: bool = False
+    forces_strictly: bool = False
+    greedy_once: bool = False
     ready: str = "/health"
 
 
@@ -60,16 +64,22 @@ _EVERYWHERE = {
     "json_object": RESPONSE_FORMAT,
     "json_schema": RESPONSE_FORMAT,
 }
-_OPENAI = _EVERYWHERE | _same("logit_bias", "n", "reasoning_effort", "suffix", "verbosity")
+_OPENAI = {
+    **_EVERYWHERE,
+    **_same("logit_bias", "n", "reasoning_effort", "strict", "suffix", "verbosity"),
+}
 _OPEN_WEIGHTS = {
     **_EVERYWHERE,
     **_same("chat_template_kwargs", "continue_final_message", "ignore_eos", "logit_bias", "min_p"),
-    **_same("n", "reasoning_content", "stop_token_ids", "suffix", "top_k"),
+    **_same("n", "reasoning_content", "stop_token_ids", "strict", "suffix", "top_k"),
 }
 _VLLM = {
     **_OPEN_WEIGHTS,
     **_same("add_generation_prompt", "reasoning_effort", "repetition_penalty"),
+    **_same("allowed_token_ids", "bad_words", "include_stop_str_in_output", "min_tokens"),
+    **_same("cache_salt", "priority", "truncate_prompt_tokens", "vllm_xargs"),
     "reasoning_budget": "thinking_token_budget",
+    "structural_tag": "structured_outputs.structural_tag",
     "regex": "structured_outputs.regex",
     "gbnf": "structured_outputs.grammar",
     "lark": "structured_outputs.grammar",
@@ -78,6 +88,8 @@ _SGLANG = {
     **_OPEN_WEIGHTS,
     **_same("reasoning_effort", "regex", "repetition_penalty"),
     "gbnf": "ebnf",
+    "include_stop_str_in_output": "no_stop_trim",
+    "min_tokens": "min_tokens",
 }
 _LLAMA_CPP = {
     **{name: name for name in _OPEN_WEIGHTS if name not in ("stop_token_ids", "suffix")},
@@ -111,6 +123,8 @@ FLAVORS: dict[FlavorName, Flavor] = {
         running_usage="continuous_usage_stats",
         tokens="vllm",
         float_embeddings=False,
+        forces_strictly=True,
+        greedy_once=True,
     ),
     "sglang": Flavor(
         _SGLANG,

@@ -73,7 +73,7 @@ class StructuredOutputs(WireRequest):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class ConstraintFields(WireRequest):

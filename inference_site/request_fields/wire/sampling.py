@@ -6,7 +6,7 @@ the API reference's; the others are extensions, named as local engines and their
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
@@ -36,7 +36,26 @@ LoraField = Annotated[
 ]
 
 
-class SamplingFields(SamplerFields, WireRequest):
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1_000)]
+
+
+class ServerFields(WireRequest):
+    """Fields of vLLM's that are passed on to servers which have them."""
+
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=256)]
+        | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: int | None = None
+    vllm_xargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+
+
+class SamplingFields(SamplerFields, ServerFields):
     """Omitted values come from the model's record, then the site's; an explicit 0 is honoured."""
 
     logit_bias: dict[str, Bias] | None = None

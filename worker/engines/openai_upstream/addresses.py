@@ -9,12 +9,17 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 NOT_ASKED = "It has not been asked yet."
+_SURE_S = 2.0
+"""As long as two looks at a server that is down."""
+_ENDS_S = 5.0
+"""How long a server may take to end after its engine."""
 
 
 class Address:
     """One server of the model. ``fault`` says why it cannot be used; empty while it can.
 
-    ``model`` is the model's name there, once it is known.
+    ``model`` is the model's name there, once it is known. It ``is_silent`` when its fault is that
+    it says nothing, which one that is busy may do, too.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -22,7 +27,9 @@ class Address:
         self.model: str | None = None
         self.fault = NOT_ASKED
         self.busy = 0
-        self._heard_at = self._avoided_until = -math.inf
+        self.is_silent = True
+        self._down_at = 0.0
+        self._heard_at = self._avoided_until = self._doubted_until = -math.inf
 
     @property
     def root_url(self) -> str:
@@ -33,6 +40,27 @@ class Address:
     def is_up(self) -> bool:
         """Whether it can be used."""
         return not self.fault
+
+    def note(self, fault: str, *, is_silent: bool) -> None:
+        """Note what is wrong with it; nothing: an empty text."""
+        if not self.fault:
+            self._down_at = time.monotonic()
+        self.fault, self.is_silent, self._doubted_until = fault, is_silent, -math.inf
+
+    def doubt(self) -> None:
+        """Do not believe for a while that it is up: its engine has ended, and its port has not."""
+        self._doubted_until = time.monotonic() + _ENDS_S
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it is not believed to be up."""
+        return time.monotonic() < self._doubted_until
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been down for some time, and not only silent."""
+        is_sure = time.monotonic() - self._down_at > _SURE_S
+        return bool(self.fault) and not self.is_silent and is_sure
 
     @property
     def is_avoided(self) -> bool:

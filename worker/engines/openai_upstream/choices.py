@@ -156,12 +156,21 @@ def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[Toke
 
 
 def _entry(entry: dict[str, Any], top: int, unknown: float = 0.0) -> TokenLogprob:
-    others = tuple(_entry(other, 0) for other in (entry.get("top_logprobs") or ())[:top])
+    others = tuple(_entry(other, 0) for other in _by_probability(entry)[:top])
     text_bytes, logprob = entry.get("bytes"), entry["logprob"]
     logprob = unknown if logprob is None else logprob
     if text_bytes is None:
         return _token(entry["token"], logprob, others)
     return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others)
+
+
+def _by_probability(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what else could have come, the likeliest first; vLLM begins with what was drawn."""
+
+    def rank(other: dict[str, Any]) -> float:
+        return math.inf if other["logprob"] is None else -other["logprob"]
+
+    return sorted(entry.get("top_logprobs") or (), key=rank)
 
 
 def _likeliest(wire: dict[str, float], top: int) -> tuple[TokenLogprob, ...]:

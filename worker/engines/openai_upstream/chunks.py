@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from inference_site.domain.deltas import Delta, PromptProgress
-from inference_site.domain.errors import EngineError, GenerationFailed
+from inference_site.domain.errors import ConnectionLost, EngineError, GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
@@ -115,12 +115,12 @@ class ChunkReader:
         self._take(DONE)
 
     def end(self) -> None:
-        """Take the end of the stream. Raise GenerationFailed for one that is cut off."""
+        """Take the end of the stream. Raise ConnectionLost for one that is cut off."""
         if self._done:
             return
         self.feed(b"\n")  # Ends a last line that nothing ends.
         if not self._done and not self.is_complete:
-            raise GenerationFailed("The model's server ended the stream before the answer.")
+            raise ConnectionLost("The model's server ended the stream before the answer.")
 
     def account(self) -> None:
         """Tell what was used, if anything was."""

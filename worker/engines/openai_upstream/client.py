@@ -18,7 +18,12 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.errors import EngineError, EngineUnavailable, GenerationFailed
+from inference_site.domain.errors import (
+    ConnectionLost,
+    EngineError,
+    GenerationFailed,
+    ModelServerAway,
+)
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
@@ -41,6 +46,11 @@ _DNS_CACHE_S = 10
 _ELSEWHERE = (429, 502, 503)
 """What one server answers with while another may take the request."""
 _AVOIDED_S = 1
+_DOWN = (502, 503, 504)
+"""What is answered for a server that is down, by itself or by a proxy, and by one that is busy."""
+_SILENT_S = 5.0
+"""How long a stream may bring nothing once its server is gone: a server that stops may end what it
+has begun, after it has closed its port."""
 _MOST_ERROR_BYTES = 65_536
 
 T = TypeVar("T")
@@ -49,12 +59,19 @@ T = TypeVar("T")
 class _NotHere(Exception):
     """This server takes the request not now; ``error`` is what that means if no other does."""
 
-    def __init__(self, error: EngineError) -> None:
-        self.error = error
+    def __init__(self, error: EngineError, status: int) -> None:
+        self.error, self.status = error, status
 
 
 class _Gone(Exception):
     """The server was found to be down while it was waited for."""
+
+    def __str__(self) -> str:
+        return "it does not answer any more"
+
+
+_FAILED = (aiohttp.ClientError, OSError, Lost, Silent, ModelServerAway, _Gone, _NotHere)
+"""How an attempt fails that may be made elsewhere, or again."""
 
 
 class Upstream:
@@ -65,7 +82,7 @@ class Upstream:
     ) -> None:
         self._id, self._server = spec.id, server
         self.addresses = Addresses(server.base_urls)
-        self.errors = errors(spec.id, server)
+        self.errors = errors(spec.id, server, spec.context_length)
         self._has_warned = False
         self._loop = event_loop()
         self._session = self._loop.run(self._connect())
@@ -148,7 +165,9 @@ class Upstream:
             try:
                 with address.taken():
                     return await run(address)
-            except (aiohttp.ClientError, OSError, Lost, Silent, _Gone, _NotHere) as exc:
+            except _FAILED as exc:
+                if isinstance(exc, _NotHere) and exc.status in _DOWN:
+                    await self.health.look_at(address)
                 error, may_repeat = self._meaning(address, exc, reader)
                 if not self.addresses.has_another(tried):
                     if not (may_repeat and backoffs):
@@ -166,18 +185,34 @@ class Upstream:
         Raise what it means if no other server may be asked, either.
         """
         said = str(exc) or type(exc).__name__
+        if isinstance(exc, ModelServerAway):  # It says so itself, and goes in a moment.
+            self.health.note_end(address)
+            if reader is None or not reader.begun:
+                return exc, False
         if isinstance(exc, Silent):
             raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
         if isinstance(exc, _NotHere):
-            return exc.error, False
+            return self._not_here(address, exc.error), False
         if reader is not None and reader.begun:
-            raise GenerationFailed(f"The model's server closed the connection: {said}") from exc
+            logger.error("model %s: %s: %s", self._id, address.base_url, said)
+            raise ConnectionLost("The model's server closed the connection.") from exc
         logger.error("model %s: %s: %s", self._id, address.base_url, said)
-        if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        is_timeout = isinstance(exc, aiohttp.ConnectionTimeoutError)
+        if isinstance(exc, aiohttp.ClientConnectorError) or is_timeout:
             fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
-            self.health.note(address, fault)
-        error = EngineUnavailable(f"The server of the model '{self._id}' cannot be reached.")
-        return error, not isinstance(exc, aiohttp.ConnectionTimeoutError)
+            self.health.note(address, fault, is_silent=is_timeout)
+            return ModelServerAway(self._unreachable), not is_timeout
+        return ModelServerAway(self._unreachable, is_suspect=True), True
+
+    def _not_here(self, address: Address, error: EngineError) -> EngineError:
+        """Return what the refusal of a server means: it is busy, or it is down."""
+        if address.is_up or isinstance(error, ModelServerAway):
+            return error
+        return ModelServerAway(self._unreachable)
+
+    @property
+    def _unreachable(self) -> str:
+        return f"The server of the model '{self._id}' cannot be reached."
 
     async def _pause(self, seconds: float, sink: Sink | ChunkReader) -> None:
         with self._loop.watching(sink, seconds + _CONNECT_TIMEOUT_S):
@@ -226,17 +261,19 @@ class Upstream:
         if answer.status in _ELSEWHERE:
             pause_s = retry_after_s(answer.headers)
             address.avoid(_AVOIDED_S if pause_s is None else pause_s)
-            raise _NotHere(error)
+            raise _NotHere(error, answer.status)
         raise error
 
     def _watched(
         self, address: Address, sink: Sink | ChunkReader, reader: ChunkReader | None
     ) -> AbstractContextManager[Watch]:
-        def why_not() -> Exception | None:
-            """Return why this server is not waited for any longer: another could answer."""
-            if address.is_up or (reader is not None and reader.begun):
-                return None
-            return _Gone(address.fault) if self.addresses.has_another({address}) else None
+        def why_not(silent_s: float) -> Exception | None:
+            """Return why this server is not waited for any longer: it will not answer, or another
+            could."""
+            may_go = reader is None or not reader.begun
+            if not address.is_up and may_go and self.addresses.has_another({address}):
+                return _Gone()
+            return _Gone() if address.is_gone and silent_s > _SILENT_S else None
 
         return self._loop.watching(sink, self._server.timeout_s, why_not)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from inference_site.domain.model_spec import ModelSpec
@@ -17,6 +18,7 @@ from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
+from worker.engines.openai_upstream.repeating import RepeatingSink
 from worker.engines.openai_upstream.server import Server, server_of
 from worker.engines.openai_upstream.tokens import TokenService
 
@@ -77,6 +79,10 @@ class UpstreamEngine(ForwardingEngine):
         self, operation: Operation, request: GenerationRequest, sink: Sink
     ) -> Coroutine[Any, Any, None]:
         """Return the run; its payload is made here, on the calling thread."""
+        is_greedy = request.sampling.temperature == 0 and self._server.flavor.greedy_once
+        if request.choices > 1 and is_greedy:
+            sink = RepeatingSink(sink, request.choices)
+            request = replace(request, choices=1)
         match operation:
             case "chat":
                 payload = self._payloads.chat(request)

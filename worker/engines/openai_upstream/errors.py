@@ -6,6 +6,7 @@
 | 401, 403, 404 | EngineUnavailable: the operator's to mend, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
+| 5xx: the engine has ended | ModelServerAway |
 | other | GenerationFailed |
 """
 
@@ -16,6 +17,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -27,6 +29,7 @@ from inference_site.domain.errors import (
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
+    ModelServerAway,
     RateLimited,
 )
 from inference_site.domain.request import GenerationRequest
@@ -39,10 +42,20 @@ _OPERATORS_MATTER = (401, 403, 404)
 _LONGEST_RETRY_AFTER_S = 3600
 _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
 
+_ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
+"""How vLLM says that its engine's process has ended; its server follows some seconds later."""
+
+_CONSTRAINTS = re.compile("grammar|schema|regex|structur|choices into|lark", re.I)
+"""Words of servers about a constraint, where they name no field."""
+
 _OVERFLOWS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         # vLLM and OpenAI
+        r"context length is (?P<context>\d+) tokens.*?at least (?P<input>\d+) input tokens",
+        r"context length is (?P<context>\d+) tokens.*?contains (?P<characters>\d+) characters "
+        r"\(more than (?P<most>\d+)",
+        r"max_tokens must be at least 1, got (?P<left>-?\d+)",
         r"context length is (?P<context>\d+) tokens.*?\((?P<input>\d+) in the (?:messages|prompt)",
         r"context length is (?P<context>\d+) tokens.*?(?:has|passed) (?P<input>\d+) input tokens",
         r"context length is (?P<context>\d+) tokens.*?resulted in (?P<input>\d+) tokens",
@@ -59,14 +72,17 @@ _OVERFLOWS = tuple(
         r"context length is (?P<context>\d+) tokens.*?requested (?P<input>\d+) tokens",
     )
 )
-"""How servers say that a prompt is too long; the first that fits counts."""
+"""How servers say that a prompt is too long; the first that fits counts.
+
+vLLM counts no further than it has to, or only characters, or what is left for the answer.
+"""
 
 
 class ErrorReader:
     """Reads the errors of one model's server."""
 
-    def __init__(self, model_id: str, server: Server) -> None:
-        self._id, self._server = model_id, server
+    def __init__(self, model_id: str, server: Server, context_length: int) -> None:
+        self._id, self._server, self._context_length = model_id, server, context_length
         self._ours = {theirs.split(".")[0]: ours for ours, theirs in server.fields.items()}
         self._ours |= {name: name for name in _OWN_FIELDS}
 
@@ -127,31 +143,35 @@ class ErrorReader:
                     f"The server of the model '{self._id}' is overloaded: {message}",
                     retry_after_s(headers),
                 )
+            case _ if _ENDED.search(message):
+                said = f"The server of the model '{self._id}' cannot be reached."
+                return ModelServerAway(said, is_suspect=True)
             case _:
                 return GenerationFailed(f"the model's server: {message}")
 
     def _refused(
         self, message: str, error: dict[str, Any], request: GenerationRequest
     ) -> InvalidRequest:
-        found = _overflow(message, error)
-        if found is None:
+        found = _overflow(message, error, self._context_length)
+        if found is None or (found.says_left and request.max_output_tokens == 0):
             return InvalidRequest(message, self._param(error, request))
-        context, tokens = found
-        if tokens >= context or request.truncate:
+        if found.tokens >= found.context or request.truncate:
             return ContextLengthExceeded(
-                context, tokens, request.subject, is_estimated=bool(error.get("is_estimated"))
+                found.context, found.tokens, request.subject, is_estimated=found.is_estimated
             )
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
         """Return our name of the field that the server's error names, if it names one."""
-        param = error.get("param")
+        param, constraint = error.get("param"), request.constraint
         if not isinstance(param, str) or not param:
-            return None
-        constraint = request.constraint
+            is_about_it = constraint is not None and _CONSTRAINTS.search(str(error.get("message")))
+            return constraint.param if constraint is not None and is_about_it else None
+        param = param.removeprefix("body.")  # vLLM's validation.
         field = re.split(r"[.\[]", param)[0]
         ours = self._ours.get(field)
-        if constraint is not None and ours in ("gbnf", "lark", "regex", "response_format"):
+        constraints = ("gbnf", "lark", "regex", "response_format", "structural_tag")
+        if constraint is not None and ours in constraints:
             return constraint.param
         return param if ours == field else ours
 
@@ -171,14 +191,31 @@ def _error_of(body: Any) -> dict[str, Any]:
             return body
 
 
-def _overflow(message: str, error: Mapping[str, Any]) -> tuple[int, int] | None:
+@dataclass(frozen=True, slots=True)
+class _Overflow:
+    """A prompt that is too long, in tokens. ``says_left``: only the rest of the context is told."""
+
+    context: int
+    tokens: int
+    is_estimated: bool = False
+    says_left: bool = False
+
+
+def _overflow(message: str, error: Mapping[str, Any], known_context: int) -> _Overflow | None:
     """Return the context's length and the prompt's, if a prompt that is too long was refused."""
     context, tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
     if isinstance(context, int) and isinstance(tokens, int):
-        return context, tokens
-    for pattern in _OVERFLOWS:
-        if found := pattern.search(message):
-            return int(found["context"]), int(found["input"])
+        return _Overflow(context, tokens, bool(error.get("is_estimated")))
+    found = next((match for p in _OVERFLOWS if (match := p.search(message))), None)
+    if found is None:
+        return None
+    match {name: int(told) for name, told in found.groupdict().items()}:
+        case {"context": length, "input": tokens}:
+            return _Overflow(length, tokens, is_estimated="at least" in found[0])
+        case {"context": length, "characters": characters, "most": most}:
+            return _Overflow(length, length * characters // max(1, most), is_estimated=True)
+        case {"left": left}:
+            return _Overflow(known_context, known_context - left, True, says_left=True)
     return None
 
 

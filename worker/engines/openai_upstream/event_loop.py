@@ -63,7 +63,9 @@ class Content(Protocol):
 class Watch:
     """A task that waits for a server, as long as somebody wants the answer."""
 
-    def __init__(self, watched: Watched, timeout_s: float, why_not: Callable[[], Exception | None]):
+    def __init__(
+        self, watched: Watched, timeout_s: float, why_not: Callable[[float], Exception | None]
+    ) -> None:
         self._watched, self._timeout_s, self._why_not = watched, timeout_s, why_not
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -94,7 +96,7 @@ class Watch:
         elif self._looks_lost > 1:
             reason = Lost("it was cut off")
         else:
-            reason = self._why_not()
+            reason = self._why_not(now - self._heard_at)
         if reason is not None:
             self._reason = reason
             self._task.cancel()
@@ -182,12 +184,13 @@ class EventLoop:
         self,
         watched: Watched,
         timeout_s: float,
-        why_not: Callable[[], Exception | None] = lambda: None,
+        why_not: Callable[[float], Exception | None] = lambda _: None,
     ) -> Iterator[Watch]:
         """Watch the current task meanwhile.
 
         Raise Cancelled once nobody wants the answer, Silent after ``timeout_s`` without a sign of
-        the server, and what ``why_not`` returns as soon as that is something.
+        the server, and what ``why_not`` returns as soon as that is something; it is given for how
+        long the server has been silent, in seconds.
         """
         watch = Watch(watched, timeout_s, why_not)
         self._watches.add(watch)

@@ -27,8 +27,12 @@ class Fault(Exception):
     """Why a server cannot be used; names its address.
 
     Pages show it to people who may have chosen the address, so it repeats nothing of the server's
-    answer: they could read any service of the network that way.
+    answer: they could read any service of the network that way. ``is_silent``: it says nothing.
     """
+
+    def __init__(self, said: str, *, is_silent: bool = False) -> None:
+        super().__init__(said)
+        self.is_silent = is_silent
 
 
 class Health:
@@ -60,19 +64,31 @@ class Health:
     async def _check(self, address: Address) -> None:
         if address.is_up and address.was_heard_within(self._server.check_every_s):
             return
+        await self.look_at(address)
+
+    async def look_at(self, address: Address) -> None:
+        """Ask one now."""
         try:
             address.model = await self._found(address)
         except Fault as exc:
             # One that is busy may be slow to answer this; what it sends to runs counts for more.
-            if not address.was_heard_within(self._patience_s + self._server.check_every_s):
-                self.note(address, str(exc))
+            patience_s = self._patience_s + self._server.check_every_s
+            if not exc.is_silent or not address.was_heard_within(patience_s):
+                self.note(address, str(exc), is_silent=exc.is_silent)
         else:
             self.note(address, "")
 
-    def note(self, address: Address, fault: str) -> None:
+    def note_end(self, address: Address) -> None:
+        """Note that what generates on a server has ended, though its port may be open still."""
+        self.note(address, f"Model '{self._id}': the engine of {address.base_url} has ended.")
+        address.doubt()
+
+    def note(self, address: Address, fault: str, *, is_silent: bool = False) -> None:
         """Note what is wrong with a server, or that nothing is."""
+        if not fault and address.is_doubted:
+            return
         before, could_run = address.fault, not self._addresses.fault
-        address.fault = fault
+        address.note(fault, is_silent=is_silent)
         if fault and fault != before:
             logger.error("%s", fault)
         elif before and not fault:
@@ -118,7 +134,8 @@ class Health:
                     body, status = await answer.read(), answer.status
         except (aiohttp.ClientError, OSError) as exc:
             said = str(exc) or type(exc).__name__
-            raise Fault(f"Model '{self._id}': {url} cannot be reached: {said}") from exc
+            fault = f"Model '{self._id}': {url} cannot be reached: {said}"
+            raise Fault(fault, is_silent=isinstance(exc, TimeoutError)) from exc
         if status in _ALIVE:
             return None
         if status != 200:

@@ -85,6 +85,7 @@ class Payloads:
             "stop_token_ids": list(request.stop_token_ids) or None,
             "ignore_eos": request.ignore_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
+            **request.extensions,
         }
         return {**body, **self.named(asked), **self._constraint(request)}
 
@@ -156,6 +157,9 @@ class Payloads:
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": "required" if request.must_call else None,
         }
+        for tool, wire in zip(request.tools, tools, strict=True):
+            is_bound = request.must_call and self._flavor.forces_strictly
+            wire["function"] |= self.named({"strict": tool.is_strict or is_bound or None})
         return {"tools": tools, **self.named(switches)}
 
     def _template_fields(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -96,6 +97,7 @@ def test_the_answer_of_a_service_that_is_no_model_server_is_not_repeated(
         ({"param": "temperature"}, "temperature"),
         ({"param": "repeat_penalty"}, "repetition_penalty"),
         ({"param": "messages[0].content"}, "messages[0].content"),
+        ({"param": "body.temperature"}, "temperature"),  # vLLM's validation.
         ({"param": "something_of_theirs"}, None),
         ({"param": 5}, None),
     ],
@@ -107,6 +109,28 @@ def test_the_parameter_is_kept_when_it_is_one_of_ours(
     error = refused(load(flavor="llama_cpp"))
     assert isinstance(error, InvalidRequest)
     assert error.param == param
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed to transform json schema into a grammar: 1:1",
+        "Grammar error: Invalid type: nope",
+        "Invalid grammar specification.",
+        "The provided JSON schema contains features not supported by xgrammar.",
+    ],
+)
+def test_what_vllm_says_of_a_constraint_is_about_its_field(
+    server: UpstreamServer, load: Load, said: str
+) -> None:
+    server.answers = [answer(400, {"error": {"message": said, "param": None, "code": 400}})]
+    constraint = Constraint("json_schema", '{"type": "nope"}', "response_format")
+    error = refused(load(flavor="vllm"), replace(HELLO, constraint=constraint))
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "response_format"
+    error = refused(load(flavor="vllm"))
+    assert isinstance(error, InvalidRequest)
+    assert error.param is None
 
 
 def test_the_parameter_of_a_validation_is_kept(server: UpstreamServer, engine: Engine) -> None:

@@ -15,18 +15,32 @@ from pathlib import Path
 import pytest
 
 from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.errors import EngineUnavailable, GenerationFailed
+from inference_site.domain.errors import (
+    ConnectionLost,
+    EngineUnavailable,
+    GenerationFailed,
+    ModelServerAway,
+)
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
 from tests.certificates import write_certificate
 from tests.ports import free_port
 from tests.served_stack import ROOT
 from tests.sinks import RecordingSink
-from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
+from tests.upstream_server import (
+    Answer,
+    Talk,
+    UpstreamServer,
+    chunks,
+    delta,
+    finish,
+    streamed,
+    text,
+)
 from tests.waiting import wait_until
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
-from worker.engines.openai_upstream import client
+from worker.engines.openai_upstream import addresses, client
 
 pytestmark = pytest.mark.slow  # Connections time out and are tried again.
 
@@ -152,6 +166,86 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     with pytest.raises(GenerationFailed, match="sent nothing in time"):
         engine.chat(HELLO, RecordingSink())
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_silent_stream_ends_once_its_server_is_gone(
+    server: UpstreamServer, load: Load, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """vLLM stops its engine at a SIGTERM, closes its port, and keeps its connections."""
+    monkeypatch.setattr(client, "_SILENT_S", 0.2)
+    monkeypatch.setattr(addresses, "_SURE_S", 0.1)
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        if begun:
+            talk.event(text("a"))
+        server.stop_listening()
+        talk.wait_for_hang_up()
+
+    server.answers = [answer]
+    engine, sink = load(check_every_s=0.1), RecordingSink()
+    with pytest.raises(ConnectionLost if begun else ModelServerAway):
+        engine.chat(HELLO, sink)
+    assert sink.text == ("a" if begun else "")
+
+
+def test_a_server_that_stops_ends_what_it_has_begun(
+    server: UpstreamServer, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_SILENT_S", 1.0)
+    monkeypatch.setattr(addresses, "_SURE_S", 0.1)
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        server.stop_listening()
+        for _ in range(8):
+            talk.event(text("a"))
+            time.sleep(0.2)
+        talk.event(finish())
+        talk.end()
+
+    server.answers = [answer]
+    engine, sink = load(check_every_s=0.1), RecordingSink()
+    engine.chat(HELLO, sink)
+    assert sink.text == "a" * 8
+    assert engine.fault
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_engine_that_has_ended_is_a_server_that_is_away(
+    server: UpstreamServer, engine: Engine, status: int
+) -> None:
+    """In vLLM's words, while its port is open still."""
+    error = {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+    says: Answer = lambda talk: talk.say(status, {"error": error})  # noqa: E731
+    server.answers = [chunks({"error": error})] if status == 200 else [says]
+    with pytest.raises(ModelServerAway, match="cannot be reached") as caught:
+        engine.chat(HELLO, RecordingSink())
+    assert caught.value.is_suspect
+    assert "has ended" in engine.fault
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_503_of_a_server_that_is_down_is_its_absence(
+    server: UpstreamServer, engine: Engine, is_down: bool
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(503, {"error": {"message": "Loading model"}})
+
+    server.answers = [refuse]
+    if is_down:
+        server.list_models = refuse
+    with pytest.raises(EngineUnavailable) as caught:
+        engine.chat(HELLO, RecordingSink())
+    assert isinstance(caught.value, ModelServerAway) == is_down
+    assert bool(engine.fault) == is_down
 
 
 def test_a_slow_stream_outlives_the_timeout_between_its_chunks(

@@ -319,6 +319,16 @@ def test_log_probabilities_are_read(server: UpstreamServer, engine: Engine) -> N
     assert [(other.token, other.text_bytes) for other in entry.top] == [("a", b"a")]
 
 
+def test_the_likeliest_come_first_also_of_vllm_that_begins_with_what_was_drawn(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    others = [{"token": t, "logprob": p} for t, p in (("a", -2.5), ("b", -0.5), ("c", -1.5))]
+    entry = {**ENTRY, "top_logprobs": others}
+    server.answers = [chunks(text("a", logprobs={"content": [entry]}), finish(), usage())]
+    [piece] = [d for d in chat(engine, top_logprobs=3).deltas if isinstance(d, TextDelta)]
+    assert [other.token for other in piece.logprobs[0].top] == ["b", "c", "a"]
+
+
 def test_log_probabilities_of_half_a_character_come_with_the_whole(
     server: UpstreamServer, engine: Engine
 ) -> None:

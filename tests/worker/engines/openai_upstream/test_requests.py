@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inference_site.domain.deltas import TextDelta
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPart, ToolCall
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 
@@ -210,6 +212,61 @@ def test_a_call_that_must_come_is_required(server: UpstreamServer, engine: Engin
         asked(engine, server, tools=TOOLS[:1], must_call=True)
     assert server.body["tool_choice"] == "required"
     assert len(server.body["tools"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flavor", "is_strict", "must_call", "sent"),
+    [
+        ("vllm", False, True, True),  # It forces the call, and binds only what is strict.
+        ("vllm", True, False, True),
+        ("vllm", False, False, None),
+        ("openai", False, True, None),  # OpenAI's own refuses schemas that are not made for it.
+        ("openai", True, True, True),
+        ("ollama", True, False, None),
+    ],
+)
+def test_strictness_is_sent_as_it_came_and_where_a_call_is_forced(
+    server: UpstreamServer,
+    load: Load,
+    flavor: str,
+    is_strict: bool,
+    must_call: bool,
+    sent: bool | None,
+) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    server.answers = [chunks(delta({"tool_calls": [call]}), finish("tool_calls"))]
+    tool = replace(TOOLS[0], is_strict=is_strict)
+    body = asked(load(flavor=flavor), server, tools=(tool,), must_call=must_call)
+    assert body["tools"][0]["function"].get("strict") is sent
+
+
+@pytest.mark.parametrize(
+    ("flavor", "temperature", "sent"),
+    [("vllm", 0.0, None), ("vllm", 0.5, 2), ("openai", 0.0, 2)],
+)
+def test_choices_that_are_alike_are_computed_once_where_the_server_refuses_them(
+    server: UpstreamServer, load: Load, flavor: str, temperature: float, sent: int | None
+) -> None:
+    said = [text("Hi", index) for index in range(sent or 1)]
+    ended = [finish(index=index) for index in range(sent or 1)]
+    server.answers = [chunks(*said, *ended, usage(completion=5))]
+    sink = RecordingSink()
+    sampling = Sampling(temperature=temperature)
+    load(flavor=flavor).chat(GenerationRequest("m", HELLO, sampling=sampling, choices=2), sink)
+    assert server.body.get("n") == sent
+    texts = [(d.text, d.index) for d in sink.deltas if isinstance(d, TextDelta)]
+    assert texts == [("Hi", 0), ("Hi", 1)]
+    assert sink.usage.output_tokens == 5
+    assert sink.finishes == ["stop", "stop"]
+
+
+def test_fields_of_vllm_are_passed_on_to_it(server: UpstreamServer, load: Load) -> None:
+    given: dict[str, Any] = {"min_tokens": 3, "bad_words": ["no"], "vllm_xargs": {"a": 1}}
+    body = asked(load(flavor="vllm"), server, extensions={**given, "structural_tag": "{}"})
+    assert {name: body[name] for name in given} == given
+    assert body["structured_outputs"] == {"structural_tag": "{}"}
+    body = asked(load(flavor="sglang"), server, extensions=given)
+    assert (body["min_tokens"], "bad_words" in body) == (3, False)
 
 
 def test_llama_cpp_is_forced_by_a_schema(server: UpstreamServer, load: Load) -> None:
