@@ -73,7 +73,7 @@ def served_model(
     no worker serves it (see ``require_served``).
     """
     name = name or settings.DEFAULT_MODEL
-    if not name:
+    if not name.strip():
         raise InvalidRequestError(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
