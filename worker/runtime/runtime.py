@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import django.db
 import redis.exceptions
 from django.conf import settings
 from django.db import connection
@@ -21,7 +22,7 @@ from django.db import connection
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import adapters, fleet, server_logs
+from inference_site.fleet import fleet, server_logs
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
@@ -33,6 +34,7 @@ from inference_site.fleet.leases import (
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Generation, Status
+from inference_site.model_store import adapters
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
@@ -384,7 +386,7 @@ class Runtime:
         """Return a model as it is described now, with the adapters that were added to it."""
         spec = catalogue().find(model_id)
         if spec is not None:
-            with contextlib.suppress(redis.exceptions.RedisError):
+            with contextlib.suppress(django.db.Error):
                 return adapters.read().to(spec)
         return spec
 
@@ -580,7 +582,7 @@ class Runtime:
 
     def _drops_newest_adapter(self, model: str) -> bool:
         dropped = None
-        with contextlib.suppress(redis.exceptions.RedisError):
+        with contextlib.suppress(django.db.Error):
             dropped = adapters.remove_newest(model)
         if dropped is not None:
             logger.error("%s: it is loaded without the adapter %s", model, dropped)
