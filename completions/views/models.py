@@ -173,7 +173,7 @@ def _wire_model(
         created=created,
         owned_by="inference-site",
         status=status.value,
-        context_length=spec.context_length,
+        context_length=fleet.context_of(spec),
         workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
         lora_adapters=sorted(added_view.now().to(spec).lora_adapters),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import traceback
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
 from inference_site.management.commands import serve
+from tests.tiny_ggml import CONTEXT, write_ggml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -123,7 +125,6 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("model: {m: {}}", "models: must map model ids"),
         ("models: {m: [", "is not YAML"),
         ("models: {m: [demo.gguf]}", "models.m: must be a mapping, or the name of a file"),
-        ("models: {m: demo.txt}", "models.m.file: "),
         ("models: {m: }", "models.m: must be a mapping"),
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
         ("models: {m: {engine: [scripted]}}", "models.m.engine: Input should be a valid string"),
@@ -288,6 +289,25 @@ def test_names_prices_and_files_of_the_hub_are_read(models_file: Path, settings:
     assert spec.file == Path("/var/models/org/repo/m.gguf")
     assert (spec.aliases, spec.is_listed, spec.gpu_layers) == (("small", "Quick"), False, 12)
     assert spec.price == Price(input=0.5, cached=0.5, output=2)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "context"),
+    [
+        *((name, {}, CONTEXT) for name in ("gpt2", "gptj", "gpt_neox", "dolly-v2")),
+        *((name, {}, CONTEXT) for name in ("starcoder", "mpt", "replit")),
+        ("gpt2", {"context_length": 32}, 32),
+        ("gpt2", {"context_length": 4096}, CONTEXT),
+        ("falcon", {}, 2048),
+    ],
+)
+def test_the_context_is_what_a_ggml_file_has_at_most(
+    tmp_path: Path, models_file: Path, architecture: str, given: dict[str, int], context: int
+) -> None:
+    write_ggml(tmp_path / "m.bin", architecture)
+    entry = {"engine": "ctransformers", "file": str(tmp_path / "m.bin"), **given}
+    models_file.write_text(json.dumps({"models": {"m": entry | {"model_type": architecture}}}))
+    assert read_models_file(models_file)[0].context_length == context
 
 
 @pytest.mark.parametrize("content", ["models: {a: x/a.gguf, b: b.gguf}", "a: x/a.gguf\nb: b.gguf"])

@@ -134,7 +134,7 @@ class ServedModel:
             self._library,
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
             round(self._run_s, 3),
-            self.spec.context_length,
+            (self._engine and self._engine.context_length) or self.spec.context_length,
             taken_bytes=self._server.taken_bytes,
             telemetry=dict(self._server.telemetry),
             **self._facts,

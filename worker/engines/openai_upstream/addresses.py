@@ -14,12 +14,14 @@ NOT_ASKED = "It has not been asked yet."
 class Address:
     """One server of the model. ``fault`` says why it cannot be used; empty while it can.
 
-    ``model`` is the model's name there, once it is known.
+    ``model`` is the model's name there, once it is known; ``contexts`` are the tokens that it
+    lists for each of its models.
     """
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.model: str | None = None
+        self.contexts: dict[str, int | None] = {}
         self.fault = NOT_ASKED
         self.busy = 0
         self._heard_at = self._avoided_until = -math.inf

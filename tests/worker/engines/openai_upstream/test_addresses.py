@@ -55,6 +55,15 @@ def engine_for(*urls: str, **options: object) -> Engine:
     return load_engine(ModelSpec("m", "openai_upstream", slots=8, options=options))
 
 
+def test_the_shortest_context_that_a_server_lists_is_told(servers: list[UpstreamServer]) -> None:
+    for server, context in zip(servers, (4096, 1024), strict=True):
+        listed = {"data": [{"id": "m", "max_model_len": context}, {"id": "n", "max_model_len": 1}]}
+        server.list_models = lambda talk, listed=listed: talk.say(200, listed)  # type: ignore[misc]
+    engine = engine_for(*(server.url for server in servers))
+    assert engine.context_length == 1024
+    engine.close()
+
+
 def chat(engine: Engine) -> RecordingSink:
     sink = RecordingSink()
     engine.chat(HELLO, sink)
