@@ -116,7 +116,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
 
 # --- Answer --------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
 class PromptTokensDetails(WireObject):

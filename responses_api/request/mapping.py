@@ -79,8 +79,8 @@ def _formatted(body: ResponseRequest) -> Constraint | None:
     match body.text.format if body.text else None:
         case JsonObjectFormat() as given:
             return of_json_object(given, "text.format")
-        case JsonSchemaFormat(json_schema=schema):
-            return of_json_schema(schema, "text.format.schema")
+        case JsonSchemaFormat() as given:
+            return of_json_schema(given.json_schema, "text.format.schema", given)
         case _:
             return None
 

@@ -176,9 +176,9 @@ class Upstream:
             raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
         if isinstance(exc, _NotHere):
             return exc.error, False
-        if reader is not None and reader.begun:
-            raise GenerationFailed(f"The model's server closed the connection: {said}") from exc
         logger.error("model %s: %s: %s", self._id, address.base_url, said)
+        if reader is not None and reader.begun:
+            raise GenerationFailed("The model's server closed the connection.") from exc
         if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
             self.health.note(address, fault)
