@@ -39,13 +39,18 @@ from inference_site.process_lifecycle import notify, notify_stopping, predecesso
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import read_ahead
-from worker.runtime.host.nvml import gpus
 from worker.runtime.host.state import host_state, process_memory_bytes
 from worker.runtime.idle import IdleWatch
 from worker.runtime.load_line import LoadLine
 from worker.runtime.publisher import Publisher
 from worker.runtime.replicas import Replicas
-from worker.runtime.residents import Room, longest_stay_s, next_to_go, takes_room
+from worker.runtime.residents import (
+    Room,
+    longest_stay_s,
+    next_to_go,
+    shares_gpu,
+    takes_room,
+)
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 
@@ -53,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _LOOK_S = 1.0
-_LOADS = 3
-"""How many models are loaded at once, where there is no GPU and one has been loaded."""
 _WANTED_S = 1.0
 _STOPPING_S = 5.0
 _TELLING_S = 5.0
@@ -87,7 +90,6 @@ class Runtime:
         """The models that were loaded at run time: they are unloaded when idle for long."""
         self._room = Room(settings.MAX_LOADED_MODELS, settings.MODEL_MEMORY_MIB * 2**20)
         self._line: LoadLine[ServedModel] = LoadLine()
-        self._placing = threading.Lock()
         self._placed: set[ServedModel] = set()
         """The models that are being loaded."""
         self._lacks_room = False
@@ -108,7 +110,7 @@ class Runtime:
         return ServedModel(spec, self._changed, self._announce_state)
 
     def start(self) -> None:
-        """Announce the models and begin to load them, one after the other.
+        """Announce the models and begin to load them.
 
         Return when one at least takes work. Raise EngineLoadError when none of them can be loaded,
         and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others that
@@ -140,9 +142,6 @@ class Runtime:
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
-        if not gpus():  # On one, what fits depends on what is there already.
-            for _ in range(_LOADS - 1):
-                self._in_background(self._load_all)
         self._replicas.watch(self._stopped)
         threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
         if settings.ENGINE_STALL_S:
@@ -451,19 +450,22 @@ class Runtime:
             self._in_background(self._load, model)
 
     def _load_all(self) -> None:
-        """Load what waits for it, as long as the worker runs."""
+        """Load what waits for it, as long as the worker runs: whoever waits longest gets the next
+        room. Loads do not wait for each other, unless they share a GPU."""
         while True:
-            with self._placing:  # Whoever waits longest gets the next room.
-                model = self._line.first()
-                has_room = self._has_room(model)
-                self._line.leave(model)
-                self._lacks_room = False
-            if has_room:
-                try:
-                    self._load(model)
-                except Exception:  # The others must not wait for ever.
-                    logger.exception("model %s could not be loaded", model.spec.id)
-            self._placed.discard(model)
+            model = self._line.first(lambda model: shares_gpu(model.spec))
+            if self._has_room(model):
+                self._line.begin(model)
+                self._in_background(self._load_placed, model)
+            self._line.leave(model)
+            self._lacks_room = False
+
+    def _load_placed(self, model: ServedModel) -> None:
+        try:
+            self._load(model)
+        except Exception:
+            logger.exception("model %s could not be loaded", model.spec.id)
+        self._placed.discard(model)
 
     def _has_room(self, model: ServedModel) -> bool:
         """Return True once there is room for a model, which is its own then; False if never."""
