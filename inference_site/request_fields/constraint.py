@@ -26,9 +26,17 @@ from inference_site.request_fields.wire.constraint import (
 class NamedSchema(Protocol):
     """A format of a request that gives its schema a name."""
 
-    name: str
-    description: str | None
-    strict: bool | None
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def description(self) -> str | None:
+        """What it is for."""
+
+    @property
+    def strict(self) -> bool | None:
+        """Whether it has to be met exactly."""
 
 
 def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
