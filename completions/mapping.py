@@ -93,7 +93,7 @@ def _formatted(body: ChatCompletionRequest) -> Constraint | None:
         case JsonObjectFormat() as given:
             return of_json_object(given, "response_format")
         case JsonSchemaFormat(json_schema=wanted):
-            return of_json_schema(wanted.json_schema, "response_format")
+            return of_json_schema(wanted.json_schema, "response_format", wanted)
         case _:
             return None
 

@@ -31,7 +31,7 @@ class _ChoiceFold:
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
         self._place = _Place(len(echo))
-        self.finish: Literal["stop", "length"] | None = None
+        self.finish: Literal["stop", "length", "content_filter"] | None = None
         self.stop: str | int | None = None
         self.is_begun = False
 
@@ -140,7 +140,7 @@ class CompletionAssembler(Assembler):
                 return self._chunk([self._choices[delta.index].take(delta)])
             case Finish(reason, index, stop):
                 choice = self._choices[index]
-                choice.finish = "length" if reason == "length" else "stop"
+                choice.finish = "stop" if reason == "tool_calls" else reason
                 choice.stop = stop
                 return self._chunk([choice.end()])
             case Usage():

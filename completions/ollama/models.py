@@ -77,7 +77,7 @@ class ShowView(OllamaView):
         else:
             spec, able = found, fleet.capabilities_of(found)
         summary, family = _summary(spec), _family(spec)
-        length = {f"{family or 'model'}.context_length": spec.context_length}
+        length = {f"{family or 'model'}.context_length": fleet.context_of(spec)}
         return Response(
             {
                 "modelfile": "",
@@ -135,7 +135,7 @@ def _summary(spec: ModelSpec) -> dict[str, Any]:
 def _running(spec: ModelSpec) -> dict[str, Any]:
     summary = _summary(spec)
     del summary["modified_at"]
-    in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": spec.context_length}
+    in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": fleet.context_of(spec)}
     return {**summary, **in_memory}
 
 

@@ -27,9 +27,10 @@ from inference_site.api.views import ApiView
 from inference_site.catalogue.catalogue import DEFAULT, catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
-from inference_site.fleet import adapters, fleet
-from inference_site.fleet.adapter_files import adapter_file
-from inference_site.fleet.adapters import added_view
+from inference_site.fleet import fleet
+from inference_site.model_store import adapters
+from inference_site.model_store.adapter_files import adapter_file
+from inference_site.model_store.adapters import added_view
 from inference_site.submission.model_access import may_use
 
 _ENGINE = "llama_cpp"

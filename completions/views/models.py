@@ -30,11 +30,11 @@ from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, NotFoundError
 from inference_site.fleet import fleet, placement
-from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import hand_feed
 from inference_site.generations.places import waiting_for
+from inference_site.model_store.adapters import added_view
 from inference_site.submission.loading import loading_of
 from inference_site.submission.model_access import may_use
 
@@ -173,7 +173,7 @@ def _wire_model(
         created=created,
         owned_by="inference-site",
         status=status.value,
-        context_length=spec.context_length,
+        context_length=fleet.context_of(spec),
         workers=sum(worker.serves(spec.id) for worker in live),
         capabilities=sorted(fleet.capabilities_of(spec)),
         tools=fleet.tools_of(spec.id),

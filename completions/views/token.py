@@ -23,6 +23,7 @@ from inference_site.api.views import ApiView
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.fleet.fleet import context_of
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import require_endpoint, require_fields
 from inference_site.streams.request_documents import Document
@@ -131,7 +132,7 @@ def _submit(
         TOKENS,
         new_id("tok-"),
         caller_of(request),
-        Document(asked, TokenAssembly(answer, spec.id, spec.context_length)),
+        Document(asked, TokenAssembly(answer, spec.id, context_of(spec))),
         ignored_params=body.ignored_params,
     )
     return respond(request, submission)

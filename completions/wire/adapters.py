@@ -9,7 +9,7 @@ from pydantic import Field
 from inference_site.api.payload import WireObject, WireRequest
 
 _ModelName = Annotated[str, Field(max_length=200)]
-_AdapterName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^\S+$")]
+_AdapterName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\s\x00]+$")]
 
 
 class AdapterAdded(WireRequest):

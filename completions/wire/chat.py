@@ -5,9 +5,9 @@ Source: API reference, "Chat completions" (create, object, chunk object).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from completions.wire.messages import RequestMessage, wrap_text
 from completions.wire.tools import (
@@ -28,6 +28,7 @@ from inference_site.request_fields.wire.request import (
     StopTexts,
 )
 from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.second_names import officially_named
 
 # --- Request -------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ _RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]
 class ChatCompletionRequest(ConstraintFields, SamplingFields):
     """The body of ``POST /v1/chat/completions``.
 
-    Extensions: ``messages`` as a bare string, ``enable_thinking``,
+    Extensions: ``messages`` as a bare string, ``n_choices`` for ``n``, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
     ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and
     those of ``SamplingFields`` and ``ConstraintFields``. ``prompt_cache_key`` is taken as a hint
@@ -72,6 +73,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None
+    n_choices: Annotated[int, Field(ge=1, le=8)] | None = None
     stop: StopTexts | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -106,10 +108,16 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     user: EndUser | None = None
     safety_identifier: EndUser | None = None
 
+    @model_validator(mode="after")
+    def _officially_named(self) -> Self:
+        if self.n_choices is None:
+            return self
+        return officially_named(self, {"n_choices": ("n", self.n_choices)})
+
 
 # --- Answer --------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
 class PromptTokensDetails(WireObject):

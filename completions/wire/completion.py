@@ -146,7 +146,7 @@ class CompletionChoice(WireObject):
     text: str
     index: int
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "content_filter"] | None = None
     stop_str: str | int | None = None
 
 

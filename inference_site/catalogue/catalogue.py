@@ -9,7 +9,7 @@ entry also goes before what else is found of its file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -148,12 +148,15 @@ class Catalogue:
 
         The name is trimmed and its case does not matter. It is looked for among the ids and
         aliases, then by what is before its ``:``, then as ``default``, then as an architecture, if
-        one model has it.
+        one model has it, also by what is before its ``:``.
         """
-        candidates = self._candidates(_folded(name))
-        found = (self._by_name[name] for name in candidates if name in self._by_name)
-        named = next((one for one in found if project is None or one.is_for(project)), None)
-        return named or self._only_one_of(_folded(name), project)
+        wanted = _folded(name)
+        untagged = _folded(wanted.partition(":")[0])
+        default = _folded(settings.DEFAULT_MODEL) if wanted == DEFAULT else ""
+        found = (self._by_name.get(name) for name in (wanted, untagged, default))
+        allowed = (one for one in found if one and (project is None or one.is_for(project)))
+        named = next(allowed, None)
+        return named or self._only_one_of(wanted, project) or self._only_one_of(untagged, project)
 
     def _only_one_of(self, architecture: str, project: str | None) -> ModelSpec | None:
         mine = (spec for spec in self.models.values() if project is None or spec.is_for(project))
@@ -168,12 +171,6 @@ class Catalogue:
     def listed_routes(self, project: str) -> list[Route]:
         """Return the routes that the list of models shows to a project."""
         return [one for one in self.routes.values() if one.is_listed and one.is_for(project)]
-
-    def _candidates(self, wanted: str) -> Iterator[str]:
-        yield wanted
-        yield _folded(wanted.partition(":")[0])
-        if wanted == DEFAULT and settings.DEFAULT_MODEL:
-            yield _folded(settings.DEFAULT_MODEL)
 
 
 def _names(

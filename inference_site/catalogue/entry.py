@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
 
+from inference_site.catalogue.engines.ctransformers import library_name
 from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.catalogue.ggml_context import ggml_context
 from inference_site.catalogue.memory import fitting_sizes
 from inference_site.catalogue.operator_settings import GgufFile, OperatorSettings, WeightsFile
 from inference_site.catalogue.sampler_fields import SamplerDefaults
@@ -89,4 +91,7 @@ class Entry(OperatorSettings):
         """
         if self.engine == _DEFAULT.engine and self.file is not None:
             return fitting_sizes(Path(self.file), self.slots, self.context_length, options)
-        return self.slots or _DEFAULT.slots, self.context_length or _DEFAULT.context_length
+        context = self.context_length or _DEFAULT.context_length
+        if self.file is not None and (told := options.get("model_type")):
+            context = min(context, ggml_context(Path(self.file), library_name(told)) or context)
+        return self.slots or _DEFAULT.slots, context

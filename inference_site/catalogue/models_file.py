@@ -48,8 +48,8 @@ def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
     try:
         text = path.read_text(encoding="utf-8")
         lines: dict[Key, int] = {}
-        _note_lines(yaml.compose(text, _LOADER), lines)
         document = yaml.load(text, _LOADER)  # noqa: S506  # Both loaders are safe.
+        _note_lines(yaml.compose(text, _LOADER), lines, _above(document))
         return _entries(document, partial(_located, path.parent))
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line + 1 if exc.problem_mark else 1
@@ -64,8 +64,9 @@ def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
 
 def entry_lines(path: Path) -> dict[str, int]:
     """Return the line of each model's file, or else of its entry, in a good models file."""
-    lines: dict[Key, int] = {}
-    _note_lines(yaml.compose(path.read_text(encoding="utf-8"), _LOADER), lines)
+    text, lines = path.read_text(encoding="utf-8"), dict[Key, int]()
+    document = yaml.load(text, _LOADER)  # noqa: S506  # Both loaders are safe.
+    _note_lines(yaml.compose(text, _LOADER), lines, _above(document))
     ids = [key[1] for key in lines if len(key) == 2]
     return {id_: lines.get(("models", id_, "file"), lines["models", id_]) for id_ in ids}
 
@@ -79,6 +80,12 @@ def _located(folder: Path, file: str, _endings: Sequence[str]) -> str:
     if file.startswith("hf:"):
         return str(Path(settings.MODELS_DIR) / file.removeprefix("hf:"))
     return str(folder / file)
+
+
+def _above(document: Any) -> Key:
+    """Return where the keys of a document belong: one of names and files alone is all models."""
+    is_short = isinstance(document, dict) and "models" not in document
+    return ("models",) if is_short and all(isinstance(v, str) for v in document.values()) else ()
 
 
 def _note_lines(node: yaml.Node | None, lines: dict[Key, int], parent: Key = ()) -> None:
@@ -96,15 +103,17 @@ def _note_lines(node: yaml.Node | None, lines: dict[Key, int], parent: Key = ())
 
 
 def _entries(document: Any, locate: Locate) -> tuple[list[ModelSpec], list[Route]]:
+    document = {"models": document} if _above(document) else document
     given = document.get("models") if isinstance(document, dict) else None
     if not isinstance(given, dict) or not given:
         raise BadKey(("models",), "must map model ids to their settings")
     if unknown := document.keys() - {"models"}:
         raise BadKey((str(min(unknown, key=str)),), "unknown key")
     entries: dict[str, dict[str, Any]] = {}
-    for id_, entry in given.items():
+    for id_, value in given.items():
+        entry = {"file": value} if isinstance(value, str) else value
         if not isinstance(entry, dict):
-            raise BadKey(("models", str(id_)), "must be a mapping")
+            raise BadKey(("models", str(id_)), "must be a mapping, or the name of a file")
         entries[str(id_)] = {str(name): value for name, value in entry.items()}
     specs, routes = {}, []
     for id_, entry in entries.items():

@@ -35,12 +35,14 @@ class Constraint:
 
     ``source`` is the schema as JSON text for ``json_schema``, a llguidance grammar as JSON text for
     ``llguidance``, the grammar or expression itself for the others, and empty for ``json_object``.
-    ``param`` names the request's field it came from.
+    ``param`` names the request's field it came from. ``named`` is what the client says of a schema
+    beside it: ``name``, ``description`` and ``strict``.
     """
 
     kind: ConstraintKind
     source: str
     param: str
+    named: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 Operation = Literal["chat", "complete", "embed", "tokenize", "detokenize", "render"]

@@ -268,6 +268,15 @@ def tools_of(model: str) -> Literal["native", "prompt"] | None:
     return next((served.tools for served in live_view.having(model) if served.tools), None)
 
 
+def context_of(spec: ModelSpec) -> int:
+    """Return the tokens of this model's context, the shortest that its workers announce.
+
+    Without a worker, it is what this host knows.
+    """
+    announced = (served.context_length for served in live_view.having(spec.id))
+    return min(filter(None, announced), default=spec.context_length)
+
+
 def _known(model: str) -> ModelSpec:
     spec = catalogue().find(model)
     if spec is None:

@@ -27,7 +27,8 @@ class HandOff:
     there is room for it. ``cancels``: the generation is made for the client that follows, and is
     cancelled when that client leaves, unless the follower has a grace. With ``lines`` a stream is
     lines of JSON instead of SSE. ``comment`` returns, on a thread, the comment of a stream that has
-    not begun; nothing for the usual one.
+    not begun; nothing for the usual one. ``closing`` are the frames of a stream that ends without
+    any, because its reader has asked for what comes after the last.
     """
 
     follower: Follower
@@ -38,6 +39,7 @@ class HandOff:
     cancels: bool = True
     lines: bool = False
     comment: Callable[[], bytes] | None = None
+    closing: Sequence[bytes] = ()
 
     @property
     def generation_id(self) -> str:

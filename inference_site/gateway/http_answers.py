@@ -84,7 +84,7 @@ class SseSink(JsonSink):
     ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
     failure is answered as JSON, with the status of the failure, if it ``may_be_status``. With
     ``takes_events`` the server has the extension ``EVENTS``. ``comment`` returns what is said while
-    nothing has come yet (see ``HandOff.comment``).
+    nothing has come yet, and ``closing`` is what a stream without frames has (see ``HandOff``).
     """
 
     _form: Headers = _SSE_HEADERS
@@ -100,9 +100,10 @@ class SseSink(JsonSink):
         may_be_status: bool = True,
         takes_events: bool = False,
         comment: Callable[[], bytes] | None = None,
+        closing: Sequence[bytes] = (),
     ) -> None:
         super().__init__(send, headers, started_at)
-        self._comment = comment
+        self._comment, self._closing = comment, closing
         self._opening, self._may_be_status = opening, may_be_status
         self._takes_events = takes_events
         self._has_begun = False
@@ -125,6 +126,10 @@ class SseSink(JsonSink):
             frames += self._unknown_failure()
         if batches:
             self._comment = None
+        if frames:
+            self._closing = ()
+        elif ending is not None:
+            frames += self._closing
         await self._write_events(frames or [await self._said_in_silence()])
         if ending is not None:
             await self._write(b"", more=False)

@@ -250,6 +250,7 @@ def _sending(
         may_be_status=handoff.cancels,
         takes_events=takes_events,
         comment=handoff.comment,
+        closing=handoff.closing,
     )
     return _send_generation(handoff, sink, receive)
 

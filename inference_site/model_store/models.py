@@ -1,4 +1,4 @@
-"""StoredModel: an entry of the catalogue that is kept here. Pull: a model on its way from a hub."""
+"""What is kept of models: StoredModel, an entry of the catalogue; Adapter; Pull, one on its way."""
 
 from __future__ import annotations
 
@@ -36,6 +36,28 @@ class StoredModel(models.Model):
 
     def __str__(self) -> str:
         return self.model_id
+
+
+class Adapter(models.Model):
+    """A LoRA adapter that was added to a model, and how much of it applies to all requests.
+
+    ``file`` lies below ``MODELS_DIR``; it is empty for one of the model's entry, which only has a
+    scale here.
+    """
+
+    model_id = models.CharField("model", max_length=200)
+    name = models.CharField(max_length=200)
+    file = models.CharField(max_length=1000, blank=True)
+    scale = models.FloatField(default=0.0)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["model_id", "name"], name="adapter_of_one_name")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class PullState(models.TextChoices):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -24,6 +24,22 @@ from inference_site.request_fields.wire.constraint import (
 
 STRUCTURAL_TAG = "structured_outputs.structural_tag"
 """It binds parts of an answer, and is passed on as it is."""
+
+
+class NamedSchema(Protocol):
+    """A format of a request that gives its schema a name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def description(self) -> str | None:
+        """What it is for."""
+
+    @property
+    def strict(self) -> bool | None:
+        """Whether it has to be met exactly."""
 
 
 def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
@@ -52,9 +68,19 @@ def of_json_object(given: JsonObjectFormat, param: str) -> Constraint:
     return of_json_schema(given.json_schema, f"{param}.schema")
 
 
-def of_json_schema(schema: dict[str, Any], param: str) -> Constraint:
-    """Return the constraint of a schema. Raise InvalidRequestError for one that is too large."""
-    return Constraint("json_schema", encoded_schema(schema, param), param)
+def of_json_schema(
+    schema: dict[str, Any], param: str, named: NamedSchema | None = None
+) -> Constraint:
+    """Return the constraint of a schema, with what the client says of it.
+
+    Raise InvalidRequestError for one that is too large.
+    """
+    facts = {
+        key: value
+        for key in ("name", "description", "strict")
+        if (value := getattr(named, key, None)) is not None
+    }
+    return Constraint("json_schema", encoded_schema(schema, param), param, facts)
 
 
 def _given(body: ConstraintFields) -> Iterator[Constraint]:

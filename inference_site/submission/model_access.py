@@ -24,9 +24,9 @@ from inference_site.errors.api_errors import (
 )
 from inference_site.errors.exceptions import LOAD_RETRY_S
 from inference_site.fleet import fleet, placement
-from inference_site.fleet.adapters import added_view
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
+from inference_site.model_store.adapters import added_view
 from inference_site.observability.log_context import note
 from inference_site.submission.routing import Asked, asked_of, ranked
 
@@ -65,7 +65,7 @@ def served_model(
 ) -> ResolvedModel:
     """Return the model of this name; without one, the site's default.
 
-    The name of an adapter that was added to one model is that model with it. The name of a route is
+    The name of an adapter of one model is that model with it. The name of a route is
     the one of its models that this request goes to (see ``routing``), by its ``body`` and by the
     generation whose context it ``continues``.
 
@@ -74,7 +74,7 @@ def served_model(
     no worker serves it (see ``require_served``).
     """
     name = name or settings.DEFAULT_MODEL
-    if not name:
+    if not name.strip():
         raise InvalidRequestError(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
@@ -138,9 +138,9 @@ def unknown_model(name: str) -> NotFoundError:
 
 
 def _adapted(caller: Caller, adapter: str) -> str | None:
-    """Return the id of the only model of the caller's that an adapter of this name was added to."""
-    ids = added_view.now().models_with(adapter)
-    found = [id_ for id_ in ids if catalogue().find(id_, caller.project_name)]
+    """Return the id of the only model of the caller's that has an adapter of this name."""
+    mine = (s for s in catalogue().models.values() if s.is_for(caller.project_name))
+    found = [spec.id for spec in map(added_view.now().to, mine) if adapter in spec.lora_adapters]
     return found[0] if len(found) == 1 else None
 
 

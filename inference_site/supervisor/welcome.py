@@ -44,7 +44,7 @@ class Welcome:
             ("Console", f"{self.url}/admin/", _user(self.made)),
             ("Playground", f"{self.url}/playground", ""),
             ("API", f"{self.url}/v1", self._key()),
-            ("Docs", f"{self.url}/docs", "every endpoint; README.md and docs/ for the rest"),
+            ("Docs", f"{self.url}/docs", "the endpoints of /v1; README.md and docs/ for the rest"),
             ("Models", ", ".join(self.models) or "none", ""),
             ("Logs", str(self.data_dir / "log"), ""),
         ]

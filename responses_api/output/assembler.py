@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from django.conf import settings
 from pydantic_core import to_json
@@ -31,6 +31,11 @@ from responses_api.wire.response import IncompleteDetails, ResponseError, Respon
 
 RESPONSE = "response"
 """Name of this kind of generation."""
+_INCOMPLETE: dict[FinishReason, Literal["max_output_tokens", "content_filter"]] = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}
+"""Why a response is incomplete whose model has ended so."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,9 @@ class ResponseAssembler(Assembler):
     def complete(self) -> Ending:
         """End at the model's end, or at the token limit."""
         opened = self._output.begin_message() if self._output.is_empty else ()
-        if self._finish == "length":
-            details = IncompleteDetails(reason="max_output_tokens")
+        reason = _INCOMPLETE.get(self._finish)
+        if reason is not None:
+            details = IncompleteDetails(reason=reason)
             ended = self._end("incomplete", "incomplete", incomplete_details=details)
         else:
             ended = self._end("completed", "completed", completed_at=int(time.time()))

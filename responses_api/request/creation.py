@@ -158,4 +158,8 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
             "Invalid 'background': a response in the background must be stored.",
             param="background",
         )
+    if body.logprobs is False and body.includes_logprobs:
+        raise InvalidRequestError(
+            "Invalid 'logprobs': it differs from 'include', which names them.", param="logprobs"
+        )
     require_stream_for_options(body.stream_options, body.stream)

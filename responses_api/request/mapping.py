@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.request_fields.capabilities import LOGPROBS, require_fields, require_media
+from inference_site.request_fields.capabilities import require_fields, require_media
 from inference_site.request_fields.constraint import (
     of_json_object,
     of_json_schema,
@@ -45,7 +45,7 @@ def to_generation_request(
         max_output_tokens=body.max_output_tokens,
         stop=to_stop(body.stop),
         # They are computed only for who includes them in the answer.
-        top_logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
+        top_logprobs=body.top_logprobs or 0 if body.includes_logprobs else None,
         constraint=text_constraint(constraint, plan),
         template_vars=to_template_vars(
             {**_switches(body), "enable_thinking": body.enable_thinking},
@@ -80,8 +80,8 @@ def _formatted(body: ResponseRequest) -> Constraint | None:
     match body.text.format if body.text else None:
         case JsonObjectFormat() as given:
             return of_json_object(given, "text.format")
-        case JsonSchemaFormat(json_schema=schema):
-            return of_json_schema(schema, "text.format.schema")
+        case JsonSchemaFormat() as given:
+            return of_json_schema(given.json_schema, "text.format.schema", given)
         case _:
             return None
 

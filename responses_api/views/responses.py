@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
 from rest_framework.request import Request
@@ -19,6 +20,7 @@ from inference_site.generations.cancel import cancel
 from inference_site.generations.places import place_of_waiting
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
+from responses_api.output.events import DONE
 from responses_api.request.creation import create
 from responses_api.state.context import find_response
 from responses_api.state.deletion import delete
@@ -134,7 +136,14 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
         raise
     source = "log" if remake is None else "compacted" if is_compacted else "stored"
     _REATTACHED.labels(source).inc()
-    handoff = HandOff(follower, stream=True, known=known or (), remake=remake, cancels=False)
+    handoff = HandOff(
+        follower,
+        stream=True,
+        known=known or (),
+        remake=remake,
+        cancels=False,
+        closing=[DONE] if settings.RESPONSES_SEND_DONE else (),
+    )
     response = hand_off(request, handoff)
     if source == "compacted":
         response["x-replay"] = "compacted"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from inference_site.api.payload import WireRequest
 from inference_site.request_fields.wire.constraint import (
     ConstraintFields,
     JsonObjectFormat,
+    ResponseFormat,
     TextFormat,
 )
+from inference_site.request_fields.wire.constraint import JsonSchemaFormat as ChatSchemaFormat
 from inference_site.request_fields.wire.request import (
     EndUser,
     Metadata,
@@ -20,6 +22,7 @@ from inference_site.request_fields.wire.request import (
     StopTexts,
 )
 from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.second_names import officially_named
 from inference_site.request_fields.wire.shapes import flat_tool
 from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
 from responses_api.wire.chat_messages import InputItems
@@ -152,6 +155,9 @@ class JsonSchemaFormat(WireRequest):
     strict: bool | None = None
 
 
+Verbosity = Literal["low", "medium", "high"]
+
+
 class TextField(WireRequest):
     """``text``."""
 
@@ -159,7 +165,7 @@ class TextField(WireRequest):
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
         | None
     ) = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(WireRequest):
@@ -202,7 +208,44 @@ Include = Literal[
 ]
 
 
-class ContextFields(WireRequest):
+class ChatNames(WireRequest):
+    """Names that fields of a context have in chats; they become the official ones."""
+
+    response_format: ResponseFormat | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    truncate_sequence: bool | None = None
+
+    @model_validator(mode="after")
+    def _officially_named(self) -> Self:
+        if not self.model_fields_set.isdisjoint(self._second_names()):
+            objects = {"text": TextField(), "reasoning": Reasoning()}
+            return officially_named(self, self._second_names(), objects)
+        return self
+
+    def _second_names(self) -> dict[str, tuple[str, Any]]:
+        return {
+            "response_format": ("text.format", _flat_format(self.response_format)),
+            "reasoning_effort": ("reasoning.effort", self.reasoning_effort),
+            "verbosity": ("text.verbosity", self.verbosity),
+            "truncate_sequence": ("truncation", _TRUNCATION[self.truncate_sequence]),
+        }
+
+
+_TRUNCATION = {None: None, True: "auto", False: "disabled"}
+
+
+def _flat_format(given: ResponseFormat | None) -> Any:
+    if not isinstance(given, ChatSchemaFormat):
+        return given
+    nested = given.json_schema
+    flat = nested.model_dump(by_alias=True, exclude_unset=True)
+    return JsonSchemaFormat.model_validate(
+        {**flat, "type": "json_schema", "schema": nested.json_schema}
+    )
+
+
+class ContextFields(ChatNames):
     """What a response is about: the fields that also count tokens and compact."""
 
     input: Input | None = None
@@ -227,7 +270,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     """The body of ``POST /v1/responses``.
 
     Extensions: those of ``SamplingFields`` and ``ConstraintFields``, ``stop``, ``enable_thinking``,
-    ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``.
+    ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``, and the names of chats.
     """
 
     model: str | None = None
@@ -246,12 +289,30 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
 
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    n_choices: Annotated[int, Field(ge=1, le=1)] | None = None
+    logprobs: bool | None = None
+
     stop: StopTexts | None = None
     enable_thinking: bool | None = None
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
+
+    @property
+    def includes_logprobs(self) -> bool:
+        """Whether the answer has log probabilities, by either name."""
+        return bool(self.logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+    def _second_names(self) -> dict[str, tuple[str, Any]]:
+        return {
+            **super()._second_names(),
+            "max_tokens": ("max_output_tokens", self.max_tokens),
+            "max_completion_tokens": ("max_output_tokens", self.max_completion_tokens),
+            "n_choices": ("n", self.n_choices),
+        }
 
 
 class InputTokensRequest(ContextFields):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import traceback
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ from pytest_django.fixtures import Settings
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
 from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.entry import default_threads
-from inference_site.catalogue.models_file import read_models_file
+from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
 from inference_site.management.commands import serve
+from tests.tiny_ggml import CONTEXT, write_ggml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -122,7 +124,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {}", "models: must map model ids"),
         ("model: {m: {}}", "models: must map model ids"),
         ("models: {m: [", "is not YAML"),
-        ("models: {m: demo.gguf}", "models.m: must be a mapping"),
+        ("models: {m: [demo.gguf]}", "models.m: must be a mapping, or the name of a file"),
         ("models: {m: }", "models.m: must be a mapping"),
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
         ("models: {m: {engine: [scripted]}}", "models.m.engine: Input should be a valid string"),
@@ -290,6 +292,37 @@ def test_names_prices_and_files_of_the_hub_are_read(models_file: Path, settings:
 
 
 @pytest.mark.parametrize(
+    ("architecture", "given", "context"),
+    [
+        *((name, {}, CONTEXT) for name in ("gpt2", "gptj", "gpt_neox", "dolly-v2")),
+        *((name, {}, CONTEXT) for name in ("starcoder", "mpt", "replit")),
+        ("gpt2", {"context_length": 32}, 32),
+        ("gpt2", {"context_length": 4096}, CONTEXT),
+        ("falcon", {}, 2048),
+    ],
+)
+def test_the_context_is_what_a_ggml_file_has_at_most(
+    tmp_path: Path, models_file: Path, architecture: str, given: dict[str, int], context: int
+) -> None:
+    write_ggml(tmp_path / "m.bin", architecture)
+    entry = {"engine": "ctransformers", "file": str(tmp_path / "m.bin"), **given}
+    models_file.write_text(json.dumps({"models": {"m": entry | {"model_type": architecture}}}))
+    assert read_models_file(models_file)[0].context_length == context
+
+
+@pytest.mark.parametrize("content", ["models: {a: x/a.gguf, b: b.gguf}", "a: x/a.gguf\nb: b.gguf"])
+def test_a_model_may_be_a_name_and_a_file_alone(models_file: Path, content: str) -> None:
+    models_file.write_text(content)
+    folder = models_file.parent
+    models = read_models_file(models_file)
+    assert {spec.id: spec.file for spec in models} == {
+        "a": folder / "x/a.gguf",
+        "b": folder / "b.gguf",
+    }
+    assert entry_lines(models_file).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
     ("name", "found"),
     [
         ("small", "one"),
@@ -316,7 +349,7 @@ def test_a_model_may_be_asked_for_by_its_architecture_when_one_is_meant(tmp_path
     coder = ModelSpec("coder", "ctransformers", options={"model_type": "starcoder"})
     gone = ModelSpec("gone", "llama_cpp", tmp_path / "gone.gguf")
     two = Catalogue([demo, coder, gone])
-    assert two.find("Llama") == demo
+    assert two.find("Llama") == two.find("llama:latest") == demo
     assert two.find("starcoder") == coder
     assert two.find("gone.gguf") is None
     others = replace(demo, id="others", projects=("research",))

@@ -76,6 +76,7 @@ def test_key_in_x_api_key_is_good_too(stack: ServedStack) -> None:
     [
         ({}, "model", "missing_required_parameter"),
         ({"model": "demo"}, "messages", "missing_required_parameter"),
+        ({**HELLO, "model": "  "}, "model", "missing_required_parameter"),
         ({**HELLO, "messages": []}, "messages", "empty_array"),
         (
             {**HELLO, "messages": [*HELLO["messages"], {"role": "user", "content": 5}]},

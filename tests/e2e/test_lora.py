@@ -90,6 +90,10 @@ def test_requests_with_different_adapters_run_at_once(
     wait_until(were_at_once, 60, "four have run at once")
 
 
+def test_adapter_of_the_entry_is_a_name_of_its_model_with_it(client: openai.OpenAI) -> None:
+    assert told(client, model="one") == told(client, "one") != told(client)
+
+
 def test_completions_have_adapters_too(client: openai.OpenAI) -> None:
     def completed(lora: Any) -> str:
         fields = {"lora": lora, "temperature": 0}

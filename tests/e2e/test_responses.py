@@ -201,6 +201,26 @@ def test_length_is_incomplete(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(response.id) == response
 
 
+def test_names_of_chats_are_honoured(http: httpx.Client) -> None:
+    def made(**fields: Any) -> dict[str, Any]:
+        answer = http.post("/v1/responses", json={"input": "x", "temperature": 0, **fields})
+        assert answer.status_code == 200, answer.text
+        assert "x-unsupported-params" not in answer.headers
+        found: dict[str, Any] = http.get(f"/v1/responses/{answer.json()['id']}").json()
+        assert found == answer.json()
+        return found
+
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 7}}}
+    short = made(model="demo", max_tokens=3, logprobs=True, truncate_sequence=True, n_choices=1)
+    assert (short["status"], short["usage"]["output_tokens"]) == ("incomplete", 3)
+    assert (short["max_output_tokens"], short["truncation"]) == (3, "auto")
+    assert len(short["output"][0]["content"][0]["logprobs"]) == 3
+    formatted = made(model="demo", response_format=schema, reasoning_effort="none")
+    assert formatted["output"][0]["content"][0]["text"] == "7"
+    assert formatted["text"]["format"]["schema"] == {"const": 7}
+    assert formatted["reasoning"]["effort"] == "none"
+
+
 def test_streamed_length_ends_with_incomplete(client: openai.OpenAI) -> None:
     *_, last = respond(
         client, {"text": "a "}, {"text": "b "}, {"text": "c"}, max_output_tokens=2, stream=True

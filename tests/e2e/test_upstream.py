@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.test_tools import OSLO, WEATHER
 from tests.served_stack import ServedStack, wait_until
-from tests.upstream_server import Talk, UpstreamServer, chunks, streamed, text
+from tests.upstream_server import Talk, UpstreamServer, chunks, finish, streamed, text
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
@@ -168,7 +168,7 @@ def test_when_to_come_back_is_passed_on(
         remote.chat.completions.create(model="odd", messages=HELLO, stream=stream)
     assert caught.value.status_code == status
     assert caught.value.response.headers["retry-after"] == "17"
-    assert "Slow down." in str(caught.value)
+    assert "Slow down." not in str(caught.value)
     if status == 429:
         assert caught.value.code == "rate_limit_exceeded"
 
@@ -244,6 +244,46 @@ def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamSer
     with pytest.raises(openai.BadRequestError, match="Too hot") as caught:
         remote.chat.completions.create(model="odd", messages=HELLO, temperature=1.9)
     assert caught.value.param == "temperature"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_words_of_a_failure_are_for_the_log(
+    remote: openai.OpenAI, odd: UpstreamServer, status: int
+) -> None:
+    error = {"message": "cuda oom at /srv/x"}
+    odd.answers = [lambda talk: talk.say(status, {"error": error})]
+    with pytest.raises(openai.APIStatusError) as caught:
+        remote.chat.completions.create(model="odd", messages=HELLO)
+    assert "cuda" not in caught.value.response.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "passed"),
+    [
+        ({}, {"strict": True}),
+        ({"strict": False, "description": "d"}, {"strict": False, "description": "d"}),
+    ],
+)
+def test_schema_keeps_its_name_and_what_is_said_of_it(
+    remote: openai.OpenAI, odd: UpstreamServer, sent: dict[str, Any], passed: dict[str, Any]
+) -> None:
+    named = {"name": "weather", "schema": {"type": "object"}}
+    odd.answers = [streamed("{}")]
+    wanted: Any = {"type": "json_schema", "json_schema": {**named, **sent}}
+    remote.chat.completions.create(model="odd", messages=HELLO, response_format=wanted)
+    assert odd.body["response_format"]["json_schema"] == {**named, **passed}
+    given: Any = {"type": "json_schema", **named, **sent}
+    remote.responses.create(model="odd", input="Hello", text={"format": given})
+    assert odd.body["response_format"]["json_schema"] == {**named, **passed}
+
+
+def test_answer_that_was_filtered_says_so(remote: openai.OpenAI, odd: UpstreamServer) -> None:
+    odd.answers = [chunks(text("Hel"), finish("content_filter"))]
+    [choice] = remote.chat.completions.create(model="odd", messages=HELLO).choices
+    assert (choice.finish_reason, choice.message.content) == ("content_filter", "Hel")
+    made = remote.responses.create(model="odd", input="Hello")
+    assert made.incomplete_details is not None
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "content_filter")
 
 
 def test_stream_that_breaks_off_ends_with_an_error(

@@ -52,6 +52,35 @@ def test_choice_decides_what_the_model_sees(
 
 
 @pytest.mark.parametrize(
+    ("chat", "official"),
+    [
+        ({"max_tokens": 3}, {"max_output_tokens": 3}),
+        ({"max_completion_tokens": 3}, {"max_output_tokens": 3}),
+        ({"reasoning_effort": "low"}, {"reasoning": {"effort": "low"}}),
+        ({"verbosity": "low"}, {"text": {"verbosity": "low"}}),
+        ({"truncate_sequence": True}, {"truncation": "auto"}),
+        ({"truncate_sequence": False}, {"truncation": "disabled"}),
+        ({"n_choices": 1}, {"n": 1}),
+        ({"response_format": {"type": "json_object"}},
+         {"text": {"format": {"type": "json_object"}}}),
+        ({"response_format": {"type": "json_schema",
+                              "json_schema": {"name": "a", "schema": {}, "strict": True}}},
+         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}, "strict": True}}}),
+    ],
+)  # fmt: skip
+def test_names_of_chats_are_the_official_fields(
+    chat: dict[str, Any], official: dict[str, Any]
+) -> None:
+    assert body(**chat) == body(**official) == body(**chat, **official)
+    assert body(**chat).model_fields_set == body(**official).model_fields_set
+
+
+def test_names_of_chats_are_put_beside_what_an_object_has() -> None:
+    given = body(text={"verbosity": "low"}, response_format={"type": "text"}, max_tokens=None)
+    assert given == body(text={"verbosity": "low", "format": {"type": "text"}}, max_tokens=None)
+
+
+@pytest.mark.parametrize(
     "choice",
     [
         {"type": "web_search"},

@@ -93,6 +93,11 @@ class Engine(ABC):
         """What is known of the process that runs the model; nothing where there is none."""
         return ServerFacts()
 
+    @property
+    def context_length(self) -> int | None:
+        """The tokens of a context, where the model's server says another than the model's spec."""
+        return None
+
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
         """Have it called when ``starting`` or ``fault`` changes; it must not block the thread."""
 

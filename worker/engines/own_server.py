@@ -193,6 +193,11 @@ class OwnServer(ForwardingEngine):
             return ServerFacts(log=process.log if process else None)
         return ServerFacts(self._taken_now, self._telemetry, process.log)
 
+    @property
+    def context_length(self) -> int | None:
+        """What its server says (see ``Engine.context_length``)."""
+        return None if self._engine is None else self._engine.context_length
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Have it called when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
         self._on_change = on_change

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import redis.exceptions
@@ -46,16 +47,26 @@ class LoadLine(Generic[T]):
             self._waiting.append(model)
             self._changed.notify()
 
-    def first(self) -> T:
-        """Return the model whose turn it is, which stays in the line; wait for one."""
+    def first(self, is_alone: Callable[[T], bool]) -> T:
+        """Return the model whose turn it is, which stays in the line; wait for one.
+
+        Of those that load alone the turn of one comes when no other of them is being loaded.
+        """
+
+        def found() -> T | None:
+            is_taken = any(map(is_alone, self._begun))
+            return next((m for m in self._waiting if not (is_taken and is_alone(m))), None)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting)
-            return self._waiting[0]
+            self._changed.wait_for(lambda: found() is not None)
+            model = found()
+            assert model is not None
+            return model
 
     def begin(self, model: T) -> None:
         """Note that the load of a model begins."""
         with self._changed:
-            self._begun[model] = time.monotonic()
+            self._begun.setdefault(model, time.monotonic())
 
     def leave(self, model: T) -> None:
         """Take a model out of the line, which is being loaded or will never be."""
@@ -66,6 +77,7 @@ class LoadLine(Generic[T]):
         """Note that the load of a model has ended; learn from it if it was good."""
         with self._changed:
             began = self._begun.pop(model, None)
+            self._changed.notify()
         if began is None or not is_loaded:
             return
         seconds = self._known[model.spec.id] = time.monotonic() - began

@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import django.db
 import redis.exceptions
 from celery import Celery, bootsteps, signals
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import adapters
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
+from inference_site.model_store import adapters
 from inference_site.model_store.watching import wanted_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_lifecycle import (
@@ -151,11 +152,11 @@ def _celery_worker(app: Celery, runtime: Runtime, loglevel: str) -> Worker:
 
 
 def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:
-    """Return the models with the adapters that were added; wait for the Redis that has these."""
+    """Return the models with the adapters that were added; wait for the database that has these."""
     while True:
         try:
             added = adapters.read()
-        except redis.exceptions.RedisError as exc:
+        except django.db.Error as exc:
             logger.warning("waiting for the list of adapters: %s", exc)
             time.sleep(_RETRY_S)
         else:

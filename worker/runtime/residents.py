@@ -112,6 +112,11 @@ def takes_room(spec: ModelSpec) -> bool:
     return spec.engine != "openai_upstream"
 
 
+def shares_gpu(spec: ModelSpec) -> bool:
+    """Whether the model's load may take memory of a GPU: what fits there depends on the others."""
+    return spec.gpu_layers != 0 and spec.engine != "scripted" and bool(gpus())
+
+
 def are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether one of them says that it cannot be loaded beside the other."""
     return other.id in one.exclusive_with or one.id in other.exclusive_with

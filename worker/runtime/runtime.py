@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import django.db
 import redis.exceptions
 from django.conf import settings
 from django.db import connection
@@ -21,7 +22,7 @@ from django.db import connection
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import adapters, fleet, server_logs
+from inference_site.fleet import fleet, server_logs
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
@@ -33,9 +34,9 @@ from inference_site.fleet.leases import (
 )
 from inference_site.generations.maintenance import attempt, give_up_orphans
 from inference_site.generations.models import Generation, Status
+from inference_site.model_store import adapters
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
-from worker.model_servers.nvml import gpus
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host.memory import read_ahead
 from worker.runtime.host.state import host_state, process_memory_bytes
@@ -43,7 +44,13 @@ from worker.runtime.idle import IdleWatch
 from worker.runtime.load_line import LoadLine
 from worker.runtime.publisher import Publisher
 from worker.runtime.replicas import Replicas
-from worker.runtime.residents import Room, longest_stay_s, next_to_go, takes_room
+from worker.runtime.residents import (
+    Room,
+    longest_stay_s,
+    next_to_go,
+    shares_gpu,
+    takes_room,
+)
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 
@@ -51,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 _ORPHANS_S = 10.0
 _LOOK_S = 1.0
-_LOADS = 3
-"""How many models are loaded at once, where there is no GPU and one has been loaded."""
 _WANTED_S = 1.0
 _STOPPING_S = 5.0
 _TELLING_S = 5.0
@@ -88,7 +93,6 @@ class Runtime:
         mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
         self._room = Room(settings.MAX_LOADED_MODELS, *(n * 2**20 for n in mib))
         self._line: LoadLine[ServedModel] = LoadLine()
-        self._placing = threading.Lock()
         self._placed: set[ServedModel] = set()
         """The models that are being loaded."""
         self._lacks_room = False
@@ -115,7 +119,7 @@ class Runtime:
         return ServedModel(spec, self._changed, self._announce_state)
 
     def start(self) -> None:
-        """Announce the models and begin to load them, one after the other.
+        """Announce the models and begin to load them.
 
         Return when one at least takes work. Raise EngineLoadError when none of them can be loaded,
         and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others that
@@ -147,9 +151,6 @@ class Runtime:
         self._note_restarted([id_ for id_, m in tuple(self._models.items()) if m.is_loaded])
         self._listener.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
-        if not gpus():  # On one, what fits depends on what is there already.
-            for _ in range(_LOADS - 1):
-                self._in_background(self._load_all)
         self._replicas.watch(self._stopped)
         threading.Thread(target=self._watch_wanted, name="wanted", daemon=True).start()
         if settings.ENGINE_STALL_S:
@@ -386,7 +387,7 @@ class Runtime:
         """Return a model as it is described now, with the adapters that were added to it."""
         spec = catalogue().find(model_id)
         if spec is not None:
-            with contextlib.suppress(redis.exceptions.RedisError):
+            with contextlib.suppress(django.db.Error):
                 return adapters.read().to(spec)
         return spec
 
@@ -452,19 +453,22 @@ class Runtime:
             self._in_background(self._load, model)
 
     def _load_all(self) -> None:
-        """Load what waits for it, as long as the worker runs."""
+        """Load what waits for it, as long as the worker runs: whoever waits longest gets the next
+        room. Loads do not wait for each other, unless they share a GPU."""
         while True:
-            with self._placing:  # Whoever waits longest gets the next room.
-                model = self._line.first()
-                has_room = self._has_room(model)
-                self._line.leave(model)
-                self._lacks_room = False
-            if has_room:
-                try:
-                    self._load(model)
-                except Exception:  # The others must not wait for ever.
-                    logger.exception("model %s could not be loaded", model.spec.id)
-            self._placed.discard(model)
+            model = self._line.first(lambda model: shares_gpu(model.spec))
+            if self._has_room(model):
+                self._line.begin(model)
+                self._in_background(self._load_placed, model)
+            self._line.leave(model)
+            self._lacks_room = False
+
+    def _load_placed(self, model: ServedModel) -> None:
+        try:
+            self._load(model)
+        except Exception:
+            logger.exception("model %s could not be loaded", model.spec.id)
+        self._placed.discard(model)
 
     def _has_room(self, model: ServedModel) -> bool:
         """Return True once there is room for a model, which is its own then; False if never."""
@@ -606,7 +610,7 @@ class Runtime:
 
     def _drops_newest_adapter(self, model: str) -> bool:
         dropped = None
-        with contextlib.suppress(redis.exceptions.RedisError):
+        with contextlib.suppress(django.db.Error):
             dropped = adapters.remove_newest(model)
         if dropped is not None:
             logger.error("%s: it is loaded without the adapter %s", model, dropped)

@@ -131,7 +131,7 @@ class ServedModel:
             self._library,
             tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
             round(self._run_s, 3),
-            self.spec.context_length,
+            (self._engine and self._engine.context_length) or self.spec.context_length,
             away_since=self._away_since if self._state == ModelState.READY else 0.0,
             taken_bytes=self._server.taken_bytes,
             telemetry=dict(self._server.telemetry),

@@ -106,3 +106,19 @@ def test_what_was_learnt_outlives_the_process(clock: Clock) -> None:
     line.read()
     line.put(again)
     assert line.expected_s(again, 0, None) == 8
+
+
+def test_on_a_gpu_one_is_loaded_after_the_other_and_nothing_else_waits() -> None:
+    line, one, two, other = LoadLine[Model](), model("gpu-1"), model("gpu-2"), model("cpu")
+
+    def is_alone(model: Model) -> bool:
+        return model.spec.id.startswith("gpu")
+
+    for each in (one, two, other):
+        line.put(each)
+    for turn in (one, other):
+        assert line.first(is_alone) is turn
+        line.begin(turn)
+        line.leave(turn)
+    line.end(one, is_loaded=False)
+    assert line.first(is_alone) is two

@@ -18,13 +18,15 @@ _ENDS_S = 5.0
 class Address:
     """One server of the model. ``fault`` says why it cannot be used; empty while it can.
 
-    ``model`` is the model's name there, once it is known. It ``is_silent`` when its fault is that
-    it says nothing, which one that is busy may do, too.
+    ``model`` is the model's name there, once it is known; ``contexts`` are the tokens that it
+    lists for each of its models. It ``is_silent`` when its fault is that it says nothing, which one
+    that is busy may do, too.
     """
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         self.model: str | None = None
+        self.contexts: dict[str, int | None] = {}
         self.fault = NOT_ASKED
         self.busy = 0
         self.is_silent = True

@@ -116,6 +116,8 @@ class ChoiceReader:
             return "stop"
         if reason in _LIMITS:
             return "length"
+        if reason == "content_filter":
+            return "content_filter"
         if self._forced is not None:
             return "tool_calls" if self._forced.is_complete else "length"
         if self._calls.any:

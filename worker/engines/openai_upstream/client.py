@@ -193,10 +193,9 @@ class Upstream:
             raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
         if isinstance(exc, _NotHere):
             return self._not_here(address, exc.error), False
-        if reader is not None and reader.begun:
-            logger.error("model %s: %s: %s", self._id, address.base_url, said)
-            raise ConnectionLost("The model's server closed the connection.") from exc
         logger.error("model %s: %s: %s", self._id, address.base_url, said)
+        if reader is not None and reader.begun:
+            raise ConnectionLost("The model's server closed the connection.") from exc
         is_timeout = isinstance(exc, aiohttp.ConnectionTimeoutError)
         if isinstance(exc, aiohttp.ClientConnectorError) or is_timeout:
             fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"

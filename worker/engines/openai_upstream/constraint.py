@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -24,7 +26,7 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             target = _target("json_object", constraint, server)
             return _placed(target, {"type": "json_object"})
         case "json_schema":
-            return schema_fields(orjson.loads(source), server)
+            return schema_fields(orjson.loads(source), server, constraint.named)
         case "gbnf":
             return _placed(_target("gbnf", constraint, server), source)
         case "lark":
@@ -46,15 +48,17 @@ def _check(constraint: Constraint) -> None:
         check_grammar(constraint)
 
 
-def schema_fields(schema: dict[str, Any], server: Server) -> dict[str, Any]:
-    """Return the fields for an answer that is JSON of this schema."""
+def schema_fields(
+    schema: dict[str, Any], server: Server, named: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the fields for an answer that is JSON of this schema, which a client has ``named``."""
     target = server.fields.get("json_schema", RESPONSE_FORMAT)
     if target != RESPONSE_FORMAT:
         return _placed(target, schema)
     if server.flavor.schema_value:
         return {RESPONSE_FORMAT: {"type": "json_object", "value": schema}}
-    named = {"name": "answer", "schema": schema, "strict": True}
-    return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": named}}
+    given = {"name": "answer", "strict": True, **named, "schema": schema}
+    return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": given}}
 
 
 def _lark(source: str, constraint: Constraint, server: Server) -> dict[str, Any]:

@@ -64,6 +64,12 @@ class UpstreamEngine(ForwardingEngine):
         """Why none of its servers can be used; empty while one can."""
         return self._upstream.addresses.fault
 
+    @property
+    def context_length(self) -> int | None:
+        """The shortest that one of its servers says (see ``Engine.context_length``)."""
+        told = (one.contexts.get(one.model or "") for one in self._upstream.addresses.all)
+        return min(filter(None, told), default=None)
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""
         self._upstream.health.on_change = on_change

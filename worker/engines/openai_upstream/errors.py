@@ -8,6 +8,9 @@
 | 503 | EngineUnavailable, with its Retry-After |
 | 5xx: the engine has ended | ModelServerAway |
 | other | GenerationFailed |
+
+Of a 400 clients get the words, without addresses and paths. Of anything else they get what it is,
+and the log has the words.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -38,7 +42,7 @@ from worker.engines.openai_upstream.server import Server
 logger = logging.getLogger(__name__)
 
 _SHOWN = 1000
-_OPERATORS_MATTER = (401, 403, 404)
+_CLIENTS_MATTER = (400, 413, 422)
 _LONGEST_RETRY_AFTER_S = 3600
 _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
 
@@ -96,16 +100,14 @@ class ErrorReader:
     ) -> EngineError:
         """Return what an answer of this server with this status means.
 
-        Clients get the words of an error object; any other body may be that of a service that is no
-        model server, and goes to the log only.
+        A body without an error object may be that of a service that is no model server.
         """
         try:
             error = _error_of(orjson.loads(body))
         except orjson.JSONDecodeError:
             error = {}
-        if status in _OPERATORS_MATTER or not error.get("message"):
-            said = self._server.without_key(body.decode(errors="replace"))[:_SHOWN]
-            logger.error("model %s: %s answers %d: %r", self._id, base_url, status, said)
+        if status not in _CLIENTS_MATTER or not error.get("message"):
+            self._log(status, body.decode(errors="replace"), base_url)
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
@@ -113,7 +115,13 @@ class ErrorReader:
         found = _error_of({"error": error})
         code = str(found.get("code", found.get("status")))
         status = int(code) if code.isdecimal() else 500
+        if status not in _CLIENTS_MATTER:
+            self._log(status, str(found.get("message", error)), "in a stream, the server")
         return self._mapped(status, found, {}, request)
+
+    def _log(self, status: int, said: str, who: str) -> None:
+        said = self._server.without_key(said)[:_SHOWN]
+        logger.error("model %s: %s answers %d: %r", self._id, who, status, said)
 
     def _mapped(
         self,
@@ -124,10 +132,9 @@ class ErrorReader:
     ) -> EngineError:
         said = error.get("message")
         message = said if isinstance(said, str) and said else f"status {status}"
-        message = self._server.without_key(message)[:_SHOWN]
         match status:
             case 400 | 413 | 422:
-                return self._refused(message, error, request)
+                return self._refused(for_clients(message, self._server), error, request)
             case 401 | 403 | 404:
                 return EngineUnavailable(
                     f"The server of the model '{self._id}' refused the platform's request "
@@ -135,19 +142,19 @@ class ErrorReader:
                 )
             case 429:
                 return RateLimited(
-                    f"The server of the model '{self._id}' accepts no more requests now: {message}",
+                    f"The server of the model '{self._id}' accepts no more requests now.",
                     retry_after_s(headers),
                 )
             case 503:
                 return EngineUnavailable(
-                    f"The server of the model '{self._id}' is overloaded: {message}",
+                    f"The server of the model '{self._id}' is overloaded.",
                     retry_after_s(headers),
                 )
             case _ if _ENDED.search(message):
                 said = f"The server of the model '{self._id}' cannot be reached."
                 return ModelServerAway(said, is_suspect=True)
             case _:
-                return GenerationFailed(f"the model's server: {message}")
+                return GenerationFailed(f"The model's server failed (status {status}).")
 
     def _refused(
         self, message: str, error: dict[str, Any], request: GenerationRequest
@@ -174,6 +181,23 @@ class ErrorReader:
         if constraint is not None and ours in constraints:
             return constraint.param
         return param if ours == field else ours
+
+
+_PLACES = re.compile(
+    r"""\b[a-z][a-z0-9+.-]*://[^\s"'`<>)\]]+"""  # An address, an IPv4 and an IPv6 one,
+    r"""|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?|\[[0-9a-f:]*:[0-9a-f:.]*\](?::\d+)?|\blocalhost(?::\d+)?"""
+    r"""|(?<![\w/.<#\\])(?:~|\.{1,2})?(?:/[\w.@+~-]+)+/?|\b[a-z]:\\[^\s"'`]+""",  # and paths.
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def for_clients(said: str, server: Server) -> str:
+    """Return words of a server without its key, and without addresses and paths."""
+    said = _PLACES.sub("…", server.without_key(said)[:_SHOWN])
+    for url in server.base_urls:
+        if host := urlsplit(url).hostname:
+            said = re.sub(rf"\b{re.escape(host)}\b(?::\d+)?", "…", said)
+    return said
 
 
 def _error_of(body: Any) -> dict[str, Any]:

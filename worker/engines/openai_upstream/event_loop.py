@@ -255,7 +255,7 @@ class EventLoop:
 
 
 def _wrapped(error: BaseException) -> Exception:
-    return EngineUnavailable(f"{type(error).__name__}: {error}")
+    return EngineUnavailable(f"The model cannot be run now ({type(error).__name__}).")
 
 
 _first_use = threading.Lock()

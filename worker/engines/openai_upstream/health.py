@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import orjson
@@ -145,6 +146,14 @@ class Health:
             entries = orjson.loads(body)["data"]
             names = {str(entry["id"]): str(entry["id"]) for entry in entries}
             aliases = {str(a): str(e["id"]) for e in entries for a in e.get("aliases") or ()}
+            contexts = {str(entry["id"]): _context_of(entry) for entry in entries}
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
             raise Fault(f"Model '{self._id}': {url} is no list of models.") from exc
+        address.contexts = contexts
         return aliases | names
+
+
+def _context_of(entry: dict[str, Any]) -> int | None:
+    """Return the tokens of a context, as vLLM, SGLang and other sites of this kind list them."""
+    told = entry.get("max_model_len") or entry.get("context_length")
+    return told if isinstance(told, int) and told > 0 else None

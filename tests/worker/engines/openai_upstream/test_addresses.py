@@ -20,6 +20,7 @@ from inference_site.domain.errors import (
     EngineLoadError,
     EngineUnavailable,
     GenerationFailed,
+    InvalidRequest,
     RateLimited,
 )
 from inference_site.domain.messages import Message
@@ -53,6 +54,15 @@ def engine(servers: list[UpstreamServer]) -> Iterator[Engine]:
 def engine_for(*urls: str, **options: object) -> Engine:
     options = {"base_urls": list(urls), "check_every_s": 0.2, **options}
     return load_engine(ModelSpec("m", "openai_upstream", slots=8, options=options))
+
+
+def test_the_shortest_context_that_a_server_lists_is_told(servers: list[UpstreamServer]) -> None:
+    for server, context in zip(servers, (4096, 1024), strict=True):
+        listed = {"data": [{"id": "m", "max_model_len": context}, {"id": "n", "max_model_len": 1}]}
+        server.list_models = lambda talk, listed=listed: talk.say(200, listed)  # type: ignore[misc]
+    engine = engine_for(*(server.url for server in servers))
+    assert engine.context_length == 1024
+    engine.close()
 
 
 def chat(engine: Engine) -> RecordingSink:
@@ -112,7 +122,7 @@ def test_what_another_server_would_say_as_well_is_not_sent_to_it(
 ) -> None:
     for server in servers:
         server.answers = [say(status)]
-    with pytest.raises(Exception, match="Not now"):
+    with pytest.raises((InvalidRequest, GenerationFailed)):
         chat(engine)
     assert sum(len(server.asked) for server in servers) == 1
 

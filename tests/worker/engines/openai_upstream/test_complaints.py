@@ -67,6 +67,25 @@ def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
     assert (str(error), error.param) == ("It is bad.", None)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("cuda oom at /srv/x", "cuda oom at …"),
+        ("see http://10.0.0.3:8000/v1?x=1, or ask", "see … or ask"),
+        ("10.0.0.3:8000, [::1]:80 and localhost:1", "…, … and …"),
+        ("~/models/a.gguf or ../x.bin", "… or …"),
+        (r"C:\models\a.gguf", "…"),
+        ("top_k and/or </think> in [0, 1.5] of #/$defs/a", None),
+        ("The regex a/b needs 3/4 of 1.2.3 (see param)", None),
+    ],
+)
+def test_words_for_clients_have_no_addresses_and_paths(
+    server: UpstreamServer, engine: Engine, said: str, told: str | None
+) -> None:
+    server.answers = [answer(400, {"error": {"message": said}})]
+    assert str(refused(engine)) == (told or said)
+
+
 @pytest.mark.parametrize("status", [200, 400, 404, 500])
 @pytest.mark.parametrize(
     "body",
@@ -269,11 +288,18 @@ def test_a_long_error_page_is_cut(server: UpstreamServer, engine: Engine) -> Non
 )
 @pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
 def test_an_error_in_the_stream_is_mapped_as_a_status_is(
-    server: UpstreamServer, engine: Engine, told: Any, kind: type[EngineError], before: list[Any]
+    server: UpstreamServer,
+    engine: Engine,
+    told: Any,
+    kind: type[EngineError],
+    before: list[Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.answers = [chunks(*before, told)]
-    with pytest.raises(kind, match="Boom"):
+    with pytest.raises(kind) as caught:
         engine.chat(HELLO, RecordingSink())
+    assert ("Boom" in str(caught.value)) is (kind is InvalidRequest)
+    assert kind is InvalidRequest or "Boom" in caplog.text
 
 
 def test_an_error_with_the_status_200_is_an_error(server: UpstreamServer, engine: Engine) -> None:

@@ -164,7 +164,7 @@ def test_reasoning_under_both_spellings_is_read_once(
         ("length", "length"),
         ("max_tokens", "length"),
         ("eos_token", "stop"),
-        ("content_filter", "stop"),
+        ("content_filter", "content_filter"),
         ("tool_calls", "stop"),  # It made none.
     ],
 )
