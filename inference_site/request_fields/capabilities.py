@@ -89,6 +89,7 @@ _NEEDS = (
     _Need("prompt_template", "prompt_template", bool),
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
+    _Need("continue_final_message", "response_prefix", bool),
     _Need("suffix", "suffix"),
 )
 """All fields that not every model honours, in the order in which they are checked."""
