@@ -138,6 +138,45 @@ def test_bad_field_of_vllm_is_refused(
     assert caught.value.param == param
 
 
+BAD_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "ghost"},
+    {"enum": 5},
+    {"type": "string", "pattern": "["},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}},
+]
+
+
+@pytest.mark.parametrize("schema", BAD_SCHEMAS)
+def test_bad_schema_is_refused_everywhere(client: openai.OpenAI, schema: dict[str, Any]) -> None:
+    fields = {"guided_json": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for ask in (
+        lambda: text_of(client, **fields),
+        lambda: client.completions.create(model="demo", prompt="Once", extra_body=fields),
+        lambda: client.responses.create(model="demo", input="Hi", extra_body=fields),
+        lambda: text_of(client, tools=[tool]),
+        lambda: text_of(client, tools=[tool], tool_choice="required"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask()
+        assert caught.value.param in ("guided_json", "tools")
+
+
+def test_schema_that_completions_cannot_be_bound_to_is_refused(client: openai.OpenAI) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="A", extra_body={"guided_json": schema})
+    assert caught.value.param == "guided_json"
+
+
+def test_pattern_that_looks_ahead_leaves_a_tool_usable(client: openai.OpenAI) -> None:
+    mail = {"type": "string", "pattern": "^(?!\\.)[a-z]+$"}
+    parameters = {"type": "object", "properties": {"mail": mail}}
+    assert text_of(client, tools=[
+        {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    ], temperature=0)  # fmt: skip
+
+
 @pytest.mark.parametrize("value", [SCHEMA, json.dumps(SCHEMA)])
 def test_grammar_may_be_a_json_schema(client: openai.OpenAI, value: Any) -> None:
     assert fits(json.loads(text_of(client, grammar={"type": "json_schema", "value": value})))
