@@ -18,7 +18,7 @@ from completions.wire.tools import (
 )
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.messages import Message, TextPart
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
     require_fields,
@@ -26,8 +26,7 @@ from inference_site.request_fields.capabilities import (
     require_media,
 )
 from inference_site.request_fields.constraint import (
-    of_json_object,
-    of_json_schema,
+    of_response_format,
     text_constraint,
     to_constraint,
 )
@@ -41,7 +40,6 @@ from inference_site.request_fields.mapping import (
     to_stop,
     to_template_vars,
 )
-from inference_site.request_fields.wire.constraint import JsonObjectFormat, JsonSchemaFormat
 from inference_site.request_fields.wire.tools import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
 
@@ -51,7 +49,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     require_stream_for_options(body.stream_options, body.stream)
     _refuse_sound(body)
     plan = to_tool_plan(body)
-    constraint = to_constraint(body, _formatted(body))
+    constraint = to_constraint(body, of_response_format(body.response_format))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     require_grammars(model, plan.tools)
     messages = to_messages(body.messages)
@@ -101,16 +99,6 @@ def _refuse_sound(body: ChatCompletionRequest) -> None:
             param=param,
             code="unsupported_parameter",
         )
-
-
-def _formatted(body: ChatCompletionRequest) -> Constraint | None:
-    match body.response_format:
-        case JsonObjectFormat() as given:
-            return of_json_object(given, "response_format")
-        case JsonSchemaFormat(json_schema=wanted):
-            return of_json_schema(wanted.json_schema, "response_format")
-        case _:
-            return None
 
 
 def _template_vars(body: ChatCompletionRequest) -> dict[str, Any]:

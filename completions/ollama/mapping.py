@@ -32,10 +32,8 @@ def to_single_chat(body: wire.GenerateRequest) -> Body:
 
 def to_completion(body: wire.GenerateRequest) -> Body:
     """Return the body of a completion for a prompt that is continued as it is."""
-    fields = _run(body)
-    constraint = _constraint(fields.pop("response_format", None))
     suffix = {"suffix": body.suffix} if body.suffix else {}
-    return {"max_tokens": 2**31 - 1, **fields, **constraint, "prompt": body.prompt, **suffix}
+    return {"max_tokens": 2**31 - 1, **_run(body), "prompt": body.prompt, **suffix}
 
 
 def to_embedding(body: wire.EmbedRequest) -> Body:
@@ -62,14 +60,6 @@ def _format(given: str | dict[str, Any]) -> Body:
         return {"response_format": {"type": "json_object"}}
     schema = {"name": "answer", "schema": given}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-def _constraint(response_format: Body | None) -> Body:
-    """Return a format under the names of completions, which have no ``response_format``."""
-    if response_format is None:
-        return {}
-    schema = response_format.get("json_schema", {}).get("schema", {"type": "object"})
-    return {"guided_json": schema}
 
 
 def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:

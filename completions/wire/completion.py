@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails
 
 from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
-from inference_site.request_fields.wire.constraint import ConstraintFields
+from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
 from inference_site.request_fields.wire.request import EndUser, StopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
@@ -109,6 +109,7 @@ class CompletionRequest(ConstraintFields, SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     stop: StopTexts | None = None
     suffix: str | None = None
+    response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: EndUser | None = None

@@ -93,6 +93,7 @@ GUIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"guided_choice": CHOICES}, "|".join(map(re.escape, CHOICES))),
     ({"guided_grammar": "root ::= [0-9] [0-9]"}, r"\d\d"),
     ({"guided_grammar": 'start: "left" | "right"'}, "left|right"),
+    ({"json_schema": SCHEMA}, None),
     ({"structured_outputs": {"json": SCHEMA}}, None),
     ({"structured_outputs": {"regex": "[xy]{4}"}}, "[xy]{4}"),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
@@ -112,6 +113,21 @@ def test_fields_of_vllm_constrain_every_kind_of_answer(
     )
     for text in (text_of(client, **fields), completion.choices[0].text, response.output_text):
         assert fits(json.loads(text)) if pattern is None else re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+        {"type": "json_object", "schema": SCHEMA},
+    ],
+)
+def test_completion_may_have_a_format(client: openai.OpenAI, wanted: dict[str, Any]) -> None:
+    fields = {"response_format": wanted}
+    completion = client.completions.create(
+        model="demo", prompt="Once", max_tokens=100, extra_body=fields
+    )
+    assert fits(json.loads(completion.choices[0].text))
 
 
 def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
