@@ -57,6 +57,9 @@ def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
     assert parts[-1].eval_count == whole.eval_count
     short = client.chat(**{**asked, "options": {**GREEDY, "num_predict": 2}})
     assert (short.done_reason, short.eval_count) == ("length", 2)
+    stops = [*(f"no {n}" for n in range(6)), whole.message.content]
+    stopped = client.chat(**{**asked, "options": {**GREEDY, "stop": stops}})
+    assert not stopped.message.content
     text = client.chat(**asked, think=False).message.content or ""
     begun = [*HELLO, {"role": "assistant", "content": text[:5]}]
     assert client.chat(**{**asked, "messages": begun}).message.content == text[5:]
