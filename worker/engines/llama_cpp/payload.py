@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.catalogue.engines.llama_cpp import modalities
+from inference_site.catalogue.engines.llama_cpp import marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
@@ -108,7 +108,7 @@ class LlamaCppPayloads(Payloads):
         """
         if (suffix := request.suffix) is None:
             return request
-        before, after, middle = self._spec.options["fim_tokens"]
+        before, after, middle = marks(self._spec) or ("", "", "")
         prompts = (
             p if isinstance(p, tuple) else f"{before}{p}{after}{suffix}{middle}"
             for p in request.prompts
