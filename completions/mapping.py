@@ -64,13 +64,13 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
                 "'add_generation_prompt': true it is a new turn.",
                 param="messages",
             )
-        *messages, last = messages
+        messages, last = messages[:-1], messages[-1]
         prefix = _text(last)
         # The thoughts are over where the text has begun.
         template_vars["enable_thinking"] = False
     return replace(
         to_sampled_request(body, model.spec),
-        messages=tuple(messages),
+        messages=messages,
         max_output_tokens=_max_output_tokens(body),
         stop=to_stop(body.stop),
         choices=to_choices(body.n, model.spec),

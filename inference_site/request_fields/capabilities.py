@@ -156,9 +156,9 @@ def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:
     """Raise InvalidRequestError for an image or a sound that the model cannot take."""
     for part in (part for message in messages for part in message.parts):
         if isinstance(part, ImagePart) and "vision" not in model.capabilities:
-            raise _unsupported(part.param, model)
+            raise _unperceived("reads no images", part.param, model)
         if isinstance(part, AudioPart) and "audio" not in model.capabilities:
-            raise _unsupported(part.param.removesuffix(".data"), model)
+            raise _unperceived("hears no sounds", part.param.removesuffix(".data"), model)
 
 
 def _value(body: object, path: str) -> Any:
@@ -170,6 +170,12 @@ def _value(body: object, path: str) -> Any:
             return None
         body = getattr(body, name)
     return body
+
+
+def _unperceived(what: str, param: str, model: ResolvedModel) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The model {model.spec.id} {what}.", param=param, code="unsupported_parameter"
+    )
 
 
 def _unsupported(param: str, model: ResolvedModel) -> InvalidRequestError:

@@ -163,6 +163,9 @@ def test_models_are_listed_and_described(client: ollama.Client, http: httpx.Clie
     assert {"completion", "tools"} <= set(shown.capabilities or ())
     assert shown.modelinfo
     assert "llama.context_length" in shown.modelinfo
+    assert shown.details
+    assert shown.details.quantization_level == "Q8_0"
+    assert "<|im_start|>" in (shown.template or "")
     assert client.show("demo-embedding").capabilities == ["embedding"]
     assert http.get("/api/version").json()["version"]
 
