@@ -78,6 +78,8 @@ class _Run(WireRequest):
     think: bool | Literal["low", "medium", "high"] | None = None
     stream: bool | None = None
     keep_alive: _Seconds = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class ChatRequest(_Run):

@@ -55,6 +55,12 @@ def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
     assert "".join(part.message.content or "" for part in parts) == whole.message.content
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == whole.eval_count
+    with_logprobs = {**asked, "logprobs": True, "top_logprobs": 2}
+    told = client.chat(**with_logprobs).logprobs or []
+    assert "".join(one.token for one in told) == whole.message.content
+    assert all(len(one.top_logprobs or ()) == 2 for one in told)
+    streamed_ = client.chat(**with_logprobs, stream=True)
+    assert [one for part in streamed_ for one in part.logprobs or ()] == told
     short = client.chat(**{**asked, "options": {**GREEDY, "num_predict": 2}})
     assert (short.done_reason, short.eval_count) == ("length", 2)
     stops = [*(f"no {n}" for n in range(6)), whole.message.content]
