@@ -49,8 +49,7 @@ def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
 
 def test_every_route_of_the_api_is_described(document: dict[str, Any]) -> None:
     described = {(path, m) for path, item in document["paths"].items() for m in item}
-    documented = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
-    routes = {route for route in _routes() if route[0].startswith(documented)}
+    routes = {route for route in _routes() if route[0].startswith(("/v1/", "/health", "/version"))}
     assert described == routes
 
 
