@@ -15,7 +15,9 @@ _OWN_FAULT = re.compile(rb"[Cc]ompute error|decode|input batch|memory|Context si
 reads a request, of a chat template that refuses the messages say."""
 
 
-_SCHEMA_FAULT = re.compile(r"Unable to generate parser.*?conversion failed:\s*", re.DOTALL)
+_SCHEMA_FAULT = re.compile(
+    r"Unable to generate parser.*?generation failed:\s*(?=JSON schema)", re.DOTALL
+)
 """What it says before the fault of a schema: of its template, which is not at fault."""
 
 
