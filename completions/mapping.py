@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from completions.wire.tools import (
     RequestTool,
 )
 from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
     require_fields,
@@ -24,8 +26,7 @@ from inference_site.request_fields.capabilities import (
     require_media,
 )
 from inference_site.request_fields.constraint import (
-    of_json_object,
-    of_json_schema,
+    of_response_format,
     text_constraint,
     to_constraint,
 )
@@ -40,7 +41,6 @@ from inference_site.request_fields.mapping import (
     to_stop,
     to_template_vars,
 )
-from inference_site.request_fields.wire.constraint import JsonObjectFormat, JsonSchemaFormat
 from inference_site.request_fields.wire.tools import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
 
@@ -50,11 +50,25 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     require_stream_for_options(body.stream_options, body.stream)
     _refuse_sound(body)
     plan = to_tool_plan(body)
-    constraint = to_constraint(body, _formatted(body))
+    constraint = to_constraint(body, of_response_format(body.response_format))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     require_grammars(model, plan.tools)
     messages = to_messages(body.messages)
     require_media(model, messages)
+    prefix = _response_prefix(body, plan)
+    template_vars = _template_vars(body)
+    if not prefix and _continues(body, messages, model):
+        if plan.must_call or constraint is not None:
+            raise InvalidRequestError(
+                "Invalid 'messages': the last message is of the assistant and would be continued, "
+                "but an answer that must be a call or must match a format cannot be. With "
+                "'add_generation_prompt': true it is a new turn.",
+                param="messages",
+            )
+        messages, last = messages[:-1], messages[-1]
+        prefix = _text(last)
+        # The thoughts are over where the text has begun.
+        template_vars["enable_thinking"] = False
     return replace(
         to_sampled_request(body, model.spec),
         messages=messages,
@@ -63,14 +77,14 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         choices=to_choices(body.n, model.spec),
         top_logprobs=_top_logprobs(body),
         constraint=text_constraint(constraint, plan),
-        template_vars=_template_vars(body),
+        template_vars=template_vars,
         prompt_template=body.prompt_template or "",
         reasoning_budget=to_reasoning_budget(body.reasoning_budget, body.thinking_token_budget),
         tools=plan.tools,
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False and not plan.is_legacy,
-        response_prefix=_response_prefix(body, plan),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        response_prefix=prefix,
+        add_generation_prompt=bool(prefix) or body.add_generation_prompt is not False,
         truncate=bool(body.truncate_sequence),
         return_progress=bool(body.stream and body.return_progress),
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
@@ -86,16 +100,6 @@ def _refuse_sound(body: ChatCompletionRequest) -> None:
             param=param,
             code="unsupported_parameter",
         )
-
-
-def _formatted(body: ChatCompletionRequest) -> Constraint | None:
-    match body.response_format:
-        case JsonObjectFormat() as given:
-            return of_json_object(given, "response_format")
-        case JsonSchemaFormat(json_schema=wanted):
-            return of_json_schema(wanted.json_schema, "response_format", wanted)
-        case _:
-            return None
 
 
 def _template_vars(body: ChatCompletionRequest) -> dict[str, Any]:
@@ -120,6 +124,35 @@ def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan) -> str:
             "Invalid 'response_prefix': it needs 'add_generation_prompt'.", param="response_prefix"
         )
     return body.response_prefix
+
+
+def _continues(
+    body: ChatCompletionRequest, messages: Sequence[Message], model: ResolvedModel
+) -> bool:
+    """Whether the answer goes on with the last message, as llama-server and vLLM have it.
+
+    Where the server of a model cannot be told, it does as it does.
+    """
+    wanted = body.continue_final_message
+    if wanted is False or (wanted is None and body.add_generation_prompt):
+        return False
+    *before, last = messages
+    can = bool(before) and last.role == "assistant" and not last.tool_calls and bool(_text(last))
+    if wanted and (body.add_generation_prompt or not can):
+        why = (
+            "it needs a text of the assistant as the last message"
+            if not can
+            else "it cannot be used together with 'add_generation_prompt'"
+        )
+        raise InvalidRequestError(
+            f"Invalid 'continue_final_message': {why}.", param="continue_final_message"
+        )
+    return can and "response_prefix" in model.capabilities
+
+
+def _text(message: Message) -> str:
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    return "".join(texts) if message.parts else message.text or ""
 
 
 def _top_logprobs(body: ChatCompletionRequest) -> int | None:

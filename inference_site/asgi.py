@@ -19,7 +19,10 @@ from inference_site.gateway.http_answers import Receive, Send  # noqa: E402  # A
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
-_RELAYED = ("/v1/", "/api/", "/lora-adapters", "/health", "/version", "/metrics", "/console/")
+_RELAYED = (
+    *("/v1/", "/api/", "/lora-adapters", "/tokenize", "/detokenize"),
+    *("/health", "/version", "/metrics", "/console/"),
+)
 _relay, _pages = Relay(look_at), bounded_forms(_django)
 
 

@@ -148,7 +148,7 @@ class _ChoiceFold:
                 tool_calls=tool_calls or None,
                 function_call=self.calls[0].function() if is_legacy_call else None,
             ),
-            logprobs=_wire_logprobs(self.logprobs) if with_logprobs else None,
+            logprobs=wire_logprobs(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
             tool_calls=tool_calls or None if repeats_calls else None,
@@ -267,7 +267,7 @@ class ChatAssembler(Assembler):
     ) -> Sequence[bytes]:
         if not self._stream:
             return ()
-        shown = orjson.dumps(_wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
+        shown = orjson.dumps(wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
         chunk = self._chunk(index, delta, finish_reason, shown)
         if self._begun:
             return (chunk,)
@@ -396,7 +396,8 @@ def _per_second(tokens: int, elapsed_ms: float) -> float:
     return tokens / elapsed_ms * 1000 if elapsed_ms else 0.0
 
 
-def _wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+def wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    """Return log probabilities as choices have them."""
     return ChoiceLogprobs(
         content=[
             ContentLogprob(

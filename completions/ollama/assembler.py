@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import orjson
 
+from completions.assemblers.chat import wire_logprobs
 from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
 from inference_site.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
@@ -50,6 +52,7 @@ class OllamaAssembler(Assembler):
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []
+        self._logprobs: list[TokenLogprob] = []
         self._usage = Usage()
         self._reason = ""
         self._begun = False
@@ -57,9 +60,10 @@ class OllamaAssembler(Assembler):
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the lines it makes."""
         match delta:
-            case TextDelta(text):
+            case TextDelta(text, _, logprobs):
                 self._text.append(text)
-                return self._line(text=text)
+                self._logprobs += logprobs
+                return self._line(text=text, logprobs=logprobs)
             case ReasoningDelta(text):
                 self._thinking.append(text)
                 return self._line(thinking=text)
@@ -95,13 +99,18 @@ class OllamaAssembler(Assembler):
         return (self._encoded({**self._head(), **self._said(**said), "done": False}),)
 
     def _said(
-        self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
+        self,
+        text: str = "",
+        thinking: str = "",
+        calls: list[dict[str, Any]] | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
     ) -> dict[str, Any]:
         more = {"thinking": thinking} if thinking else {}
+        beside = {"logprobs": wire_logprobs(logprobs).model_dump()["content"]} if logprobs else {}
         if self._assembly.shape == "generate":
-            return {"response": text, **more}
+            return {"response": text, **more, **beside}
         called = {"tool_calls": calls} if calls else {}
-        return {"message": {"role": "assistant", "content": text, **more, **called}}
+        return {"message": {"role": "assistant", "content": text, **more, **called}, **beside}
 
     def _wire_calls(self) -> list[dict[str, Any]]:
         return [
@@ -116,7 +125,9 @@ class OllamaAssembler(Assembler):
         return {**self._head(), **self._said(), **self._end()}
 
     def _whole(self) -> dict[str, Any]:
-        said = self._said("".join(self._text), "".join(self._thinking), self._wire_calls())
+        said = self._said(
+            "".join(self._text), "".join(self._thinking), self._wire_calls(), self._logprobs
+        )
         return {**self._head(), **said, **self._end()}
 
     def _end(self) -> dict[str, Any]:

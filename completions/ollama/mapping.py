@@ -20,22 +20,23 @@ def to_chat(body: wire.ChatRequest) -> Body:
     """Return the body of a chat completion."""
     messages = list(_messages(body.messages))
     tools = {"tools": body.tools} if body.tools else {}
-    return {**_run(body), **_thinking(body), "messages": messages, **tools}
+    return {**_run(body), **_thinking(body), **_logprobs(body), "messages": messages, **tools}
 
 
 def to_single_chat(body: wire.GenerateRequest) -> Body:
     """Return the body of a chat completion for a prompt that gets the template."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = {"role": "user", "content": _content(body.prompt, body.images)}
-    return {**_run(body), **_thinking(body), "messages": [*system, prompt]}
+    asked = {**_run(body), **_thinking(body), **_logprobs(body)}
+    return {**asked, "messages": [*system, prompt]}
 
 
 def to_completion(body: wire.GenerateRequest) -> Body:
     """Return the body of a completion for a prompt that is continued as it is."""
-    fields = _run(body)
-    constraint = _constraint(fields.pop("response_format", None))
-    suffix = {"suffix": body.suffix} if body.suffix else {}
-    return {"max_tokens": 2**31 - 1, **fields, **constraint, "prompt": body.prompt, **suffix}
+    suffix: Body = {"suffix": body.suffix} if body.suffix else {}
+    if body.logprobs:
+        suffix["logprobs"] = body.top_logprobs or 0
+    return {"max_tokens": 2**31 - 1, **_run(body), "prompt": body.prompt, **suffix}
 
 
 def to_embedding(body: wire.EmbedRequest) -> Body:
@@ -64,12 +65,8 @@ def _format(given: str | dict[str, Any]) -> Body:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _constraint(response_format: Body | None) -> Body:
-    """Return a format under the names of completions, which have no ``response_format``."""
-    if response_format is None:
-        return {}
-    schema = response_format.get("json_schema", {}).get("schema", {"type": "object"})
-    return {"guided_json": schema}
+def _logprobs(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
+    return {"logprobs": True, "top_logprobs": body.top_logprobs} if body.logprobs else {}
 
 
 def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:

@@ -21,7 +21,6 @@ from completions.ollama.assembler import (
 )
 from completions.ollama.mapping import to_chat, to_completion, to_embedding, to_single_chat
 from completions.views.token import to_inputs
-from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.embedding import EmbeddingRequest
 from inference_site.api.authentication import caller_of
@@ -52,7 +51,7 @@ class ChatView(OllamaView):
         body = parse(wire.ChatRequest, request.data)
         if not body.messages:
             return _nothing(request, body.model, {"message": {"role": "assistant", "content": ""}})
-        chat = parse(ChatCompletionRequest, to_chat(body))
+        chat = parse(wire.OfficialChat, to_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
         return _generate(request, body, chat, model, to_generation_request(chat, model), "chat")
 
@@ -70,7 +69,7 @@ class GenerateView(OllamaView):
             model = served_model(caller_of(request), text.model, text)
             asked = to_completion_request(text, model)
             return _generate(request, body, text, model, asked, "generate")
-        chat = parse(ChatCompletionRequest, to_single_chat(body))
+        chat = parse(wire.OfficialChat, to_single_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
         asked = to_generation_request(chat, model)
         return _generate(request, body, chat, model, asked, "generate")

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from completions.wire.chat import ChatCompletionRequest
 from inference_site.api.payload import WireRequest
+from inference_site.request_fields.wire.request import ManyStopTexts
 
 _Seconds = float | int | str | None
 
@@ -76,6 +78,8 @@ class _Run(WireRequest):
     think: bool | Literal["low", "medium", "high"] | None = None
     stream: bool | None = None
     keep_alive: _Seconds = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class ChatRequest(_Run):
@@ -83,6 +87,12 @@ class ChatRequest(_Run):
 
     messages: list[Message] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
+
+
+class OfficialChat(ChatCompletionRequest):
+    """A chat of Ollama's in the words of chat completions, with as many stop texts as there are."""
+
+    stop: ManyStopTexts | None = None
 
 
 class GenerateRequest(_Run):

@@ -59,9 +59,10 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
 
     Extensions: ``messages`` as a bare string, ``n_choices`` for ``n``, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
-    ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``truncate_sequence``, and
-    those of ``SamplingFields`` and ``ConstraintFields``. ``prompt_cache_key`` is taken as a hint
-    that is not needed: every prompt's beginning is looked for among those computed before.
+    ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``continue_final_message``,
+    ``truncate_sequence``, and those of ``SamplingFields`` and ``ConstraintFields``.
+    ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's beginning is looked
+    for among those computed before.
     """
 
     model: str
@@ -95,6 +96,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields):
     prompt_template: Annotated[str, Field(max_length=200)] | None = None
     response_prefix: str | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     truncate_sequence: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -19,8 +19,8 @@ from pydantic_core import InitErrorDetails
 
 from completions.wire.chat import CompletionUsage, StreamOptions, Timings
 from inference_site.api.payload import WireObject
-from inference_site.request_fields.wire.constraint import ConstraintFields
-from inference_site.request_fields.wire.request import EndUser, StopTexts
+from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
+from inference_site.request_fields.wire.request import EndUser, ManyStopTexts
 from inference_site.request_fields.wire.sampling import SamplingFields
 
 _PIECE = 8192
@@ -107,8 +107,9 @@ class CompletionRequest(ConstraintFields, SamplingFields):
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stop: StopTexts | None = None
+    stop: ManyStopTexts | None = None
     suffix: str | None = None
+    response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: EndUser | None = None

@@ -59,7 +59,9 @@ class ViewSchema(AutoSchema):
         return self._declared
 
     def is_excluded(self) -> bool:
-        return self._declared is None
+        # The same without /v1 is described there.
+        is_other_path = self.path in ("/tokenize", "/detokenize")
+        return self._declared is None or is_other_path
 
     def get_operation(self, *args: Any) -> Schema | None:
         operation: Schema | None = super().get_operation(*args)

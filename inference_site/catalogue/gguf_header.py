@@ -82,6 +82,27 @@ def model_context(path: Path) -> int | None:
     return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
 
 
+def vocabulary_has(path: Path, *groups: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the first of these groups of tokens that the vocabulary has all of, or None.
+
+    Read no further than the vocabulary. Raise as ``metadata`` does.
+    """
+    with path.open("rb") as file:
+        _tensors, count = _begin(file)
+        for key, _ in _pairs(file, count):
+            if key == "tokenizer.ggml.tokens":
+                break
+        length = file.tell()
+        file.seek(0)
+        read = file.read(length)
+
+    def has(token: str) -> bool:
+        text = token.encode()
+        return struct.pack("<Q", len(text)) + text in read
+
+    return next((group for group in groups if all(map(has, group))), None)
+
+
 def beginning(path: Path) -> dict[str, Any]:
     """Return the keys that come before the vocabulary: what the model is, and its sizes.
 

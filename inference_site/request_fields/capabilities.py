@@ -96,6 +96,7 @@ _NEEDS = (
     _Need("prompt_template", "prompt_template", bool),
     _Need("response_prefix", "response_prefix", bool),
     _Need("add_generation_prompt", "response_prefix", _is_false),
+    _Need("continue_final_message", "response_prefix", bool),
     _Need("suffix", "suffix"),
 )
 """All fields that not every model honours, in the order in which they are checked."""
@@ -206,9 +207,9 @@ def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:
     """Raise InvalidRequestError for an image or a sound that the model cannot take."""
     for part in (part for message in messages for part in message.parts):
         if isinstance(part, ImagePart) and "vision" not in model.capabilities:
-            raise _unsupported(part.param, model)
+            raise _unperceived("reads no images", part.param, model)
         if isinstance(part, AudioPart) and "audio" not in model.capabilities:
-            raise _unsupported(part.param.removesuffix(".data"), model)
+            raise _unperceived("hears no sounds", part.param.removesuffix(".data"), model)
 
 
 def _value(body: object, path: str) -> Any:
@@ -220,6 +221,12 @@ def _value(body: object, path: str) -> Any:
             return None
         body = getattr(body, name)
     return body
+
+
+def _unperceived(what: str, param: str, model: ResolvedModel) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The model {model.spec.id} {what}.", param=param, code="unsupported_parameter"
+    )
 
 
 def _unsupported(param: str, model: ResolvedModel) -> InvalidRequestError:

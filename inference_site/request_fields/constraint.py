@@ -1,6 +1,7 @@
 """From the fields that bind an answer's text to what it must match.
 
-``grammar`` is of mistral.rs and llama.cpp; ``structured_outputs`` and ``guided_…`` are of vLLM.
+``grammar`` is of mistral.rs and llama.cpp, ``json_schema`` of llama.cpp;
+``structured_outputs`` and ``guided_…`` are of vLLM.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from inference_site.request_fields.wire.constraint import (
     ConstraintFields,
     Grammar,
     JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
 )
 
 STRUCTURAL_TAG = "structured_outputs.structural_tag"
@@ -61,6 +64,17 @@ def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -
     return checked(found[0] if found else None)
 
 
+def of_response_format(given: ResponseFormat | None) -> Constraint | None:
+    """Return the constraint of a ``response_format``, None for text."""
+    match given:
+        case JsonObjectFormat():
+            return of_json_object(given, "response_format")
+        case JsonSchemaFormat(json_schema=wanted):
+            return of_json_schema(wanted.json_schema, "response_format", wanted)
+        case _:
+            return None
+
+
 def of_json_object(given: JsonObjectFormat, param: str) -> Constraint:
     """Return the constraint of the format ``json_object``, with llama-server's ``schema``."""
     if given.json_schema is None:
@@ -87,6 +101,8 @@ def _given(body: ConstraintFields) -> Iterator[Constraint]:
     """Yield what each extension asks for."""
     if body.grammar is not None:
         yield from_grammar(body.grammar)
+    if body.json_schema is not None:
+        yield of_json_schema(_json_object(body.json_schema, "json_schema"), "json_schema")
     if (wanted := body.structured_outputs) is not None:
         if wanted.json_object:
             yield Constraint("json_object", "", "structured_outputs.json_object")

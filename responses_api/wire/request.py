@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from inference_site.api.payload import WireRequest
 from inference_site.request_fields.wire.constraint import (
@@ -65,10 +73,17 @@ class CustomTool(WireRequest):
     format: CustomFormat | None = None
 
 
+def _known_tool(kind: str) -> str:
+    if kind not in HOSTED_TOOLS:
+        known = ", ".join(map(repr, ("function", "custom", *sorted(HOSTED_TOOLS))))
+        raise PydanticKnownError("literal_error", {"expected": known})
+    return kind
+
+
 class HostedTool(WireRequest):
     """A tool of OpenAI's servers; its other fields are echoed."""
 
-    type: str
+    type: Annotated[str, AfterValidator(_known_tool)]
 
     def _ignored(self) -> Any:
         return iter(())
@@ -82,7 +97,7 @@ def _type_of(value: object) -> str | None:
 
 def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
-    return "hosted" if kind in HOSTED_TOOLS else kind
+    return kind if kind in ("function", "custom", None) else "hosted"
 
 
 Tool = Annotated[

@@ -152,6 +152,50 @@ def test_prefix_begins_the_answer_and_is_not_in_it(client: openai.OpenAI, stream
     assert text_of(client, CAPITAL, response_prefix="Once upon", stream=stream) != plain
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_last_message_of_the_assistant_is_continued(client: openai.OpenAI, stream: bool) -> None:
+    plain = text_of(client, CAPITAL, enable_thinking=False)
+    begun = [*CAPITAL, {"role": "assistant", "content": plain[:3]}]
+    parts = [*CAPITAL, {"role": "assistant", "content": [{"type": "text", "text": plain[:3]}]}]
+    explicit = {"continue_final_message": True, "add_generation_prompt": False}
+    assert text_of(client, begun, stream=stream) == plain[3:]
+    assert text_of(client, parts, stream=stream, enable_thinking=True, **explicit) == plain[3:]
+    new_turns: list[dict[str, bool]] = [
+        {"add_generation_prompt": True},
+        {"continue_final_message": False},
+    ]
+    for new_turn in new_turns:
+        assert text_of(client, begun, stream=stream, **new_turn) != plain[3:]
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("continue_final_message", {"messages": CAPITAL, "continue_final_message": True}),
+        (
+            "continue_final_message",
+            {"continue_final_message": True, "add_generation_prompt": True},
+        ),
+        ("messages", {"response_format": {"type": "json_object"}}),
+        ("messages", {"grammar": 'root ::= "a"'}),
+        (
+            "messages",
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": "required",
+            },
+        ),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    client: openai.OpenAI, param: str, fields: dict[str, Any]
+) -> None:
+    begun = [*CAPITAL, {"role": "assistant", "content": "The"}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **{"messages": begun, **fields})
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     "fields",
     [

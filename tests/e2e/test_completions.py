@@ -156,6 +156,10 @@ def test_grammar_and_stop_hold(client: openai.OpenAI) -> None:
     word = complete(client).choices[0].text.split()[1]
     stopped = complete(client, stop=word).choices[0]
     assert word not in stopped.text
+    many = [f"no {n}" for n in range(15)]
+    assert complete(client, stop=[*many, word]).choices[0].text == stopped.text
+    with pytest.raises(openai.BadRequestError, match="16"):
+        complete(client, stop=[*many, word, "no"])
     assert stopped.finish_reason == "stop"
 
 

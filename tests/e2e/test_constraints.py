@@ -93,6 +93,7 @@ GUIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"guided_choice": CHOICES}, "|".join(map(re.escape, CHOICES))),
     ({"guided_grammar": "root ::= [0-9] [0-9]"}, r"\d\d"),
     ({"guided_grammar": 'start: "left" | "right"'}, "left|right"),
+    ({"json_schema": SCHEMA}, None),
     ({"structured_outputs": {"json": SCHEMA}}, None),
     ({"structured_outputs": {"regex": "[xy]{4}"}}, "[xy]{4}"),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
@@ -112,6 +113,21 @@ def test_fields_of_vllm_constrain_every_kind_of_answer(
     )
     for text in (text_of(client, **fields), completion.choices[0].text, response.output_text):
         assert fits(json.loads(text)) if pattern is None else re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+        {"type": "json_object", "schema": SCHEMA},
+    ],
+)
+def test_completion_may_have_a_format(client: openai.OpenAI, wanted: dict[str, Any]) -> None:
+    fields = {"response_format": wanted}
+    completion = client.completions.create(
+        model="demo", prompt="Once", max_tokens=100, extra_body=fields
+    )
+    assert fits(json.loads(completion.choices[0].text))
 
 
 def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
@@ -139,6 +155,45 @@ def test_bad_field_of_vllm_is_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         text_of(client, **fields)
     assert caught.value.param == param
+
+
+BAD_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "ghost"},
+    {"enum": 5},
+    {"type": "string", "pattern": "["},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}},
+]
+
+
+@pytest.mark.parametrize("schema", BAD_SCHEMAS)
+def test_bad_schema_is_refused_everywhere(client: openai.OpenAI, schema: dict[str, Any]) -> None:
+    fields = {"guided_json": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for ask in (
+        lambda: text_of(client, **fields),
+        lambda: client.completions.create(model="demo", prompt="Once", extra_body=fields),
+        lambda: client.responses.create(model="demo", input="Hi", extra_body=fields),
+        lambda: text_of(client, tools=[tool]),
+        lambda: text_of(client, tools=[tool], tool_choice="required"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask()
+        assert caught.value.param in ("guided_json", "tools")
+
+
+def test_schema_that_completions_cannot_be_bound_to_is_refused(client: openai.OpenAI) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="A", extra_body={"guided_json": schema})
+    assert caught.value.param == "guided_json"
+
+
+def test_pattern_that_looks_ahead_leaves_a_tool_usable(client: openai.OpenAI) -> None:
+    mail = {"type": "string", "pattern": "^(?!\\.)[a-z]+$"}
+    parameters = {"type": "object", "properties": {"mail": mail}}
+    assert text_of(client, tools=[
+        {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    ], temperature=0)  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [SCHEMA, json.dumps(SCHEMA)])

@@ -118,6 +118,25 @@ def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
     response = http.post("/v1/chat/completions", json={"model": "demo", "messages": [message]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages[0].content[0].image_url.url"
+    assert response.json()["error"]["message"] == "The model demo reads no images."
+
+
+def test_tool_of_an_unknown_type_is_told_the_types_of_the_api(http: httpx.Client) -> None:
+    body = {"model": "demo", "input": "Hi", "tools": [{"type": "robot"}]}
+    error = http.post("/v1/responses", json=body).json()["error"]
+    assert error["param"] == "tools[0].type"
+    assert "'function', 'custom', " in error["message"]
+    assert "'web_search'" in error["message"]
+    assert "hosted" not in error["message"]
+
+
+def test_fault_of_a_schema_is_told_without_the_engine_s_template(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "ghost"}}}
+    body = {"model": "demo", "messages": "Hi", "tools": [tool]}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == "tools"
+    assert error["message"].startswith("Invalid schema: ")
+    assert "template" not in error["message"]
 
 
 def test_without_a_limit_the_context_is_the_limit(client: openai.OpenAI) -> None:

@@ -55,8 +55,20 @@ def test_chat_is_answered_and_streamed(client: ollama.Client) -> None:
     assert "".join(part.message.content or "" for part in parts) == whole.message.content
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == whole.eval_count
+    with_logprobs = {**asked, "logprobs": True, "top_logprobs": 2}
+    told = client.chat(**with_logprobs).logprobs or []
+    assert "".join(one.token for one in told) == whole.message.content
+    assert all(len(one.top_logprobs or ()) == 2 for one in told)
+    streamed_ = client.chat(**with_logprobs, stream=True)
+    assert [one for part in streamed_ for one in part.logprobs or ()] == told
     short = client.chat(**{**asked, "options": {**GREEDY, "num_predict": 2}})
     assert (short.done_reason, short.eval_count) == ("length", 2)
+    stops = [*(f"no {n}" for n in range(6)), whole.message.content]
+    stopped = client.chat(**{**asked, "options": {**GREEDY, "stop": stops}})
+    assert not stopped.message.content
+    text = client.chat(**asked, think=False).message.content or ""
+    begun = [*HELLO, {"role": "assistant", "content": text[:5]}]
+    assert client.chat(**{**asked, "messages": begun}).message.content == text[5:]
 
 
 def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
@@ -86,7 +98,7 @@ def test_images_reach_a_model_that_sees(client: ollama.Client, odd: UpstreamServ
     assert (kind, base64.b64decode(sent)) == ("data:image/png", shown)
     assert len(second["content"]) == 3
     assert client.generate("seeing", "Look", images=[shown]).response == "A red square"
-    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+    with pytest.raises(ollama.ResponseError, match="The model demo reads no images") as caught:
         client.chat("demo", [asked])
     assert caught.value.status_code == 400
 
@@ -157,6 +169,9 @@ def test_models_are_listed_and_described(client: ollama.Client, http: httpx.Clie
     assert {"completion", "tools"} <= set(shown.capabilities or ())
     assert shown.modelinfo
     assert "llama.context_length" in shown.modelinfo
+    assert shown.details
+    assert shown.details.quantization_level == "Q8_0"
+    assert "<|im_start|>" in (shown.template or "")
     assert client.show("demo-embedding").capabilities == ["embedding"]
     assert http.get("/api/version").json()["version"]
 

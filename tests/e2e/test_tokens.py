@@ -36,6 +36,8 @@ def test_tokens_stand_for_the_text_they_were_made_of(http: httpx.Client, text: s
     back = post(http, "/v1/detokenize", tokens=tokens["tokens"])
     assert (back["object"], back["model"]) == ("text", "demo")
     assert back["prompt"].removeprefix("<s>") == text
+    assert post(http, "/tokenize", prompt=text) == tokens  # As vLLM has them.
+    assert post(http, "/detokenize", tokens=tokens["tokens"]) == back
 
 
 def test_special_tokens_may_be_left_out_and_texts_told(http: httpx.Client) -> None:

@@ -6,6 +6,7 @@ ends that thread ends the worker, and one that is slow stops all answers.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -42,12 +43,35 @@ def check_grammar(constraint: Constraint) -> None:
 def is_known_schema(schema: str, param: str) -> bool:
     """Return whether llguidance knows all of a JSON schema.
 
-    Raise InvalidRequest for one that would keep an engine too busy.
+    Raise InvalidRequest for one that is wrong whatever else it says, and for one that would keep an
+    engine too busy.
     """
     error, _ = _tried("json_schema", schema)
-    if error == _TOO_COMPLEX:
-        raise InvalidRequest(f"Invalid schema: {error}.", param)
+    if error and error != _TOO_COMPLEX:
+        lenient = {**orjson.loads(schema), "x-guidance": {**JSON_FORM, "lenient": True}}
+        fault, _ = _tried("json_schema", orjson.dumps(lenient).decode())
+    else:
+        fault = error
+    if fault:
+        raise InvalidRequest(f"Invalid schema: {fault.strip()}.", param)
     return not error
+
+
+def knows_pattern(pattern: str, param: str) -> bool:
+    """Return whether llguidance knows all of a schema's pattern, such as what looks ahead.
+
+    Raise InvalidRequest for one that is no regular expression, or that is too complex.
+    """
+    error, _ = _tried("regex", pattern)
+    if not error:
+        return True
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {exc}.", param) from exc
+    if error == _TOO_COMPLEX:
+        raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {error}.", param)
+    return False
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -14,6 +16,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.chat import ChatOptions
+from inference_site.catalogue.gguf_header import vocabulary_has
 from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.domain.model_spec import ModelSpec
 
@@ -28,6 +31,15 @@ _GENERATES = frozenset(
     }
 )
 
+
+_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+)
+"""What is before, after and in the middle of a text to be filled in, in the families of models."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 _WHOLE = ("f32", "f16", "bf16")
@@ -99,8 +111,9 @@ class LlamaCppOptions(Tuning):
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
-    for a completion with a suffix. ``mmproj`` is the GGUF file of a projector, for the
-    ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for which
+    for a completion with a suffix, where the file has no marks of a known family. ``mmproj`` is the
+    GGUF file of a projector, for the ``modalities``. ``prompt_cache_mib`` is host memory for
+    prompts that lost their slot, for which
     llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of the
     server of llama.cpp.
     """
@@ -136,10 +149,27 @@ def modalities(spec: ModelSpec) -> frozenset[str]:
     return frozenset(spec.options.get("modalities", ["vision"]))
 
 
+def marks(spec: ModelSpec) -> tuple[str, str, str] | None:
+    """Return what marks the parts of a text to be filled in: the entry's, or the file's own."""
+    if given := spec.options.get("fim_tokens"):
+        before, after, middle = given
+        return before, after, middle
+    return _marks_of(spec.file) if spec.file else None
+
+
+@cache
+def _marks_of(path: Path) -> tuple[str, str, str] | None:
+    try:
+        found = vocabulary_has(path, *_MARKS)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else (found[0], found[1], found[2])
+
+
 def capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for."""
     if "embedding" in spec.options:
         shortened = {"dimensions"} if spec.options.get("matryoshka") else set()
         return frozenset({"embeddings", "tokens", *shortened})
-    optional = {"suffix": "fim_tokens" in spec.options, "lora": bool(spec.lora_adapters)}
+    optional = {"suffix": marks(spec) is not None, "lora": bool(spec.lora_adapters)}
     return _GENERATES | modalities(spec) | {name for name, has in optional.items() if has}

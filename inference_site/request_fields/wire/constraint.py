@@ -85,3 +85,4 @@ class ConstraintFields(WireRequest):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None

@@ -22,6 +22,13 @@ StopTexts = Annotated[
     Discriminator(_stop_kind),
 ]
 
+ManyStopTexts = Annotated[
+    Annotated[_StopText, Tag("text")]
+    | Annotated[list[_StopText], Field(max_length=16), Tag("texts")],
+    Discriminator(_stop_kind),
+]
+"""Of endpoints whose clients send more than OpenAI's four: evaluation harnesses, Ollama's."""
+
 
 Metadata = Annotated[
     dict[

@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.llama_cpp import capabilities, marks
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.domain.model_spec import ModelSpec
@@ -100,6 +103,31 @@ def test_suffix_is_put_between_the_models_marks() -> None:
 
 
 @pytest.mark.parametrize(
+    "own",
+    [
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ],
+)
+def test_marks_of_a_known_family_are_read_from_the_file(
+    tmp_path: Path, own: tuple[str, str, str]
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "coder.gguf", "qwen2")
+    writer.add_token_list(["a", *own])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    spec = replace(SPEC, file=tmp_path / "coder.gguf", options={})
+    assert marks(spec) == own
+    assert "suffix" in capabilities(spec)
+    assert marks(replace(spec, options={"fim_tokens": ["<", "|", ">"]})) == ("<", "|", ">")
+    assert marks(replace(spec, file=DEMO_FILE)) is None
+    request = GenerationRequest("demo", operation="complete", prompts=("x",), suffix="z")
+    [prompt] = payloads(spec).with_whole_prompts(request).prompts
+    assert prompt == f"{own[0]}x{own[1]}z{own[2]}"
+
+
+@pytest.mark.parametrize(
     ("kind", "source", "field"),
     [
         ("json_schema", '{"type": "object"}', "response_format"),
@@ -112,8 +140,7 @@ def test_a_build_without_llguidance_gets_grammars_of_its_own(
 ) -> None:
     writer = payloads(SPEC, has_llguidance=False)
     constraint = Constraint(kind, source, "grammar")
-    request = GenerationRequest("demo", operation="complete", prompts=("x",), constraint=constraint)
-    payload = writer.complete(request)
+    payload = writer.chat(GenerationRequest("demo", HELLO, constraint=constraint))
     assert field in payload
     assert "llguidance" not in str(payload)
 

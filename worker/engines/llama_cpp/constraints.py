@@ -85,10 +85,10 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
 def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> dict[str, Any]:
     """Return the fields for a JSON schema; llguidance's where it can be, and knows all of it.
 
-    Raise InvalidRequest for one that is too complex.
+    Raise InvalidRequest for one that is wrong or too complex.
     """
     text = orjson.dumps({"x-guidance": JSON_FORM, **schema}).decode()
-    if from_start and is_known_schema(text, param):
+    if is_known_schema(text, param) and from_start:
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
     plain = plain_schema(schema)
     check_schemas(plain, param)

@@ -12,15 +12,17 @@ from typing import Any
 
 import orjson
 
-from inference_site.catalogue.engines.llama_cpp import modalities
+from inference_site.catalogue.engines.llama_cpp import marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.domain.schemas import objects_in
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.tool_schemas import plain_schema
 from worker.engines.chat.wire import wire_tool
+from worker.engines.grammars import knows_pattern
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import (
     constraint_fields,
@@ -72,8 +74,14 @@ class LlamaCppPayloads(Payloads):
         ``shown`` are texts of special tokens that are not left out of the output.
         """
         top = self._top_logprobs(request)
+        shared = self._shared(request)
+        if request.constraint and "response_format" in shared:  # Which only chats have.
+            raise InvalidRequest(
+                "Invalid schema: it has keywords that only chat completions can be bound to here.",
+                request.constraint.param,
+            )
         return {
-            **self._shared(request),
+            **shared,
             **({"logprobs": top["top_logprobs"]} if top else {}),
             "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
             "preserved_tokens": shown,
@@ -100,7 +108,7 @@ class LlamaCppPayloads(Payloads):
         """
         if (suffix := request.suffix) is None:
             return request
-        before, after, middle = self._spec.options["fim_tokens"]
+        before, after, middle = marks(self._spec) or ("", "", "")
         prompts = (
             p if isinstance(p, tuple) else f"{before}{p}{after}{suffix}{middle}"
             for p in request.prompts
@@ -169,7 +177,12 @@ class LlamaCppPayloads(Payloads):
             return shown
         for tool in tools:
             tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
-        check_schemas([tool["function"]["parameters"] for tool in tools], "tools")
+        parameters = [tool["function"]["parameters"] for tool in tools]
+        check_schemas(parameters, "tools")
+        for schema in objects_in(parameters):
+            pattern = schema.get("pattern")
+            if isinstance(pattern, str) and not knows_pattern(pattern, "tools"):
+                del schema["pattern"]  # llama.cpp would read it as another one.
         return {"tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
     def _lora(self, request: GenerationRequest) -> dict[str, Any]:

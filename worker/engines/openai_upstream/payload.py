@@ -113,8 +113,13 @@ class Payloads:
         """Return the messages; a prefix of the answer is a last one that is to be continued."""
         messages = [self._message(message) for message in request.messages]
         if not request.response_prefix:
-            unusual = None if request.add_generation_prompt else False
-            return {"messages": messages, **self.named({"add_generation_prompt": unusual})}
+            ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
+            unusual = {
+                "add_generation_prompt": None if request.add_generation_prompt else False,
+                # Some servers would go on with it.
+                "continue_final_message": False if ends_in_answer else None,
+            }
+            return {"messages": messages, **self.named(unusual)}
         prefix = {"role": "assistant", "content": request.response_prefix}
         switches = {"continue_final_message": True, "add_generation_prompt": False}
         return {"messages": [*messages, prefix], **self.named(switches)}

@@ -379,6 +379,10 @@ def test_a_prefix_of_the_answer_is_a_message_to_be_continued(
     body = asked(load(flavor="vllm"), server, response_prefix="Sure")
     assert body["messages"][-1] == {"role": "assistant", "content": "Sure"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    turns = (Message("user", "Hi"), Message("assistant", "Sure"))
+    ended = asked(load(flavor="vllm"), server, messages=turns)
+    assert ended["continue_final_message"] is False
+    assert "add_generation_prompt" not in ended
 
 
 def complete(engine: Engine, server: UpstreamServer, **fields: Any) -> dict[str, Any]:
