@@ -27,7 +27,7 @@ def officially_named(
         if value is None:
             continue
         field, _, inner = path.partition(".")
-        given = fields.get(field, getattr(body, field))
+        given = fields.get(field, getattr(body, field, None))
         official = getattr(given, inner, None) if inner else given
         if official is not None and official != value:
             raise InvalidRequestError(
