@@ -466,8 +466,10 @@ class Runtime:
     def _load_placed(self, model: ServedModel) -> None:
         try:
             self._load(model)
-        except Exception:
+        except Exception as exc:
             logger.exception("model %s could not be loaded", model.spec.id)
+            model.fail(f"Model '{model.spec.id}': it could not be loaded ({type(exc).__name__}).")
+            self._settle(model)
         self._placed.discard(model)
 
     def _has_room(self, model: ServedModel) -> bool:
