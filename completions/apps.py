@@ -11,6 +11,7 @@ class CompletionsConfig(AppConfig):
         "chat.completion",
         "text_completion",
         "embedding",
+        "infill",
         "tokens",
         "ollama",
         "ollama.embedding",

@@ -20,7 +20,7 @@ from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
 _RELAYED = (
-    *("/v1/", "/api/", "/lora-adapters", "/tokenize", "/detokenize"),
+    *("/v1/", "/api/", "/lora-adapters", "/infill", "/tokenize", "/detokenize"),
     *("/health", "/version", "/metrics", "/console/"),
 )
 _relay, _pages = Relay(look_at), bounded_forms(_django)

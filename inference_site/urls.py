@@ -5,6 +5,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from completions.views.adapters import AdaptersView
+from completions.views.infill import InfillView
 from completions.views.token import DetokenizeView, TokenizeView
 from inference_site.api.documentation import OpenApiView, documentation
 from inference_site.status.health import HealthView, ReadyView, VersionView
@@ -24,6 +25,7 @@ urlpatterns = [
     path("v1/", include("responses_api.urls")),
     path("api/", include("completions.ollama.urls")),
     path("lora-adapters", AdaptersView.as_view()),
+    path("infill", InfillView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("metrics", metrics),

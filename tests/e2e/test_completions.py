@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
 import pytest
+
+from tests.served_stack import ServedStack
 
 PROMPT = "Once upon a time"
 
@@ -177,6 +180,28 @@ def test_suffix_is_put_between_the_models_marks(client: openai.OpenAI) -> None:
     assert filled.choices[0].text != tuned(client).choices[0].text
     several = tuned(client, [PROMPT, "The capital"], suffix="the end.")
     assert several.choices[0].text == filled.choices[0].text
+
+
+def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStack) -> None:
+    filled = tuned(client, suffix="the end.")
+    asked = {"model": "tuned", "input_prefix": PROMPT[:9], "prompt": PROMPT[9:], "n_predict": 8}
+    asked |= {"input_suffix": "the end.", "temperature": 0, "presence_penalty": 0}
+    with stack.http() as http:
+        answer = http.post("/infill", json=asked).raise_for_status().json()
+        assert answer["content"] == filled.choices[0].text
+        assert (answer["stop"], answer["stop_type"]) == (True, "limit")
+        assert answer["tokens_evaluated"] == filled.usage.prompt_tokens
+        assert answer["tokens_predicted"] == 8
+        streamed = http.post("/infill", json={**asked, "stream": True}).raise_for_status().text
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line[:5] == "data:"]
+        assert "".join(event["content"] for event in events) == answer["content"]
+        assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+        before = {"input_extra": [{"text": "def f(): pass", "filename": "f.py"}]}
+        longer = http.post("/infill", json={**asked, **before}).raise_for_status().json()
+        assert longer["tokens_evaluated"] > answer["tokens_evaluated"]
+        refused = http.post("/infill", json={**asked, "model": "scripted"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+        assert http.post("/infill", json=asked, headers={"Authorization": ""}).status_code == 401
 
 
 def test_best_of_answers_the_likeliest_and_counts_all(client: openai.OpenAI) -> None:

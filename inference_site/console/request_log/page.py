@@ -31,6 +31,7 @@ _ENDPOINTS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",
     "embedding": "/v1/embeddings",
+    "infill": "/infill",
     "response": "/v1/responses",
     "response.compaction": "/v1/responses/compact",
     "response.input_tokens": "/v1/responses/input_tokens",
