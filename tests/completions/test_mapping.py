@@ -16,7 +16,8 @@ from inference_site.domain.sampling import Sampling
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.submission.model_access import resolved
 
-pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+# The catalogue asks Redis for the models of run time, and the database for their adapters.
+pytestmark = [pytest.mark.redis, pytest.mark.django_db]
 
 MODEL = ModelSpec("demo", "scripted")
 

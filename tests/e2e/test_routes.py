@@ -45,7 +45,7 @@ LONG: list[Any] = [{"role": "user", "content": "word " * 400}, *HELLO]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ServedStack]:
-    with served_stack(MODELS) as running:
+    with served_stack(MODELS, SERVER_WAIT_S="2") as running:
         yield running
 
 
@@ -121,8 +121,9 @@ def test_a_fallback_steps_in_when_no_server_is_up(
     assert shown["model"] == "vectors"
     with pytest.raises(openai.InternalServerError) as caught:
         answerer(client, "lost")
-    assert caught.value.code in ("no_worker", "model_loading")
-    assert stack.sql("SELECT count(*) FROM generations_generation WHERE model = 'away'") == [(0,)]
+    assert caught.value.code == "engine_unavailable"
+    # It was taken, and has waited for the server to come.
+    assert stack.sql("SELECT count(*) FROM generations_generation WHERE model = 'away'") == [(1,)]
 
 
 def test_a_server_that_dies_costs_no_new_request(stack: ServedStack, client: openai.OpenAI) -> None:

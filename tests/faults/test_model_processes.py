@@ -125,7 +125,7 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
     assert len(others) == 5
     [replaced] = servers(stack)
     assert replaced.pid != server.pid
-    assert state(client) == "loaded"
+    wait_until(lambda: state(client) == "loaded", 10, "the view of its state")
 
 
 def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Signals) -> int:

@@ -128,7 +128,7 @@ def test_a_server_that_can_sleep_does_so_instead_of_ending(stack: ServedStack, t
         light, deep = pid(http, "light"), pid(http, "deep")
         assert pid(http, "light") == light
         wait_until(lambda: states(http, "deep") == ["sleeping"], 10, "it is seen asleep")
-        assert statuses(http)["deep"] == "unloaded"
+        wait_until(lambda: statuses(http)["deep"] == "unloaded", 10, "the view of its state")
         assert pid(http, "deep") == deep
         assert told.read_text().splitlines() == [
             f"{light} /sleep?level=1",

@@ -40,6 +40,7 @@ LEFT_TO_ADMINISTRATORS = {
     "completions.storedcompletion": "add change delete",
     "generations.generation": "add delete",
     "kept_content.keptcontent": "add change delete view",  # ``view_content`` opens it.
+    "model_store.adapter": "add change delete view",  # The API's, with its scope.
     "model_store.pull": "change delete",
     "people.identity": "add change delete view",
     "playground.preset": "add change view",  # Staff need none for their own.

@@ -20,7 +20,8 @@ from inference_site.request_fields.capabilities import require_media
 from inference_site.request_fields.content import to_content
 from inference_site.submission.model_access import resolved
 
-pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+# The catalogue asks Redis for the models of run time, and the database for their adapters.
+pytestmark = [pytest.mark.redis, pytest.mark.django_db]
 
 BLIND = ModelSpec("demo", "llama_cpp")
 SEEING = ModelSpec(

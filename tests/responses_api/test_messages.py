@@ -18,7 +18,8 @@ from responses_api.state.items import to_data
 from responses_api.wire.request import ResponseRequest
 from tests.images import data_url, encoded
 
-pytestmark = pytest.mark.redis  # The catalogue asks Redis for the models of run time.
+# The catalogue asks Redis for the models of run time, and the database for their adapters.
+pytestmark = [pytest.mark.redis, pytest.mark.django_db]
 
 SPEC = ModelSpec("m", "scripted")
 SEEING = ModelSpec("m", "llama_cpp", options={"mmproj": "projector.gguf"})
