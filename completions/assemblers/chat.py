@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
+from completions.assemblers.sent import chat_deltas
 from completions.wire.chat import (
     ChatCompletion,
     Choice,
@@ -42,10 +43,12 @@ from inference_site.domain.deltas import (
     TokenLogprob,
     ToolCallDelta,
     Usage,
+    is_output,
 )
 from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, cancelled, failure
+from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -194,6 +197,7 @@ class ChatAssembler(Assembler):
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
         self._begun = self._begun_reading = False
+        self._pieces = 0
         self.recording = Recording() if assembly.stream and assembly.is_replayable else None
         """How it was streamed, if that is kept."""
         start = self._chunk_start()
@@ -202,6 +206,17 @@ class ChatAssembler(Assembler):
             for index in range(assembly.choices)
         ]
         self._tail = b',"usage":null}\n\n' if assembly.include_usage else b"}\n\n"
+
+    def recover(self, sent: Sent) -> None:
+        """Go on after what was sent (see ``Assembler``)."""
+        for delta in chat_deltas(sent.frames):
+            self.feed(delta)
+            self._pieces += is_output(delta)
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of output were recovered."""
+        return self._pieces
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import orjson
 
 from completions.assemblers.chat import SYSTEM_FINGERPRINT, drop_none, wire_timings, wire_usage
+from completions.assemblers.sent import choices_of
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
 from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
 from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, cancelled, failure
+from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -132,6 +134,25 @@ class CompletionAssembler(Assembler):
         self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(assembly.echoes)]
         self._usage = Usage()
         self._begun = False
+        self._pieces = 0
+
+    def recover(self, sent: Sent) -> None:
+        """Go on after what was sent (see ``Assembler``)."""
+        for sent_choice in choices_of(sent.frames):
+            index, text, reason = (sent_choice[k] for k in ("index", "text", "finish_reason"))
+            choice = self._choices[index]
+            if not choice.is_begun:
+                text = text.removeprefix(choice.echo)
+            if text or not reason:
+                self.feed(TextDelta(text, index))
+                self._pieces += 1
+            if reason:
+                self.feed(Finish(reason, index, sent_choice.get("stop_str")))
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of output were recovered."""
+        return self._pieces
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""

@@ -25,6 +25,7 @@ from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import cancelled
+from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 
@@ -56,6 +57,16 @@ class OllamaAssembler(Assembler):
         self._usage = Usage()
         self._reason = ""
         self._begun = False
+        self._pieces = 0
+
+    def recover(self, sent: Sent) -> None:
+        """Go on after what was sent (see ``Assembler``): there is a line for each piece."""
+        self._begun, self._pieces = bool(sent.frames), len(sent.frames)
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of output were recovered."""
+        return self._pieces
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the lines it makes."""

@@ -13,12 +13,13 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.ollama import wire
+from completions.ollama import answers, wire
 from completions.ollama.views import OllamaView
 from completions.views.models import wire_models, wire_route
 from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
+from inference_site.api.schema import documented
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.gguf_header import beginning, metadata
@@ -77,6 +78,7 @@ _CAPABILITIES = {
 class TagsView(OllamaView):
     """``GET /api/tags``."""
 
+    @documented(answer=answers.OllamaModels, error=answers.OllamaError)
     def get(self, request: Request) -> Response:
         """List the models."""
         caller = caller_of(request)
@@ -88,6 +90,7 @@ class TagsView(OllamaView):
 class PsView(OllamaView):
     """``GET /api/ps``."""
 
+    @documented(answer=answers.OllamaLoadedModels, error=answers.OllamaError)
     def get(self, request: Request) -> Response:
         """List the models that are loaded."""
         specs = _listed(caller_of(request))
@@ -98,6 +101,12 @@ class PsView(OllamaView):
 class ShowView(OllamaView):
     """``POST /api/show``."""
 
+    @documented(
+        body=wire.ShowRequest,
+        answer=answers.OllamaModelInfo,
+        errors=(NotFoundError,),
+        error=answers.OllamaError,
+    )
     def post(self, request: Request) -> Response:
         """Describe a model."""
         body = parse(wire.ShowRequest, request.data)
@@ -131,6 +140,7 @@ class ShowView(OllamaView):
 class VersionView(OllamaView):
     """``GET /api/version``."""
 
+    @documented(answer=answers.OllamaVersion, error=answers.OllamaError)
     def get(self, request: Request) -> Response:
         """Tell whose API this is."""
         return Response({"version": _VERSION})

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from completions.completion_mapping import to_completion_request
 from completions.mapping import to_generation_request
-from completions.ollama import wire
+from completions.ollama import answers, wire
 from completions.ollama.assembler import (
     OLLAMA,
     OLLAMA_EMBEDDING,
@@ -26,6 +26,7 @@ from completions.wire.embedding import EmbeddingRequest
 from inference_site.api.authentication import caller_of
 from inference_site.api.parsers import AnyJsonParser
 from inference_site.api.payload import WireRequest, parse
+from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.queue import new_id
@@ -46,6 +47,13 @@ class OllamaView(ApiView):
 class ChatView(OllamaView):
     """``POST /api/chat``."""
 
+    @documented(
+        body=wire.ChatRequest,
+        answer=answers.OllamaChat,
+        lines=answers.OllamaChat | answers.OllamaError,
+        queued=True,
+        error=answers.OllamaError,
+    )
     def post(self, request: Request) -> HttpResponse:
         """Answer the messages; without any, the model is there already."""
         body = parse(wire.ChatRequest, request.data)
@@ -59,6 +67,13 @@ class ChatView(OllamaView):
 class GenerateView(OllamaView):
     """``POST /api/generate``."""
 
+    @documented(
+        body=wire.GenerateRequest,
+        answer=answers.OllamaText,
+        lines=answers.OllamaText | answers.OllamaError,
+        queued=True,
+        error=answers.OllamaError,
+    )
     def post(self, request: Request) -> HttpResponse:
         """Answer the prompt, or continue it."""
         body = parse(wire.GenerateRequest, request.data)
@@ -80,8 +95,17 @@ class EmbedView(OllamaView):
 
     is_single: ClassVar[bool] = False
 
+    @documented(
+        body=wire.EmbedRequest,
+        answer=answers.OllamaEmbeddings,
+        queued=True,
+        error=answers.OllamaError,
+    )
     def post(self, request: Request) -> HttpResponse:
         """Embed texts."""
+        return self._respond(request)
+
+    def _respond(self, request: Request) -> HttpResponse:
         given = parse(wire.EmbedRequest, request.data)
         body = parse(EmbeddingRequest, to_embedding(given))
         caller = caller_of(request)
@@ -110,6 +134,16 @@ class SingleEmbedView(EmbedView):
     """``POST /api/embeddings``: one text."""
 
     is_single = True
+
+    @documented(
+        body=wire.EmbedRequest,
+        answer=answers.OllamaEmbedding,
+        queued=True,
+        error=answers.OllamaError,
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """Embed one text."""
+        return self._respond(request)
 
 
 def _generate(

@@ -16,6 +16,10 @@ from completions.wire.adapters import (
     AdapterAdded,
     AdapterCommanded,
     AdapterRemoved,
+    AdaptersScaled,
+    ListedAdapter,
+    ModelQuery,
+    ScaledAdapter,
     ScaledAdapters,
 )
 from inference_site.accounts.keys import Caller
@@ -88,10 +92,17 @@ class UnloadAdapterView(ApiView):
 class AdaptersView(ApiView):
     """``/lora-adapters?model=``, as in llama-server."""
 
+    @documented(answer=list[ListedAdapter], query=ModelQuery, errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
         """List the adapters of a model, with what of each applies where a request names none."""
         return Response(_listed(_own(request, caller_of(request))))
 
+    @documented(
+        body=list[ScaledAdapter],
+        answer=AdaptersScaled,
+        query=ModelQuery,
+        errors=(NotFoundError,),
+    )
     def post(self, request: Request) -> Response:
         """Say what of which adapters applies where a request names none."""
         caller = caller_of(request)
@@ -105,7 +116,7 @@ class AdaptersView(ApiView):
             )
         adapters.set_scales(spec.id, {names[entry.id]: entry.scale for entry in body.adapters})
         added_view.forget()
-        return Response({"success": True})
+        return Response(AdaptersScaled().model_dump())
 
 
 def _own(request: Request, caller: Caller) -> ModelSpec:

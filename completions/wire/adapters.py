@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.api.payload import WireObject, WireRequest
 
@@ -45,6 +46,29 @@ class ScaledAdapter(WireRequest):
 
     id: Annotated[int, Field(ge=0)]
     scale: Annotated[float, Field(strict=False, allow_inf_nan=False)]
+
+
+class ModelQuery(BaseModel):
+    """``?model=`` of ``/lora-adapters``."""
+
+    model: str | SkipJsonSchema[None] = Field(
+        None, description="Without it, the default model or the only one that takes adapters."
+    )
+
+
+class ListedAdapter(WireObject):
+    """One entry of ``GET /lora-adapters``."""
+
+    id: int
+    name: str
+    path: str
+    scale: float
+
+
+class AdaptersScaled(WireObject):
+    """The answer of ``POST /lora-adapters``."""
+
+    success: Literal[True] = True
 
 
 class ScaledAdapters(WireRequest):

@@ -24,10 +24,31 @@ from inference_site.errors import api_errors
 
 Schema = dict[str, Any]
 
-_JSON, _SSE = "application/json", "text/event-stream"
+_JSON, _SSE, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _STREAMABLE = (
     "The answer; with `stream`, events: the schema is that of each `data`; the last is `[DONE]`."
 )
+_STREAMABLE_LINES = "The answer; a stream, unless `stream` is false, has such lines of JSON."
+_METRICS: Schema = {
+    "operationId": "getMetrics",
+    "summary": "Get the metrics of this process and of the site",
+    "description": "For peers in `METRICS_ALLOWED_NETWORKS`, or with `METRICS_TOKEN` as bearer.",
+    "tags": ["metrics"],
+    "responses": {
+        "200": {
+            "description": "In the text format of Prometheus, or of OpenMetrics if accepted.",
+            "content": {
+                "text/plain": {"schema": {"type": "string"}},
+                "application/openmetrics-text": {"schema": {"type": "string"}},
+            },
+        },
+        "401": {
+            "description": api_errors.AuthenticationError.__doc__,
+            "content": {_JSON: {"schema": {"$ref": "#/components/schemas/ErrorEnvelope"}}},
+        },
+    },
+}
+"""``GET /metrics``, which is no view of the API."""
 
 
 @cache
@@ -42,6 +63,7 @@ class Generator(SchemaGenerator):
 
     def get_schema(self, request: Any = None, public: bool = False) -> Schema:
         document: Schema = super().get_schema(request, public)  # type: ignore[no-untyped-call]
+        document["paths"]["/metrics"] = {"get": _METRICS}
         document["components"]["schemas"] = dict(sorted(_schemas()[1].items()))
         return document
 
@@ -70,7 +92,8 @@ class ViewSchema(AutoSchema):
         return operation
 
     def get_operation_id(self) -> str:
-        return self.method.lower() + type(self.view).__name__.removesuffix("View")
+        api = "Ollama" if self.path.startswith("/api/") else ""
+        return self.method.lower() + api + type(self.view).__name__.removesuffix("View")
 
     def get_summary(self) -> str:
         return self._docstring()[0].removesuffix(".")
@@ -91,11 +114,14 @@ class ViewSchema(AutoSchema):
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint
         text = "The answer." if endpoint.event is None else _STREAMABLE
+        text = text if endpoint.lines is None else _STREAMABLE_LINES
         responses: dict[Any, Any] = {(200, _JSON): OpenApiResponse(_schema(endpoint.answer), text)}
         if endpoint.event is not None:
             responses[200, _SSE] = OpenApiResponse(_schema(endpoint.event), text)
+        if endpoint.lines is not None:
+            responses[200, _LINES] = OpenApiResponse(_schema(endpoint.lines), text)
         for error in sorted(self._errors(), key=lambda error: error.status):
-            body = endpoint.also.get(error.status, ErrorEnvelope)
+            body = endpoint.also.get(error.status, endpoint.error or ErrorEnvelope)
             responses[error.status, _JSON] = OpenApiResponse(_schema(body), error.__doc__ or "")
         return responses
 
@@ -213,7 +239,9 @@ def _schemas() -> tuple[dict[tuple[int, JsonSchemaMode], Schema], Schema]:
     """Return the schemas of all declared types, by id and mode, and their components."""
     types: dict[tuple[int, JsonSchemaMode], Any] = {}
     for endpoint in declared:
-        sent = (endpoint.answer, endpoint.event, ErrorEnvelope, *endpoint.also.values())
+        streamed = (endpoint.event, endpoint.lines)
+        errors = (ErrorEnvelope, endpoint.error, *endpoint.also.values())
+        sent = (endpoint.answer, *streamed, *errors)
         types |= {(id(type_), "serialization"): type_ for type_ in sent if type_ is not None}
         if endpoint.body is not None:
             types[id(endpoint.body), "validation"] = endpoint.body

@@ -27,19 +27,22 @@ class documented:  # Lower case, because it is used as a decorator.
     """Decorator that declares one view method; the first line of its docstring is the summary.
 
     ``answer`` is the body of a 200, ``event`` the data of an SSE event, ``body`` the request body;
-    pydantic must know these types. Each field of ``query`` is a query parameter. ``queued`` means
+    pydantic must know these types. ``lines`` is that of a line, where streams are lines of JSON.
+    ``error`` is the body of errors. Each field of ``query`` is a query parameter. ``queued`` means
     that a worker answers, which adds the errors of models and the queue. ``errors`` are further
     errors, beyond those that follow from the path and the key. ``also`` maps statuses to bodies
-    that are not the error envelope.
+    that are no such body.
     """
 
     answer: Any
     body: Any = None
     event: Any = None
+    lines: Any = None
     query: type[BaseModel] | None = None
     queued: bool = False
     errors: tuple[type[ApiError], ...] = ()
     also: Mapping[int, Any] = field(default_factory=dict)
+    error: Any = None
 
     def __call__(self, method: FunctionT) -> FunctionT:
         declared.append(self)

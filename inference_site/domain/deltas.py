@@ -135,5 +135,12 @@ Delta = (
 """What an engine feeds into its sink: pieces, one ``Finish`` a choice, and ``Usage`` last.
 
 ``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that
-is stopped before its end is accounted by the last one seen.
+is stopped before its end is accounted by the last one seen, or by its pieces if they are more.
 """
+
+
+def is_output(delta: Delta) -> bool:
+    """Whether this is a piece of an answer, which a token at least was made for."""
+    if isinstance(delta, ToolCallDelta):
+        return bool(delta.arguments)
+    return isinstance(delta, TextDelta | ReasoningDelta)

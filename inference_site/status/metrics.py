@@ -7,6 +7,7 @@ import socket
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_safe
 from prometheus_client import REGISTRY
 
 from inference_site.errors.api_errors import AuthenticationError
@@ -15,6 +16,7 @@ from inference_site.observability.telemetry import is_forwarded, may_scrape, ren
 from inference_site.status.site_metrics import SiteMetrics
 
 
+@require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Answer peers that send ``METRICS_TOKEN`` or are in ``METRICS_ALLOWED_NETWORKS``."""
     meta = request.META

@@ -74,6 +74,11 @@ class LiveOutput:
         """How their texts were sent."""
         return self._output.cuts
 
+    @property
+    def pieces(self) -> int:
+        """In how many pieces the texts of its items came."""
+        return self._output.pieces
+
     def clear(self) -> None:
         """Forget the items that have ended; their places stay theirs."""
         self._output.clear()

@@ -81,6 +81,11 @@ class Output:
         for event in events_of(frames):
             self._take(event)
 
+    @property
+    def pieces(self) -> int:
+        """In how many pieces the texts of its items came."""
+        return sum(len(cut.sizes) for cut in self.cuts) + len(self.open.pieces if self.open else ())
+
     def begin(self, announced: OutputItem, seal_for: int | None = None) -> OpenItem:
         """Add an item at the next place; return it."""
         self.open = OpenItem(announced, self.next_index, seal_for)

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
+from completions.assemblers.completion import COMPLETION, CompletionAssembly
 from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
+from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
 from inference_site.domain.deltas import (
     Delta,
@@ -35,7 +37,9 @@ from inference_site.domain.errors import (
 )
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.whole_answer import failure
+from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
+from inference_site.streams.request_documents import Assembly
 
 Frames = list[bytes]
 DONE = b"data: [DONE]\n\n"
@@ -264,6 +268,45 @@ def test_embeddings_of_a_model_that_cannot_be_shortened_have_its_own_dimensions_
         with pytest.raises(InvalidRequest, match="the model has 2") as caught:
             assembler.feed(vector)
         assert caught.value.param == "dimensions"
+
+
+SAID: list[Delta] = [
+    ReasoningDelta("Hm"),
+    TextDelta("half "),
+    TextDelta("an"),
+    ToolCallDelta(0, "", "call_1", "f"),
+    ToolCallDelta(0, '{"x":'),
+    ToolCallDelta(0, "1}"),
+]
+PROSE: list[Delta] = [TextDelta("half "), TextDelta("an"), TextDelta("a", 1), Finish("length", 1)]
+_HEAD = ("id-1", 1_700_000_000, "demo", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "assembly", "deltas", "pieces_sent"),
+    [
+        (CHAT, ChatAssembly(*_HEAD), SAID, 5),
+        (CHAT, ChatAssembly(*_HEAD, is_legacy=True), SAID, 5),
+        (CHAT, ChatAssembly(*_HEAD, include_usage=True, choices=2), PROSE, 3),
+        (COMPLETION, CompletionAssembly(*_HEAD, echoes=["So: ", "So: "]), PROSE, 3),
+        (OLLAMA, OllamaAssembly("demo", "chat", stream=True, started_at=0), SAID, 3),
+    ],
+)
+def test_a_stream_is_ended_by_what_was_sent_as_by_its_own_worker(
+    kind: str, assembly: Assembly, deltas: list[Delta], pieces_sent: int
+) -> None:
+    worker, other = (kind_of(kind).assembler(assembly) for _ in range(2))
+    frames = [frame for delta in deltas for frame in worker.feed(delta)]
+    other.recover(Sent(frames, len(frames)))
+    assert other.pieces == pieces_sent
+    ended = [fold.fail(GenerationFailed("boom")) for fold in (worker, other)]
+    assert _without_ids(ended[0].body) == _without_ids(ended[1].body)
+    assert not ended[1].is_early
+
+
+def _without_ids(body: bytes) -> bytes:
+    """Leave out what is made up for calls of the form that has no ids."""
+    return body.replace(b'"call_1"', b'""').replace(b'"call"', b'""')
 
 
 def test_calls_are_repeated_beside_the_message_where_a_site_says_so() -> None:

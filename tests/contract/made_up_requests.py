@@ -37,6 +37,7 @@ CHECKED: Any = CHECKS.get_by_names(
 KNOWN_BODIES = [
     *("/v1/chat/render", "/v1/completions", "/v1/tokenize"),
     *("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     "/v1/conversations/{conversation_id}/items",
 ]
 """Their bodies are those of others again, or cost many generations each."""
@@ -48,6 +49,12 @@ def _events(_: DeserializationContext, response: schemathesis.Response) -> list[
     found = re.findall(rb"^data: (.*)$", response.content, re.MULTILINE)
     assert found[-1] == b"[DONE]"
     return [json.loads(data) for data in found[:-1]]
+
+
+@schemathesis.deserializer("application/x-ndjson")
+def _lines(_: DeserializationContext, response: schemathesis.Response) -> list[Any]:
+    """Each line."""
+    return [json.loads(line) for line in response.content.splitlines()]
 
 
 class MadeUpRequests:
@@ -123,6 +130,8 @@ def _aim(case: schemathesis.Case[Any], stored: dict[str, str]) -> None:
         for name in limits:
             if body.get(name) is None or (isinstance(body[name], int) and body[name] > 3):
                 body[name] = 2
+        if case.path.startswith("/api/"):
+            body["options"] = {"num_predict": 2}
         if isinstance(body.get("prompt"), list):
             del body["prompt"][4:]
     for name, value in (case.path_parameters or {}).items():

@@ -52,6 +52,7 @@ def test_failed_chat_tells_what_it_had_answered(
     assert partial["object"] == "chat.completion"
     row = stack.row(partial["id"])
     assert (row["status"], row["error_code"]) == ("failed", "model_error")
+    assert row["output_tokens"] == partial["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

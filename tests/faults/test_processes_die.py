@@ -100,6 +100,10 @@ def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> N
     assert reader.ended_at - killed_at < 90  # It would have gone on for longer.
     row = stack.row(reader.id)
     assert (row["status"], row["error_code"]) == ("failed", "worker_lost")
+    told: Any = reader.error.body
+    [choice] = told["partial_response"]["choices"]
+    assert choice["message"]["content"] == reader.text
+    assert row["output_tokens"] == len(reader.text.split())
     restarting = "worker was killed by SIGKILL; restarting"
     wait_until(lambda: restarting in stack.text(), 120, "the supervisor")
     wait_until(lambda: works(stack), 120, "the next request")

@@ -140,6 +140,11 @@ def test_failure_keeps_what_was_made() -> None:
     assert orjson.loads(ending.body)["error"]["partial_response"] == response
 
 
+def test_what_was_sent_is_counted_by_its_pieces() -> None:
+    frames = begun(new_assembler(), LIVELY)
+    assert Output(frames).pieces == 5
+
+
 def test_failure_without_output_is_early() -> None:
     _, ending = whole([], GenerationFailed("boom"))
     assert ending.is_early

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage
+from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage, is_output
 from inference_site.domain.errors import (
     ConnectionLost,
     DocumentLost,
@@ -100,7 +101,7 @@ class Run:
         self._later, self._is_late = later, False
         self._assembler: Assembler | None = None
         self._store: ToStore | None = None
-        self._usage = Usage()
+        self._usage, self._pieces = Usage(), 0
         self._first_token_at: dt.datetime | None = None
         self._output_since: float | None = None
         self._unfinished = 1
@@ -142,6 +143,7 @@ class Run:
             self._unfinished -= 1
         else:
             self._meter.tick()
+            self._pieces += is_output(delta)
 
     def _pass_on(self, delta: Delta) -> None:
         passed = delta if self._hooks is None else self._hooks.pass_on(delta)
@@ -183,6 +185,7 @@ class Run:
                 if self._written_calls is not None:
                     for piece in self._written_calls.rest():
                         self._take(piece)
+                self._count_pieces()
                 if error is not None and not self._was_stopped(error):
                     raise error
                 assert self._assembler is not None
@@ -196,6 +199,13 @@ class Run:
                 self._log(exc)
                 status, ending = Status.FAILED, self._failure(exc)
             self._finish(status, ending)
+
+    def _count_pieces(self) -> None:
+        """Count no less than was made of an answer that has not ended."""
+        if self._unfinished and self._pieces > self._usage.output_tokens:
+            self._usage = replace(self._usage, output_tokens=self._pieces)
+            assert self._assembler is not None
+            self._assembler.feed(self._usage)
 
     def _was_stopped(self, error: Exception) -> bool:
         """Whether somebody has stopped what the end of its model's process has ended."""
