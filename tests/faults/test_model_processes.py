@@ -129,10 +129,16 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
 
 
 def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Signals) -> int:
-    """End the model's server while the response runs on it; return which attempt that was."""
-    wait_until(lambda: stack.row(response_id)["status"] == "running", 60, "its run")
-    row = stack.row(response_id)
-    server = stack.server_of(row["model"])
+    """End the model's server while the response runs on it; return which attempt that was.
+
+    The server writes a long answer in a second or two: it is looked for before that begins.
+    """
+    server, until = None, time.monotonic() + 60
+    while server is None or (row := stack.row(response_id))["status"] != "running":
+        assert time.monotonic() < until, "its run: not within 60 s"
+        with suppress(AssertionError):
+            server = stack.server_of(stack.row(response_id)["model"])
+        time.sleep(0.01)
     server.send_signal(number)
     wait_until(lambda: stack.row(response_id) != row, 60, "what comes of it")
     wait_until(lambda: not server.is_running(), 60, "the end of the process")
@@ -144,7 +150,7 @@ def begin_long(client: openai.OpenAI, model: str) -> str:
         model=model,
         input="Tell me a story.",
         background=True,
-        max_output_tokens=800,
+        max_output_tokens=1800,
         extra_body={"ignore_eos": True},
     )
     return str(made.id)
