@@ -17,7 +17,7 @@ from completions.wire.tools import (
     RequestTool,
 )
 from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
@@ -66,7 +66,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
                 param="messages",
             )
         messages, last = messages[:-1], messages[-1]
-        prefix = _text(last)
+        prefix = last.all_text
         # The thoughts are over where the text has begun.
         template_vars["enable_thinking"] = False
     return replace(
@@ -137,7 +137,7 @@ def _continues(
     if wanted is False or (wanted is None and body.add_generation_prompt):
         return False
     *before, last = messages
-    can = bool(before) and last.role == "assistant" and not last.tool_calls and bool(_text(last))
+    can = bool(before) and last.role == "assistant" and not last.tool_calls and bool(last.all_text)
     if wanted and (body.add_generation_prompt or not can):
         why = (
             "it needs a text of the assistant as the last message"
@@ -148,11 +148,6 @@ def _continues(
             f"Invalid 'continue_final_message': {why}.", param="continue_final_message"
         )
     return can and "response_prefix" in model.capabilities
-
-
-def _text(message: Message) -> str:
-    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
-    return "".join(texts) if message.parts else message.text or ""
 
 
 def _top_logprobs(body: ChatCompletionRequest) -> int | None:

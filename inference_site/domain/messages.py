@@ -63,3 +63,9 @@ class Message:
     tool_call_id: str | None = None
     parts: tuple[Part, ...] = ()
     reasoning: str | None = None
+
+    @property
+    def all_text(self) -> str:
+        """Its text, or the texts between its media."""
+        texts = (part.text for part in self.parts if isinstance(part, TextPart))
+        return "".join(texts) if self.parts else self.text or ""

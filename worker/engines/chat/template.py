@@ -120,9 +120,8 @@ def template_message(message: Message) -> dict[str, Any]:
 def _text(message: Message) -> str:
     if not all(isinstance(part, TextPart) for part in message.parts):
         raise InvalidRequest("This model takes neither images nor sounds.", "messages")
-    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
     # Templates join texts: None would be an error, or the word itself.
-    return "".join(texts) if texts else message.text or ""
+    return message.all_text
 
 
 def _arguments(text: str) -> dict[str, Any] | str:

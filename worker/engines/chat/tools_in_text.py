@@ -64,7 +64,7 @@ def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
     for message in messages:
         if message.role == "tool":
             name = names.get(message.tool_call_id or "", message.name or "a function")
-            results.append(f"The result of {name}:\n{_text_of(message)}")
+            results.append(f"The result of {name}:\n{message.all_text}")
             continue
         if results:
             yield Message("user", "\n\n".join(results))
@@ -76,7 +76,7 @@ def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _without_calls(message: Message) -> Message:
-    written = [text for text in (_text_of(message), *map(_written, message.tool_calls)) if text]
+    written = [text for text in (message.all_text, *map(_written, message.tool_calls)) if text]
     return replace(message, text="\n".join(written), parts=(), tool_calls=())
 
 
@@ -86,8 +86,3 @@ def _written(call: ToolCall) -> str:
     except (ValueError, RecursionError):
         arguments = call.arguments
     return json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
-
-
-def _text_of(message: Message) -> str:
-    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
-    return "".join(texts) if message.parts else message.text or ""
