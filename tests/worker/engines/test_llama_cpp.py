@@ -353,6 +353,18 @@ def test_hostile_template_that_waits_for_a_word_ends_that_request_alone(
             attack.result()
 
 
+def test_tools_stand_in_the_system_text_once_whoever_reads_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "bare.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    options = {"chat_template": str(tmp_path / "bare.jinja"), "tool_format": "hermes"}
+    loaded = load_engine(replace(SPEC, slots=1, options=options))
+    try:
+        tools = (Tool("bare", None, {}),)
+        asked = GenerationRequest("demo", (Message("user", "Hi"),), tools=tools, must_call=True)
+        assert rendered(loaded, asked).count("You can call these functions") == 1
+    finally:
+        loaded.close()
+
+
 def test_template_is_shown_the_same_tools_whether_a_call_is_forced_or_not(engine: Engine) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = (Tool("weather", "Of a city", city), Tool("bare", None, {}))

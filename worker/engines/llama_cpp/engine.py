@@ -174,10 +174,11 @@ class LlamaCppEngine(Engine):
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""
-        request = self._told(request)
-        if needs_own_chat(request, self._spec):
+        told = self._told(request)
+        if needs_own_chat(told, self._spec):  # It tells the model of tools itself.
             self._own_chat(request.prompt_template).chat(request, sink)
             return
+        request = told
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
@@ -270,10 +271,10 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
-        request = self._told(request)
         if request.prompt_template or reads_its_own_way(self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
             return
+        request = self._told(request)
         if sink.cancelled:
             return
         self._trial.check(request)
