@@ -22,7 +22,8 @@ from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.gguf_header import beginning, metadata
+from inference_site.catalogue.file_facts import quantisation_of
+from inference_site.catalogue.gguf_header import beginning, chat_template
 from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
@@ -32,40 +33,6 @@ from inference_site.submission.model_access import may_use
 _VERSION = "0.12.0"
 """The release of Ollama whose API this is; clients compare it with what they need."""
 _FOR_EVER = "2318-01-01T00:00:00Z"
-_TEMPLATE = "tokenizer.chat_template"
-_FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-}
-"""Names of ``general.file_type``, as llama.cpp numbers them."""
 _CAPABILITIES = {
     "chat": "completion",
     "embeddings": "embedding",
@@ -128,7 +95,7 @@ class ShowView(OllamaView):
             {
                 "modelfile": "",
                 "parameters": "",
-                "template": _template(spec),
+                "template": (chat_template(spec.file) if spec.file else None) or "",
                 "details": summary["details"],
                 "model_info": {"general.architecture": family, **length},
                 "capabilities": _capabilities(able),
@@ -184,7 +151,7 @@ def _sizes(spec: ModelSpec) -> dict[str, str]:
     size, kind = found.get("general.size_label"), found.get("general.file_type")
     return {
         "parameter_size": size if isinstance(size, str) else "",
-        "quantization_level": _FILE_TYPES.get(kind, "unknown") if isinstance(kind, int) else "",
+        "quantization_level": quantisation_of(kind) or "unknown" if isinstance(kind, int) else "",
     }
 
 
@@ -194,15 +161,6 @@ def _beginning(path: Path) -> dict[str, Any]:
         return beginning(path)
     except (OSError, ValueError):  # Another host has it, or it is a GGML file.
         return {}
-
-
-def _template(spec: ModelSpec) -> str:
-    """Return the chat template in the model's file."""
-    try:
-        keys = metadata(spec.file) if spec.file else iter(())
-        return next((str(value) for key, value in keys if key == _TEMPLATE), "")
-    except (OSError, ValueError):
-        return ""
 
 
 def _running(spec: ModelSpec) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _FORMATS = {
     11: "q",
     12: "d",
 }
+CHAT_TEMPLATE, TOKENS = "tokenizer.chat_template", "tokenizer.ggml.tokens"
+"""Keys of the header."""
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _LONGEST_TEXT, _LONGEST_ARRAY = 2**26, 2**40
@@ -61,12 +63,24 @@ def metadata(path: Path) -> Iterator[tuple[str, Any]]:
 
 def fields(path: Path, *keys: str) -> dict[str, Any]:
     """Return those of these keys that a file has, arrays as lists; none of what is no GGUF file."""
+    found: dict[str, Any] = {}
     try:
         with path.open("rb") as file:
             _tensors, count = _begin(file)
-            return {key: value for key, value in _pairs(file, count, keys) if key in keys}
+            for key, value in _pairs(file, count, keys):
+                if key in keys:
+                    found[key] = value
+                if len(found) == len(keys):
+                    break
     except (OSError, ValueError):
         return {}
+    return found
+
+
+def chat_template(path: Path) -> str | None:
+    """Return the chat template of a file, if it is a GGUF file and has one."""
+    template: str | None = fields(path, CHAT_TEMPLATE).get(CHAT_TEMPLATE)
+    return template
 
 
 def model_context(path: Path) -> int | None:
@@ -80,27 +94,6 @@ def model_context(path: Path) -> int | None:
     if found.get("general.type", "mmproj" if is_projector else "model") != "model":
         return None
     return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
-
-
-def vocabulary_has(path: Path, *groups: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the first of these groups of tokens that the vocabulary has all of, or None.
-
-    Read no further than the vocabulary. Raise as ``metadata`` does.
-    """
-    with path.open("rb") as file:
-        _tensors, count = _begin(file)
-        for key, _ in _pairs(file, count):
-            if key == "tokenizer.ggml.tokens":
-                break
-        length = file.tell()
-        file.seek(0)
-        read = file.read(length)
-
-    def has(token: str) -> bool:
-        text = token.encode()
-        return struct.pack("<Q", len(text)) + text in read
-
-    return next((group for group in groups if all(map(has, group))), None)
 
 
 def beginning(path: Path) -> dict[str, Any]:

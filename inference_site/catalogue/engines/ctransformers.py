@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
-from inference_site.catalogue.gguf_header import fields
+from inference_site.catalogue.gguf_header import chat_template
 from inference_site.domain.model_spec import ModelSpec
 
 COMPLETES = frozenset(
@@ -20,7 +20,6 @@ COMPLETES = frozenset(
 )
 
 
-_TEMPLATE = "tokenizer.chat_template"
 _ARCHITECTURES = (
     *("dolly-v2", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj"),
     *("llama", "mpt", "replit", "starcoder"),
@@ -56,13 +55,12 @@ def has_chat(spec: ModelSpec) -> bool:
     """Whether the model has a chat template, by its entry or its file."""
     if "chat_template" in spec.options:
         return True
-    return spec.file is not None and _template_of(spec.file) is not None
+    return spec.file is not None and _has_template(spec.file)
 
 
 @cache
-def _template_of(path: Path) -> str | None:
-    template: str | None = fields(path, _TEMPLATE).get(_TEMPLATE)
-    return template
+def _has_template(path: Path) -> bool:
+    return chat_template(path) is not None
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.chat import ChatOptions
-from inference_site.catalogue.gguf_header import vocabulary_has
+from inference_site.catalogue.gguf_header import TOKENS, fields
 from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.domain.model_spec import ModelSpec
 
@@ -113,9 +113,8 @@ class LlamaCppOptions(Tuning):
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
     for a completion with a suffix, where the file has no marks of a known family. ``mmproj`` is the
     GGUF file of a projector, for the ``modalities``. ``prompt_cache_mib`` is host memory for
-    prompts that lost their slot, for which
-    llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of the
-    server of llama.cpp.
+    prompts that lost their slot, for which llama.cpp itself would take 8 GiB. ``llama_server`` is
+    the command of another build of the server of llama.cpp.
     """
 
     embedding: Literal["mean", "cls", "last"] | None = None
@@ -159,11 +158,8 @@ def marks(spec: ModelSpec) -> tuple[str, str, str] | None:
 
 @cache
 def _marks_of(path: Path) -> tuple[str, str, str] | None:
-    try:
-        found = vocabulary_has(path, *_MARKS)
-    except (OSError, ValueError):
-        return None
-    return None if found is None else (found[0], found[1], found[2])
+    vocabulary = frozenset(fields(path, TOKENS).get(TOKENS, ()))
+    return next((marks for marks in _MARKS if vocabulary.issuperset(marks)), None)
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from inference_site.catalogue.gguf_header import fields
+from inference_site.catalogue.gguf_header import CHAT_TEMPLATE, TOKENS, fields
 from worker.engines.chat.configuration import Vocabulary
 
 _GGUF = b"GGUF"
-_KIND, _TOKENS, _TYPES = (f"tokenizer.ggml.{name}" for name in ("model", "tokens", "token_type"))
+_KIND, _TYPES = "tokenizer.ggml.model", "tokenizer.ggml.token_type"
 _BOS, _EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
-_ADDS_SPACE, _TEMPLATE = "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template"
+_ADDS_SPACE = "tokenizer.ggml.add_space_prefix"
 _USER_DEFINED = 4
 """Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""
 
@@ -32,21 +32,21 @@ def check_gguf(path: Path) -> None:
 @cache
 def chat_vocabulary(path: Path) -> Vocabulary:
     """Return what the file says of chats; nothing when it is no GGUF, or not on this host."""
-    found = fields(path, _TOKENS, _TEMPLATE, _BOS, _EOS)
-    tokens = found.get(_TOKENS, [])
+    found = fields(path, TOKENS, CHAT_TEMPLATE, _BOS, _EOS)
+    tokens = found.get(TOKENS, [])
 
     def text(key: str) -> str:
         number = found.get(key)
         return tokens[number] if isinstance(number, int) and number < len(tokens) else ""
 
-    return Vocabulary(chat_template=found.get(_TEMPLATE), bos=text(_BOS), eos=text(_EOS))
+    return Vocabulary(chat_template=found.get(CHAT_TEMPLATE), bos=text(_BOS), eos=text(_EOS))
 
 
 @cache
 def own_texts(path: Path) -> dict[int, bytes]:
     """Return the texts of the tokens that the library shows as nothing, by their ids."""
-    found = fields(path, _TOKENS, _TYPES)
-    pairs = enumerate(zip(found.get(_TOKENS, []), found.get(_TYPES, []), strict=False))
+    found = fields(path, TOKENS, _TYPES)
+    pairs = enumerate(zip(found.get(TOKENS, []), found.get(_TYPES, []), strict=False))
     return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
 
 
