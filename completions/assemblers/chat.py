@@ -197,7 +197,6 @@ class ChatAssembler(Assembler):
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
         self._begun = self._begun_reading = False
-        self._pieces = 0
         self.recording = Recording() if assembly.stream and assembly.is_replayable else None
         """How it was streamed, if that is kept."""
         start = self._chunk_start()
@@ -211,12 +210,7 @@ class ChatAssembler(Assembler):
         """Go on after what was sent (see ``Assembler``)."""
         for delta in chat_deltas(sent.frames):
             self.feed(delta)
-            self._pieces += is_output(delta)
-
-    @property
-    def pieces(self) -> int:
-        """How many pieces of output were recovered."""
-        return self._pieces
+            self.pieces += is_output(delta)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""

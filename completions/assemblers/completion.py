@@ -134,7 +134,6 @@ class CompletionAssembler(Assembler):
         self._choices = [_ChoiceFold(index, echo) for index, echo in enumerate(assembly.echoes)]
         self._usage = Usage()
         self._begun = False
-        self._pieces = 0
 
     def recover(self, sent: Sent) -> None:
         """Go on after what was sent (see ``Assembler``)."""
@@ -145,14 +144,9 @@ class CompletionAssembler(Assembler):
                 text = text.removeprefix(choice.echo)
             if text or not reason:
                 self.feed(TextDelta(text, index))
-                self._pieces += 1
+                self.pieces += 1
             if reason:
                 self.feed(Finish(reason, index, sent_choice.get("stop_str")))
-
-    @property
-    def pieces(self) -> int:
-        """How many pieces of output were recovered."""
-        return self._pieces
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""

@@ -57,16 +57,10 @@ class OllamaAssembler(Assembler):
         self._usage = Usage()
         self._reason = ""
         self._begun = False
-        self._pieces = 0
 
     def recover(self, sent: Sent) -> None:
         """Go on after what was sent (see ``Assembler``): there is a line for each piece."""
-        self._begun, self._pieces = bool(sent.frames), len(sent.frames)
-
-    @property
-    def pieces(self) -> int:
-        """How many pieces of output were recovered."""
-        return self._pieces
+        self._begun, self.pieces = bool(sent.frames), len(sent.frames)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the lines it makes."""

@@ -34,13 +34,11 @@ class Assembler(ABC):
         """
         return ()
 
+    pieces: int = 0
+    """How many pieces of output were recovered."""
+
     def recover(self, sent: Sent) -> None:  # noqa: B027  # Whole answers have sent nothing.
         """Go on after what was sent, in order to end what the worker that sent it did not."""
-
-    @property
-    def pieces(self) -> int:
-        """How many pieces of output were recovered."""
-        return 0
 
     def begin(self) -> Sequence[bytes]:
         """Return the frames to send before the first delta."""

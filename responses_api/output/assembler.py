@@ -98,11 +98,7 @@ class ResponseAssembler(Assembler):
     def recover(self, sent: Sent) -> None:
         """Go on after what was sent, in order to end what the worker that sent it did not."""
         self._output = LiveOutput(self._emits, self._seal_for, sent)
-
-    @property
-    def pieces(self) -> int:
-        """How many pieces of output were recovered, and made since."""
-        return self._output.pieces
+        self.pieces = self._output.pieces
 
     def begin(self) -> Sequence[bytes]:
         """Return what the opening of the stream still lacks."""
