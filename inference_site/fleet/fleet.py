@@ -336,6 +336,7 @@ __all__ = [
     "UnknownWorker",
     "capabilities_of",
     "clear_pending_load",
+    "context_of",
     "drain",
     "has_pending_command",
     "is_on_demand",

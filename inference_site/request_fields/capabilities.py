@@ -107,8 +107,8 @@ _FOR_THE_ENGINE = (
     *SamplerFields.model_fields,
     *("logit_bias", "ignore_eos", "reasoning_budget", "thinking_token_budget", "return_progress"),
 )
-_OTHER_NAMES = {"thinking_token_budget": "reasoning_budget"}
 """Fields that change what comes, which a server may not know."""
+_OTHER_NAMES = {"thinking_token_budget": "reasoning_budget"}
 
 
 @dataclass(frozen=True, slots=True)
