@@ -14,6 +14,7 @@ from inference_site.request_fields.mapping import (
     to_choices,
     to_sampled_request,
     to_stop,
+    with_token_report,
 )
 from inference_site.submission.model_access import ResolvedModel
 
@@ -30,7 +31,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
     prompts = to_prompts(body.prompt)
     _refuse_contradictions(body, prompts)
     require_fields(model, "completions", body)
-    return replace(
+    asked = replace(
         to_sampled_request(body, model.spec),
         operation="complete",
         prompts=prompts,
@@ -45,6 +46,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
         echo=body.reads_prompt,
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
+    return with_token_report(asked, body, stream=bool(body.stream))
 
 
 def echoes(body: CompletionRequest, request: GenerationRequest) -> list[str]:

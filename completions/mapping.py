@@ -40,6 +40,7 @@ from inference_site.request_fields.mapping import (
     to_sampled_request,
     to_stop,
     to_template_vars,
+    with_token_report,
 )
 from inference_site.request_fields.wire.tools import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
@@ -69,7 +70,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         prefix = last.all_text
         # The thoughts are over where the text has begun.
         template_vars["enable_thinking"] = False
-    return replace(
+    asked = replace(
         to_sampled_request(body, model.spec),
         messages=messages,
         max_output_tokens=_max_output_tokens(body),
@@ -89,6 +90,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         return_progress=bool(body.stream and body.return_progress),
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
+    return with_token_report(asked, body, stream=bool(body.stream))
 
 
 def _refuse_sound(body: ChatCompletionRequest) -> None:

@@ -12,7 +12,13 @@ from completions.views.models import (
     ModelView,
 )
 from completions.views.stored import StoredCompletionView, StoredMessagesView
-from completions.views.token import DetokenizeView, EmbeddingsView, RenderView, TokenizeView
+from completions.views.token import (
+    DetokenizeView,
+    EmbeddingsView,
+    RenderView,
+    TokenizerInfoView,
+    TokenizeView,
+)
 
 urlpatterns = [
     path("chat/completions", ChatCompletionsView.as_view()),
@@ -29,5 +35,6 @@ urlpatterns = [
     path("models/<path:model_id>/events", ModelEventsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
     path("tokenize", TokenizeView.as_view()),
+    path("tokenizer_info", TokenizerInfoView.as_view()),
     path("unload_lora_adapter", UnloadAdapterView.as_view()),
 ]

@@ -21,6 +21,7 @@ from inference_site.websockets import websockets  # noqa: E402  # As above.
 
 _RELAYED = (
     *("/v1/", "/api/", "/lora-adapters", "/infill", "/tokenize", "/detokenize"),
+    "/tokenizer_info",
     *("/health", "/version", "/metrics", "/console/"),
 )
 _relay, _pages = Relay(look_at), bounded_forms(_django)

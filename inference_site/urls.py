@@ -6,7 +6,7 @@ from django.views.generic import RedirectView
 
 from completions.views.adapters import AdaptersView
 from completions.views.infill import InfillView
-from completions.views.token import DetokenizeView, TokenizeView
+from completions.views.token import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.api.documentation import OpenApiView, documentation
 from inference_site.status.health import HealthView, ReadyView, VersionView
 from inference_site.status.metrics import metrics
@@ -28,6 +28,7 @@ urlpatterns = [
     path("infill", InfillView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
+    path("tokenizer_info", TokenizerInfoView.as_view()),
     path("metrics", metrics),
     path("", include("inference_site.console.urls")),
     path("health", HealthView.as_view()),

@@ -21,6 +21,8 @@ from completions.wire.chat import (
     CompletionTokensDetails,
     CompletionUsage,
     ContentLogprob,
+    PromptLogprob,
+    PromptLogprobs,
     PromptTokensDetails,
     ResponseMessage,
     Timings,
@@ -35,9 +37,11 @@ from completions.wire.tools import (
     MessageToolCall,
 )
 from inference_site.domain.deltas import (
+    AnswerTokens,
     Delta,
     Finish,
     PromptProgress,
+    PromptTokens,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -122,6 +126,7 @@ class _ChoiceFold:
         self.reasoning: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[_CallFold] = []
+        self.token_ids: list[int] = []
         self.finish: WireFinishReason | None = None
         self.stop: str | int | None = None
 
@@ -138,7 +143,7 @@ class _ChoiceFold:
         self.stop = finish.stop
         return self.finish
 
-    def wire(self, with_logprobs: bool, repeats_calls: bool = False) -> dict[str, Any]:
+    def wire(self, assembly: ChatAssembly) -> dict[str, Any]:
         """Return the choice of an answer; reasoning and calls are there only when there are any."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
         is_legacy_call = self._is_legacy and bool(self.calls)
@@ -151,13 +156,14 @@ class _ChoiceFold:
                 tool_calls=tool_calls or None,
                 function_call=self.calls[0].function() if is_legacy_call else None,
             ),
-            logprobs=wire_logprobs(self.logprobs) if with_logprobs else None,
+            logprobs=wire_logprobs(self.logprobs) if assembly.logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
-            tool_calls=tool_calls or None if repeats_calls else None,
+            tool_calls=tool_calls or None if assembly.repeats_calls else None,
+            token_ids=self.token_ids if assembly.token_ids else None,
         ).model_dump()
         drop_none(choice["message"], "reasoning_content", "tool_calls", "function_call")
-        drop_none(choice, "stop_str", "tool_calls")
+        drop_none(choice, "stop_str", "tool_calls", "token_ids")
         return choice
 
 
@@ -181,11 +187,13 @@ class ChatAssembly(Assembly):
     continuous_usage: bool = False
     repeats_calls: bool = False
     records: bool = False
+    token_ids: bool = False
+    prompt_logprobs: bool = False
 
     @property
     def is_replayable(self) -> bool:
         """Whether its stream can be rebuilt from the stored completion (see ``replay``)."""
-        return self.records and not self.continuous_usage
+        return self.records and not self.continuous_usage and not self.token_ids
 
 
 class ChatAssembler(Assembler):
@@ -196,6 +204,8 @@ class ChatAssembler(Assembler):
         self._stream, self._is_legacy = assembly.stream, assembly.is_legacy
         self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
+        self._prompt = PromptTokens(())
+        self._unsent_ids: dict[int, tuple[int, ...]] = {}
         self._begun = self._begun_reading = False
         self.recording = Recording() if assembly.stream and assembly.is_replayable else None
         """How it was streamed, if that is kept."""
@@ -239,6 +249,11 @@ class ChatAssembler(Assembler):
                 self._usage = delta
             case PromptProgress():
                 return self._progress_chunk(delta)
+            case PromptTokens():
+                self._prompt = delta
+            case AnswerTokens(ids, index):
+                self._choices[index].token_ids += ids
+                self._unsent_ids[index] = self._unsent_ids.get(index, ()) + ids
         return ()
 
     def complete(self) -> Ending:
@@ -277,6 +292,8 @@ class ChatAssembler(Assembler):
         if not self._stream:
             return ()
         shown = orjson.dumps(wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
+        if ids := self._unsent_ids.pop(index, ()):
+            finish_reason += b',"token_ids":' + orjson.dumps(ids)
         chunk = self._chunk(index, delta, finish_reason, shown)
         if self._begun:
             return (chunk,)
@@ -284,6 +301,9 @@ class ChatAssembler(Assembler):
         # Choice 0 first, whichever speaks first: the SDKs count on it.
         role = b'{"role":"assistant","content":"","refusal":null}'
         roles = [self._chunk(n, role, b"null", b"null") for n in range(len(self._choices))]
+        if self._assembly.token_ids:
+            prompt = b',"prompt_token_ids":' + orjson.dumps(self._prompt.ids)
+            roles[0] = roles[0].removesuffix(b"}\n\n") + prompt + b"}\n\n"
         return (*roles, chunk)
 
     def _chunk(self, index: int, delta: bytes, finish_reason: bytes, logprobs: bytes) -> bytes:
@@ -345,10 +365,13 @@ class ChatAssembler(Assembler):
             service_tier=self._assembly.service_tier,
             system_fingerprint=SYSTEM_FINGERPRINT,
             timings=wire_timings(self._usage) if self._assembly.timings else None,
+            prompt_token_ids=list(self._prompt.ids) if self._assembly.token_ids else None,
+            prompt_logprobs=(
+                wire_prompt_logprobs(self._prompt) if self._assembly.prompt_logprobs else None
+            ),
         ).model_dump()
-        drop_none(completion, "timings")
-        how = (self._assembly.logprobs, self._assembly.repeats_calls)
-        completion["choices"] = [choice.wire(*how) for choice in self._choices]
+        drop_none(completion, "timings", "prompt_token_ids", "prompt_logprobs")
+        completion["choices"] = [choice.wire(self._assembly) for choice in self._choices]
         return completion
 
 
@@ -403,6 +426,21 @@ def wire_timings(usage: Usage) -> Timings:
 
 def _per_second(tokens: int, elapsed_ms: float) -> float:
     return tokens / elapsed_ms * 1000 if elapsed_ms else 0.0
+
+
+def wire_prompt_logprobs(prompt: PromptTokens) -> PromptLogprobs:
+    """Return the log probabilities of a prompt's tokens in vLLM's form."""
+    return [
+        None
+        if entry is None
+        else {
+            str(token): PromptLogprob(
+                logprob=one.logprob, rank=one.rank, decoded_token=one.decoded_token
+            )
+            for token, one in entry.items()
+        }
+        for entry in prompt.logprobs
+    ]
 
 
 def wire_logprobs(logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:

@@ -10,10 +10,24 @@ from typing import Any, Literal
 
 import orjson
 
-from completions.assemblers.chat import SYSTEM_FINGERPRINT, drop_none, wire_timings, wire_usage
+from completions.assemblers.chat import (
+    SYSTEM_FINGERPRINT,
+    drop_none,
+    wire_prompt_logprobs,
+    wire_timings,
+    wire_usage,
+)
 from completions.assemblers.sent import choices_of
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs
-from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.domain.deltas import (
+    AnswerTokens,
+    Delta,
+    Finish,
+    PromptTokens,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import DONE, cancelled, failure
@@ -36,6 +50,9 @@ class _ChoiceFold:
         self.finish: Literal["stop", "length", "content_filter"] | None = None
         self.stop: str | int | None = None
         self.is_begun = False
+        self.prompt = PromptTokens(())
+        self.token_ids: list[int] = []
+        self._sent_ids = 0
 
     def take(self, delta: TextDelta) -> CompletionChoice:
         """Add a piece; return the choice of its chunk."""
@@ -53,15 +70,25 @@ class _ChoiceFold:
             text=text, index=self.index, finish_reason=self.finish, stop_str=self.stop
         )
 
-    def whole(self, index: int, with_logprobs: bool) -> CompletionChoice:
+    def with_tokens(self, choice: CompletionChoice) -> CompletionChoice:
+        """Return the choice of a chunk with the ids that none had before it."""
+        new, is_first = self.token_ids[self._sent_ids :], self._sent_ids == 0
+        self._sent_ids += len(new)
+        prompt = list(self.prompt.ids) if is_first else None
+        return choice.model_copy(update={"token_ids": new, "prompt_token_ids": prompt})
+
+    def whole(self, index: int, assembly: CompletionAssembly) -> CompletionChoice:
         """Return the choice of an answer, under this index."""
         self._place = _Place(len(self.echo))
         return CompletionChoice(
             text=self.echo + self.text,
             index=index,
-            logprobs=self._shown(self.logprobs) if with_logprobs else None,
+            logprobs=self._shown(self.logprobs) if assembly.logprobs else None,
             finish_reason=self.finish,
             stop_str=self.stop,
+            token_ids=self.token_ids if assembly.token_ids else None,
+            prompt_token_ids=list(self.prompt.ids) if assembly.token_ids else None,
+            prompt_logprobs=wire_prompt_logprobs(self.prompt) if assembly.prompt_logprobs else None,
         )
 
     @property
@@ -124,6 +151,8 @@ class CompletionAssembly(Assembly):
     best_of: int = 1
     timings: bool = False
     continuous_usage: bool = False
+    token_ids: bool = False
+    prompt_logprobs: bool = False
 
 
 class CompletionAssembler(Assembler):
@@ -151,15 +180,19 @@ class CompletionAssembler(Assembler):
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes."""
         match delta:
-            case TextDelta():
-                return self._chunk([self._choices[delta.index].take(delta)])
+            case TextDelta(index=index):
+                return self._piece(index, self._choices[index].take(delta))
             case Finish(reason, index, stop):
                 choice = self._choices[index]
                 choice.finish = "stop" if reason == "tool_calls" else reason
                 choice.stop = stop
-                return self._chunk([choice.end()])
+                return self._piece(index, choice.end())
             case Usage():
                 self._usage = delta
+            case PromptTokens(index=index):
+                self._choices[index].prompt = delta
+            case AnswerTokens(ids, index):
+                self._choices[index].token_ids += ids
         return ()
 
     def complete(self) -> Ending:
@@ -180,6 +213,12 @@ class CompletionAssembler(Assembler):
             failure(error, self._whole() if has_output else None), is_early=not self._begun
         )
 
+    def _piece(self, index: int, choice: CompletionChoice) -> Sequence[bytes]:
+        """Return the chunk of one choice."""
+        if self._assembly.token_ids:
+            choice = self._choices[index].with_tokens(choice)
+        return self._chunk([choice])
+
     def _chunk(self, choices: list[CompletionChoice], is_last: bool = False) -> Sequence[bytes]:
         if not self._assembly.stream:
             return ()
@@ -195,9 +234,7 @@ class CompletionAssembler(Assembler):
     def _whole(self) -> dict[str, Any]:
         """Return the object as a client that does not stream gets it."""
         chosen = self._choices if self._assembly.n is None else self._best()
-        choices = [
-            choice.whole(index, self._assembly.logprobs) for index, choice in enumerate(chosen)
-        ]
+        choices = [choice.whole(index, self._assembly) for index, choice in enumerate(chosen)]
         return self._wire(choices, is_last=True)
 
     def _best(self) -> list[_ChoiceFold]:
@@ -221,5 +258,5 @@ class CompletionAssembler(Assembler):
         ).model_dump()
         drop_none(completion, "timings")
         for choice in completion["choices"]:
-            drop_none(choice, "stop_str")
+            drop_none(choice, "stop_str", "token_ids", "prompt_token_ids", "prompt_logprobs")
         return completion

@@ -58,6 +58,8 @@ class ChatCompletionsView(ApiView):
             service_tier="flex" if is_flex else "default",
             timings=bool(body.timings),
             records=bool(body.store),
+            token_ids=asked.token_ids,
+            prompt_logprobs=asked.prompt_logprobs is not None,
         )
         submission = Submission(
             CHAT,
@@ -100,6 +102,8 @@ class CompletionsView(ApiView):
             n=body.n or 1 if body.picks else None,
             best_of=asked.choices,
             timings=bool(body.timings),
+            token_ids=asked.token_ids,
+            prompt_logprobs=asked.prompt_logprobs is not None,
         )
         submission = Submission(
             COMPLETION,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from django.http import HttpResponse
 from rest_framework.request import Request
+from rest_framework.response import Response
 
 from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembly
 from completions.assemblers.token import TOKENS, TokenAssembly
@@ -14,12 +15,21 @@ from completions.completion_mapping import to_prompts
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.embedding import EmbeddingList, EmbeddingRequest
-from completions.wire.tokens import ChatPrompt, DetokenizeRequest, Text, TokenizeRequest, Tokens
+from completions.wire.tokens import (
+    ChatPrompt,
+    DetokenizeRequest,
+    Text,
+    TokenizeRequest,
+    TokenizerInfo,
+    TokenizerQuery,
+    Tokens,
+)
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
-from inference_site.api.payload import WireRequest, parse
+from inference_site.api.payload import WireRequest, parse, parse_query
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
+from inference_site.catalogue.gguf_header import chat_template, tokenizer_facts
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
@@ -29,6 +39,14 @@ from inference_site.request_fields.capabilities import require_endpoint, require
 from inference_site.streams.request_documents import Document
 from inference_site.submission.model_access import served_model
 from inference_site.submission.submit import Submission, respond
+
+_CLASSES = {
+    "llama": "LlamaTokenizerFast",
+    "gpt2": "GPT2TokenizerFast",
+    "bert": "BertTokenizerFast",
+    "t5": "T5TokenizerFast",
+}
+"""The classes of Hugging Face's tokenizers, by the name that GGUF has for the algorithm."""
 
 
 class EmbeddingsView(ApiView):
@@ -100,6 +118,38 @@ class DetokenizeView(ApiView):
         prompts = (tuple(body.tokens),)
         asked = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
         return _submit(request, body, model.spec, asked, "text")
+
+
+class TokenizerInfoView(ApiView):
+    """``GET /tokenizer_info``, as in vLLM: of a model whose file the site has."""
+
+    @documented(query=TokenizerQuery, answer=TokenizerInfo)
+    def get(self, request: Request) -> Response:
+        """Get what a model's file says of its tokenizer."""
+        query = parse_query(TokenizerQuery, request.query_params.dict())
+        model = served_model(caller_of(request), query.model)
+        spec = model.spec
+        facts = tokenizer_facts(spec.file) if spec.file else None
+        if facts is None:
+            raise InvalidRequestError(
+                f"The tokenizer of the model `{spec.id}` is not known here: it has no GGUF file.",
+                param="model",
+                code="unsupported_model",
+            )
+        assert spec.file is not None
+        info = TokenizerInfo(
+            tokenizer_class=_CLASSES.get(facts.kind, "PreTrainedTokenizerFast"),
+            model_max_length=context_of(spec),
+            bos_token=facts.special.get("bos"),
+            eos_token=facts.special.get("eos"),
+            unk_token=facts.special.get("unknown"),
+            pad_token=facts.special.get("padding"),
+            add_bos_token=facts.adds_bos,
+            add_eos_token=facts.adds_eos,
+            # An entry's own template is known to the worker alone.
+            chat_template=None if "chat_template" in spec.options else chat_template(spec.file),
+        )
+        return Response(info.model_dump(exclude_none=True))
 
 
 class RenderView(ApiView):

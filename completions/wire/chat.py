@@ -27,7 +27,7 @@ from inference_site.request_fields.wire.request import (
     ServiceTier,
     StopTexts,
 )
-from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.sampling import SamplingFields, TokenReportFields
 from inference_site.request_fields.wire.second_names import officially_named
 
 # --- Request -------------------------------------------------------------------------------------
@@ -54,13 +54,14 @@ class MetadataUpdate(WireRequest):
 _RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]
 
 
-class ChatCompletionRequest(ConstraintFields, SamplingFields):
+class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields):
     """The body of ``POST /v1/chat/completions``.
 
     Extensions: ``messages`` as a bare string, ``n_choices`` for ``n``, ``enable_thinking``,
     ``reasoning_budget``, ``chat_template_kwargs`` and its other spelling ``template_vars``,
     ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``continue_final_message``,
-    ``truncate_sequence``, and those of ``SamplingFields`` and ``ConstraintFields``.
+    ``truncate_sequence``, and those of ``SamplingFields``, ``ConstraintFields`` and
+    ``TokenReportFields``.
     ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's beginning is looked
     for among those computed before.
     """
@@ -169,6 +170,19 @@ class ChoiceLogprobs(WireObject):
     refusal: None = None
 
 
+class PromptLogprob(WireObject):
+    """``prompt_logprobs[]``: a token at one place of the prompt; ``rank`` 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt the token itself and the likeliest, by their ids; null for the first.
+"""
+
+
 class ResponseMessage(WireObject):
     """``choices[].message``."""
 
@@ -190,6 +204,7 @@ class Choice(WireObject):
     finish_reason: FinishReason | None
     stop_str: str | int | None = None
     tool_calls: list[MessageToolCall] | None = None
+    token_ids: list[int] | None = None
 
 
 class Timings(WireObject):
@@ -205,7 +220,10 @@ class Timings(WireObject):
 
 
 class ChatCompletion(WireObject):
-    """The answer to a request that does not stream. ``finish_reason`` is null in partial ones."""
+    """The answer to a request that does not stream. ``finish_reason`` is null in partial ones.
+
+    ``prompt_token_ids`` and ``prompt_logprobs`` are there when they were asked for.
+    """
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -216,6 +234,8 @@ class ChatCompletion(WireObject):
     service_tier: Literal["default", "flex"] = "default"
     system_fingerprint: str
     timings: Timings | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChunkFunction(WireObject):
@@ -261,6 +281,7 @@ class ChunkChoice(WireObject):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_str: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class PromptProgress(WireObject):
@@ -275,7 +296,7 @@ class PromptProgress(WireObject):
 class ChatCompletionChunk(WireObject):
     """One event of a stream. ``usage`` is there only when asked for: null, then the counts.
 
-    A chunk with ``prompt_progress`` has no choices.
+    A chunk with ``prompt_progress`` has no choices. ``prompt_token_ids`` is in the first chunk.
     """
 
     id: str
@@ -288,3 +309,4 @@ class ChatCompletionChunk(WireObject):
     usage: CompletionUsage | None = None
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
+    prompt_token_ids: list[int] | None = None

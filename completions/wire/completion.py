@@ -17,11 +17,11 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from completions.wire.chat import CompletionUsage, StreamOptions, Timings
+from completions.wire.chat import CompletionUsage, PromptLogprobs, StreamOptions, Timings
 from inference_site.api.payload import WireObject
 from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
 from inference_site.request_fields.wire.request import EndUser, ManyStopTexts
-from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire.sampling import SamplingFields, TokenReportFields
 
 _PIECE = 8192
 """Token ids that are looked at together."""
@@ -97,7 +97,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(ConstraintFields, SamplingFields):
+class CompletionRequest(ConstraintFields, SamplingFields, TokenReportFields):
     """The body of ``POST /v1/completions``."""
 
     model: str
@@ -142,13 +142,16 @@ class CompletionLogprobs(WireObject):
 
 
 class CompletionChoice(WireObject):
-    """``choices[]``: index = prompt × n + choice."""
+    """``choices[]``: index = prompt × n + choice. The last three are there when asked for."""
 
     text: str
     index: int
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length", "content_filter"] | None = None
     stop_str: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(WireObject):

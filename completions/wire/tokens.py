@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic.json_schema import SkipJsonSchema
+
 from completions.wire.completion import TokenIds
 from inference_site.api.payload import WireObject, WireRequest
 
 
 class TokenizeRequest(WireRequest):
-    """The body of ``POST /v1/tokenize`` for a text; for a chat it is a chat completion's."""
+    """The body of ``POST /v1/tokenize`` for a text; for a chat it is a chat completion's.
 
-    model: str
+    Without ``model`` it is for the site's default model.
+    """
+
+    model: str | None = None
     prompt: str
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -32,10 +37,30 @@ class Tokens(WireObject):
 
 
 class DetokenizeRequest(WireRequest):
-    """The body of ``POST /v1/detokenize``."""
+    """The body of ``POST /v1/detokenize``; without ``model`` for the site's default model."""
 
-    model: str
+    model: str | None = None
     tokens: TokenIds
+
+
+class TokenizerQuery(WireRequest):
+    """The query of ``GET /tokenizer_info``; without ``model`` for the site's default model."""
+
+    model: str | SkipJsonSchema[None] = None
+
+
+class TokenizerInfo(WireObject):
+    """The answer: what Hugging Face's ``tokenizer_config.json`` has of these."""
+
+    tokenizer_class: str
+    model_max_length: int
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    chat_template: str | None = None
 
 
 class Text(WireObject):

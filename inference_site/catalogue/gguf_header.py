@@ -30,6 +30,7 @@ _FORMATS = {
 }
 CHAT_TEMPLATE, TOKENS = "tokenizer.chat_template", "tokenizer.ggml.tokens"
 """Keys of the header."""
+_SPECIAL_TOKENS = ("bos", "eos", "unknown", "padding")
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _LONGEST_TEXT, _LONGEST_ARRAY = 2**26, 2**40
@@ -81,6 +82,40 @@ def chat_template(path: Path) -> str | None:
     """Return the chat template of a file, if it is a GGUF file and has one."""
     template: str | None = fields(path, CHAT_TEMPLATE).get(CHAT_TEMPLATE)
     return template
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a file says of its tokenizer.
+
+    ``kind`` is the algorithm as GGUF names it: ``llama`` (SentencePiece), ``gpt2`` (BPE), ``bert``
+    (WordPiece), ``t5`` … ``special`` has the texts of the tokens ``bos``, ``eos``, ``unknown`` and
+    ``padding``, where there are such.
+    """
+
+    kind: str
+    special: dict[str, str]
+    adds_bos: bool | None
+    adds_eos: bool | None
+
+
+@cache
+def tokenizer_facts(path: Path) -> TokenizerFacts | None:
+    """Return what a GGUF file says of its tokenizer; None for what is none or has none."""
+    ids = {name: f"tokenizer.ggml.{name}_token_id" for name in _SPECIAL_TOKENS}
+    adds = [f"tokenizer.ggml.add_{name}_token" for name in ("bos", "eos")]
+    found = fields(path, "tokenizer.ggml.model", TOKENS, *ids.values(), *adds)
+    tokens = found.get(TOKENS)
+    if tokens is None:
+        return None
+    special = {
+        name: tokens[found[key]] for name, key in ids.items() if found.get(key, -1) < len(tokens)
+    }
+    return TokenizerFacts(
+        str(found.get("tokenizer.ggml.model", "")),
+        {name: text for name, text in special.items() if ids[name] in found},
+        *(found.get(key) for key in adds),
+    )
 
 
 def model_context(path: Path) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -15,12 +16,20 @@ class TokenLogprob:
     ``logprob`` is NaN for the first token of a prompt, which nothing comes before.
     ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
     ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
+    ``id`` is None where the engine does not tell it.
     """
 
     token: str
     logprob: float
     text_bytes: bytes
     top: tuple[TokenLogprob, ...] = ()
+    id: int | None = None
+
+    def named_by_id(self) -> TokenLogprob:
+        """Return the entry, and those of ``top``, with tokens named ``token_id:ID`` as in vLLM."""
+        top = tuple(other.named_by_id() for other in self.top)
+        token = self.token if self.id is None else f"token_id:{self.id}"
+        return replace(self, token=token, top=top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,43 @@ class TokensDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedLogprob:
+    """A token that a prompt has, or could have had, at one place (vLLM's ``Logprob``).
+
+    ``logprob`` is the natural logarithm of its probability. ``rank`` is 1 for the likeliest token,
+    and None for a token that is not among the likeliest ones that were asked for.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The token ids of the prompt of one choice.
+
+    ``logprobs``, if they were asked for, has an entry for each token: the token itself and the
+    likeliest ones at its place, by their ids. The first token has None.
+    """
+
+    ids: tuple[int, ...]
+    index: int = 0
+    logprobs: tuple[Mapping[int, RankedLogprob] | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """Token ids of the answer of one choice, in their order; the deltas after it have their text.
+
+    All tokens are named: those of thoughts and calls, and the one that ends the answer.
+    """
+
+    ids: tuple[int, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PromptDelta:
     """The prompt that a chat comes to, and its tokens."""
 
@@ -128,6 +174,8 @@ Delta = (
     | EmbeddingDelta
     | TokensDelta
     | PromptDelta
+    | PromptTokens
+    | AnswerTokens
     | PromptProgress
     | Finish
     | Usage

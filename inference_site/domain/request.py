@@ -76,6 +76,9 @@ class GenerationRequest:
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
     are asked for; with it ``max_output_tokens`` may be 0.
     ``return_progress`` has an engine that can feed ``PromptProgress`` while it reads a prompt.
+    ``token_ids`` has the engine feed ``PromptTokens`` and ``AnswerTokens``, and ``prompt_logprobs``
+    has it feed ``PromptTokens`` with so many of the likeliest tokens at each place.
+    ``tokens_as_ids`` names the tokens of log probabilities ``token_id:ID``.
     ``extensions`` are fields of other servers that are passed on, by their names here.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
     ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
@@ -111,6 +114,9 @@ class GenerationRequest:
     add_special_tokens: bool = True
     token_texts: bool = False
     prompt_template: str = ""
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    prompt_logprobs: int | None = None
     extensions: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -130,6 +136,11 @@ class GenerationRequest:
     def scores_prompts(self) -> bool:
         """Whether the log probabilities of the prompts' tokens are asked for."""
         return self.echo and self.top_logprobs is not None
+
+    @property
+    def names_prompt_tokens(self) -> bool:
+        """Whether the tokens of the prompts are asked for."""
+        return self.token_ids or self.prompt_logprobs is not None
 
     @property
     def subject(self) -> str:

@@ -38,7 +38,7 @@ _QUIET = ("/health", "/metrics", "/static/")
 """Requested every few seconds, or with every page: logged at ``DEBUG``. So are refusals with a 503
 that the request log only counts: a line takes longer than the rest of the refusal, and thousands
 come at once. ``request_log.writer`` logs how many they are."""
-_LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize")
+_LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_info")
 _CUT_OFF = 499
 """The client left before its answer had come to an end, or the server stopped."""
 _LONGEST_PATH = 200

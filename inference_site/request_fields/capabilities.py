@@ -98,6 +98,9 @@ _NEEDS = (
     _Need("add_generation_prompt", "response_prefix", _is_false),
     _Need("continue_final_message", "response_prefix", bool),
     _Need("suffix", "suffix"),
+    _Need("return_token_ids", "token_ids", bool),
+    _Need("return_tokens_as_token_ids", "token_ids", bool),
+    _Need("prompt_logprobs", "token_ids"),
 )
 """All fields that not every model honours, in the order in which they are checked."""
 
@@ -132,6 +135,7 @@ BOUNDS = (
     _Bound("bad_words", bool),
     _Bound("include_stop_str_in_output", bool),
     _Bound("truncate_prompt_tokens"),
+    _Bound("logprob_token_ids"),
     _Bound(STRUCTURAL_TAG),
     _Bound("logit_bias", _forbids),
     _Bound("add_generation_prompt", _is_false),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint_bounds import check_tools
-from inference_site.request_fields.wire.sampling import LoraAdapter, SamplingFields, ServerFields
+from inference_site.request_fields.wire.sampling import (
+    LoraAdapter,
+    SamplingFields,
+    ServerFields,
+    TokenReportFields,
+)
 from inference_site.request_fields.wire.tools import GrammarDefinition
 
 
@@ -72,6 +77,31 @@ def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationReque
         cache_prompt=body.cache_prompt is not False,
         lora=_lora(body, spec),
         extensions=_extensions(body),
+    )
+
+
+def with_token_report(
+    asked: GenerationRequest, fields: TokenReportFields, *, stream: bool
+) -> GenerationRequest:
+    """Return a request that tells of tokens what these fields ask for. Raise InvalidRequestError.
+
+    The rules are vLLM's.
+    """
+    if fields.prompt_logprobs is not None and stream:
+        raise InvalidRequestError(
+            "Invalid 'prompt_logprobs': it cannot be used together with 'stream'.",
+            param="prompt_logprobs",
+        )
+    if "logprob_token_ids" in asked.extensions and asked.top_logprobs is None:
+        raise InvalidRequestError(
+            "Invalid 'logprob_token_ids': it is only allowed together with 'logprobs'.",
+            param="logprob_token_ids",
+        )
+    return replace(
+        asked,
+        token_ids=bool(fields.return_token_ids),
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        prompt_logprobs=fields.prompt_logprobs,
     )
 
 

@@ -24,6 +24,7 @@ SENT: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "truncate_prompt_tokens": -1,
     "structured_outputs.structural_tag": {"structured_outputs": {"structural_tag": {"a": 1}}},
+    "logprob_token_ids": {"logprob_token_ids": [5], "logprobs": True},
     "logit_bias": {"5": -100},
     "add_generation_prompt": False,
     "cache_salt": "salt",
@@ -56,7 +57,7 @@ def outcome(kind: str, body: dict[str, Any]) -> str:
     spec = ModelSpec("m", "openai_upstream", options=options)
     if kind == "own":
         spec = ModelSpec("m", "llama_cpp")
-    model = ResolvedModel(spec, frozenset({"chat", "grammar", "response_prefix"}))
+    model = ResolvedModel(spec, frozenset({"chat", "grammar", "logprobs", "response_prefix"}))
     asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body}
     request = ChatCompletionRequest.model_validate(asked)
     try:
@@ -77,7 +78,7 @@ def test_the_page_has_every_field_of_the_rule() -> None:
 def test_what_binds_is_refused_and_what_tunes_is_named(field: str) -> None:
     honoured, elsewhere = rows()[field]
     value = SENT[field]
-    body = value if "." in field else {field: value}
+    body = value if "." in field or field == "logprob_token_ids" else {field: value}
     for kind in ALL:
         expected = f"400 {field}" if elsewhere == "400" else field
         assert outcome(kind, body) == ("" if kind in honoured else expected), kind

@@ -27,7 +27,7 @@ _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
-        *("mirostat", "prompt_logprobs", "prompt_template", "stop_token_ids", "tools"),
+        *("mirostat", "prompt_logprobs", "prompt_template", "stop_token_ids", "token_ids", "tools"),
     }
 )
 

@@ -13,7 +13,7 @@ from typing import Literal
 Capability = Literal[
     "audio", "cache_prompt", "chat", "chat_template", "choices", "completions", "dimensions",
     "embeddings", "grammar", "logprobs", "mirostat", "prompt_logprobs", "render",
-    "response_prefix", "stop_token_ids", "suffix", "tokens", "tools", "vision",
+    "response_prefix", "stop_token_ids", "suffix", "token_ids", "tokens", "tools", "vision",
 ]  # fmt: skip
 """What an operator may declare."""
 
@@ -78,6 +78,7 @@ _VLLM = {
     **_same("add_generation_prompt", "reasoning_effort", "repetition_penalty"),
     **_same("allowed_token_ids", "bad_words", "include_stop_str_in_output", "min_tokens"),
     **_same("cache_salt", "priority", "truncate_prompt_tokens", "vllm_xargs"),
+    **_same("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
     "reasoning_budget": "thinking_token_budget",
     "structural_tag": "structured_outputs.structural_tag",
     "regex": "structured_outputs.regex",
@@ -119,7 +120,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         _VLLM,
         _BASE
         | {"chat_template", "choices", "prompt_logprobs", "render", "response_prefix"}
-        | {"stop_token_ids", "tokens"},
+        | {"stop_token_ids", "token_ids", "tokens"},
         running_usage="continuous_usage_stats",
         tokens="vllm",
         float_embeddings=False,

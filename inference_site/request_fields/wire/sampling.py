@@ -42,6 +42,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_leng
 class ServerFields(WireRequest):
     """Fields of vLLM's that are passed on to servers which have them."""
 
+    logprob_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     bad_words: (
@@ -53,6 +54,17 @@ class ServerFields(WireRequest):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: int | None = None
     vllm_xargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+
+
+class TokenReportFields(WireRequest):
+    """Fields of vLLM's that ask for the tokens of an answer and of its prompt.
+
+    ``return_tokens_as_token_ids`` names the tokens of log probabilities ``token_id:ID``.
+    """
+
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class SamplingFields(SamplerFields, ServerFields):

@@ -159,7 +159,7 @@ class LlamaCppEngine(Engine):
             if not is_long((prompt,)):
                 event_loop().start(self._chat(told, sink), ended)
                 return True
-        elif request.operation == "complete" and not request.echo:
+        elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
             request = self._payloads.with_whole_prompts(request)
             if not is_long(request.prompts):
                 event_loop().start(self._completion(request, sink), ended)
@@ -196,6 +196,8 @@ class LlamaCppEngine(Engine):
             if sink.cancelled:
                 return
             if request.max_output_tokens == 0:
+                if request.names_prompt_tokens:
+                    echo.feed_tokens(sink)
                 echo.end(prompts, sink)
                 return
             is_fresh = request.scores_prompts
@@ -207,8 +209,12 @@ class LlamaCppEngine(Engine):
     ) -> None:
         given = self._payloads.with_whole_prompts(request)
         with suppress(Cancelled):
-            ready = with_short_prompts(self._ask(request, sink), self._spec, given, sink)
-            if ready is not None:
+            ask = self._ask(request, sink)
+            ready = with_short_prompts(ask, self._spec, given, sink)
+            if ready is not None and ready.names_prompt_tokens:
+                prompts = PromptEcho(self._spec, self._payloads, ask, ready).feed_tokens(sink)
+                ready, sink = replace(ready, prompts=prompts), Fresh(sink)
+            if ready is not None and not sink.cancelled:
                 event_loop().run(self._completion(ready, sink, shown))
 
     def _chat(self, request: GenerationRequest, sink: Sink) -> Coroutine[Any, Any, None]:

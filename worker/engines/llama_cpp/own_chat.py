@@ -26,8 +26,8 @@ _OPTIONS = frozenset(ChatOptions.model_fields)
 def needs_own_chat(request: GenerationRequest, spec: ModelSpec) -> bool:
     """Whether llama.cpp's chat endpoint refuses the request, or would read its answer another way.
 
-    It refuses log probabilities beside tools, which stop tokens are recognised by. Images and
-    sounds are for that endpoint alone.
+    It refuses log probabilities beside tools, which stop tokens are recognised by, and does not
+    name the tokens of a prompt. Images and sounds are for that endpoint alone.
     """
     offers = bool(request.tools) and not request.must_call
     if offers and (request.top_logprobs is not None or bool(request.stop_token_ids)):
@@ -35,6 +35,9 @@ def needs_own_chat(request: GenerationRequest, spec: ModelSpec) -> bool:
         return True
     if request.prompt_template:
         _refuse_media(request, "prompt_template")
+        return True
+    if request.names_prompt_tokens:
+        _refuse_media(request, "return_token_ids" if request.token_ids else "prompt_logprobs")
         return True
     return reads_its_own_way(spec) and not _has_media(request)
 

@@ -86,7 +86,21 @@ class LlamaCppPayloads(Payloads):
             "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
             "preserved_tokens": shown,
             "return_progress": request.return_progress,
+            **(self._told_whole(request) if request.token_ids else {}),
         }
+
+    def _told_whole(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return what has llama.cpp name all tokens of an answer, which it does in a whole one.
+
+        A stream names none that have no text of their own. Of several answers only the first would
+        have its tokens named. Raise InvalidRequest for these.
+        """
+        if request.answers > 1:
+            raise InvalidRequest(
+                "The tokens of one answer can be returned, not those of several.",
+                "return_token_ids",
+            )
+        return {"stream": False, "verbose": True, "return_tokens": True}
 
     def token(
         self, request: GenerationRequest, prompt: Sequence[int], token: int, top: int

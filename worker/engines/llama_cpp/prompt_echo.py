@@ -7,11 +7,20 @@ this takes as long as an answer of so many tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference_site.domain.deltas import Delta, Finish, TextDelta, TokenLogprob, Usage
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    PromptTokens,
+    RankedLogprob,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -48,17 +57,37 @@ class PromptEcho:
         for number, (tokens, pieces) in enumerate(prompts):
             indices = range(number * request.choices, (number + 1) * request.choices)
             if request.scores_prompts:
-                entries = self._entries(tokens, pieces, sink)
+                entries = self._entries(tokens, pieces, request.top_logprobs or 0, sink)
                 if sink.cancelled:
                     break
                 given = request.prompts[number]
-                feed_entries(
-                    shared_out(given, entries) if isinstance(given, str) else entries, indices, sink
-                )
+                shown = shared_out(given, entries) if isinstance(given, str) else entries
+                if request.tokens_as_ids:
+                    shown = [entry.named_by_id() for entry in shown]
+                feed_entries(shown, indices, sink)
                 continue
             for index in indices:
                 sink.feed(TextDelta(self._text(number, tokens), index))
         return tuple(tokens for tokens, _ in prompts)
+
+    def feed_tokens(self, sink: Sink) -> tuple[Tokens, ...]:
+        """Feed the tokens of each prompt to each of its choices; return the prompts as token ids.
+
+        Raise EngineError. Return early when the sink is cancelled.
+        """
+        request, prompts = self._request, []
+        for number, prompt in enumerate(request.prompts):
+            tokens, pieces = self._tokenized(prompt)
+            prompts.append(tokens)
+            ranked: list[dict[int, RankedLogprob] | None] = []
+            if (top := request.prompt_logprobs) is not None:
+                entries = self._entries(tokens, pieces, top, sink)
+                ranked = [_ranked(*pair) for pair in zip(tokens, entries, strict=False)]
+            if sink.cancelled:
+                break
+            for index in range(number * request.choices, (number + 1) * request.choices):
+                sink.feed(PromptTokens(tokens, index, tuple(ranked)))
+        return tuple(prompts)
 
     def end(self, prompts: Sequence[Tokens], sink: Sink) -> None:
         """Feed the ends of choices that have no answer, and what the prompts have used."""
@@ -79,20 +108,21 @@ class PromptEcho:
             raise ContextLengthExceeded(self._spec.context_length, len(tokens), "prompt")
         return tuple(tokens), pieces  # type: ignore[arg-type]  # No text any more.
 
-    def _entries(self, tokens: Tokens, pieces: list[bytes], sink: Sink) -> list[TokenLogprob]:
+    def _entries(
+        self, tokens: Tokens, pieces: list[bytes], top: int, sink: Sink
+    ) -> list[TokenLogprob]:
         first = pieces[0] if pieces else self._detokenized(tokens[:1]).encode()
-        entries = [first_entry(first)]
+        entries = [replace(first_entry(first), id=tokens[0])]
         for end in range(1, len(tokens)):
             if sink.cancelled:
                 break
-            entry = self._scored(tokens[: end + 1])
+            entry = self._scored(tokens[: end + 1], top)
             entries.append(replace(entry, text_bytes=pieces[end]) if pieces else entry)
         return entries
 
-    def _scored(self, tokens: Tokens) -> TokenLogprob:
+    def _scored(self, tokens: Tokens, top: int) -> TokenLogprob:
         """Return the entry of the last of these tokens."""
         *before, token = tokens
-        top = self._request.top_logprobs or 0
         if drawn := self._drawn(before, token, top):
             return _entry(drawn, drawn["top_logprobs"][:top])
         # llama.cpp tells nothing of a token that ends inside a character. Another is drawn, and
@@ -141,4 +171,15 @@ class Fresh:
 
 def _entry(wire: dict[str, Any], top: Sequence[dict[str, Any]]) -> TokenLogprob:
     others = tuple(_entry(other, ()) for other in top)
-    return TokenLogprob(wire["token"], wire["logprob"], bytes(wire["bytes"]), others)
+    return TokenLogprob(wire["token"], wire["logprob"], bytes(wire["bytes"]), others, wire["id"])
+
+
+def _ranked(token: int, entry: TokenLogprob) -> dict[int, RankedLogprob] | None:
+    """Return the log probabilities at the place of this token; None where nothing is before it."""
+    if math.isnan(entry.logprob):
+        return None
+    found = {token: RankedLogprob(entry.logprob, None, entry.token)}
+    for rank, other in enumerate(entry.top, 1):
+        assert other.id is not None
+        found[other.id] = RankedLogprob(other.logprob, rank, other.token)
+    return found

@@ -86,10 +86,16 @@ class ChoiceReader:
         self.finished = True
         if reason in _FAILURES:
             raise GenerationFailed(f"The model's server gave up (finish reason '{reason}').")
-        held = self._stops.end() if self._stops is not None else ""
-        rest = [TextDelta(held, self._index)] if held else _NOTHING
         end = Finish(self._finish_reason(reason), self._index, self._stop(choice))
+        held = self._stops.end() if self._stops is not None else ""
+        entries = self._unshown() if end.reason == "stop" and end.stop is None else ()
+        rest = [TextDelta(held, self._index, entries)] if held or entries else _NOTHING
         return [*rest, *self._calls.finish(), end]
+
+    def _unshown(self) -> tuple[TokenLogprob, ...]:
+        """Return the entry of the token that ends the answer, where the server names it: vLLM."""
+        is_text = self._forced is None and not self._must_call
+        return tuple(entry for entry in self._held if entry.token) if is_text else ()
 
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
         """Keep the entries for the next text: a part of a character comes without any."""
@@ -99,7 +105,12 @@ class ChoiceReader:
         else:
             # The first token of a prompt has none.
             unknown = math.nan if self._request.echo else 0.0
-            self._held += _read_logprobs(wire, self._top_logprobs, unknown)
+            # Of tokens that the request names, each is shown.
+            top = None if "logprob_token_ids" in self._request.extensions else self._top_logprobs
+            found = _read_logprobs(wire, top, unknown)
+            if self._request.tokens_as_ids:
+                found = tuple(entry.named_by_id() for entry in found)
+            self._held += found
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
@@ -141,9 +152,12 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[TokenLogprob, ...]:
+def _read_logprobs(
+    wire: dict[str, Any], top: int | None, unknown: float
+) -> tuple[TokenLogprob, ...]:
     """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError.
 
+    Without ``top`` each has all that the server tells.
     ``unknown`` stands for a log probability that the server does not tell.
     """
     if "content" in wire:
@@ -157,13 +171,13 @@ def _read_logprobs(wire: dict[str, Any], top: int, unknown: float) -> tuple[Toke
     )
 
 
-def _entry(entry: dict[str, Any], top: int, unknown: float = 0.0) -> TokenLogprob:
+def _entry(entry: dict[str, Any], top: int | None, unknown: float = 0.0) -> TokenLogprob:
     others = tuple(_entry(other, 0) for other in _by_probability(entry)[:top])
     text_bytes, logprob = entry.get("bytes"), entry["logprob"]
     logprob = unknown if logprob is None else logprob
     if text_bytes is None:
         return _token(entry["token"], logprob, others)
-    return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others)
+    return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others, entry.get("id"))
 
 
 def _by_probability(entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,7 +189,7 @@ def _by_probability(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(entry.get("top_logprobs") or (), key=rank)
 
 
-def _likeliest(wire: dict[str, float], top: int) -> tuple[TokenLogprob, ...]:
+def _likeliest(wire: dict[str, float], top: int | None) -> tuple[TokenLogprob, ...]:
     ordered = sorted(wire.items(), key=lambda item: -item[1])[:top]
     return tuple(_token(token, logprob) for token, logprob in ordered)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.deltas import Delta, PromptProgress
+from inference_site.domain.deltas import AnswerTokens, Delta, PromptProgress, PromptTokens
 from inference_site.domain.errors import ConnectionLost, EngineError, GenerationFailed
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
@@ -171,13 +171,22 @@ class ChunkReader:
             self._note_usage(chunk, choices[0].get("index", 0) if choices else None)
         if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, when there are stops.
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
+            choices[0].setdefault("token_ids", verbose.get("tokens"))
         deltas: list[Delta] = []
+        names_prompt = self.request.token_ids and self.request.prompt_logprobs is None
+        if names_prompt and (ids := chunk.get("prompt_token_ids")):
+            deltas.append(PromptTokens(tuple(ids)))
         if self.request.return_progress and (progress := chunk.get("prompt_progress")):
             read = (progress[name] for name in ("total", "cache", "processed", "time_ms"))
             deltas.append(PromptProgress(*read))
         for choice in choices:
             index = choice.get("index") or 0
             reader = self._choices[index]
+            if self.request.token_ids:
+                if names_prompt and (ids := choice.get("prompt_token_ids")):
+                    deltas.append(PromptTokens(tuple(ids), index))
+                if ids := choice.get("token_ids"):
+                    deltas.append(AnswerTokens(tuple(ids), index))
             if found := reader.feed(choice):
                 self.usage.count(found[0])
                 deltas += found

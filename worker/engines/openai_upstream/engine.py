@@ -18,6 +18,7 @@ from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
+from worker.engines.openai_upstream.prompt_logprobs import feed_prompt_logprobs
 from worker.engines.openai_upstream.repeating import RepeatingSink
 from worker.engines.openai_upstream.server import Server, server_of
 from worker.engines.openai_upstream.tokens import TokenService
@@ -94,13 +95,16 @@ class UpstreamEngine(ForwardingEngine):
                 payload = self._payloads.chat(request)
                 return self._stream("/chat/completions", payload, request, sink)
             case "complete":
-                return self._stream("/completions", self._payloads.complete(request), request, sink)
+                payload = self._payloads.complete(request)
+                return self._stream("/completions", payload, request, sink)
             case _:
                 return self._ask(getattr(self._tokens, operation)(request, sink))
 
     async def _stream(
         self, path: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
     ) -> None:
+        if request.prompt_logprobs is not None:
+            await self._ask(feed_prompt_logprobs(self._upstream, path, payload, request, sink))
         if not sink.cancelled:
             reader = ChunkReader(request, sink, self._upstream.errors, self._server)
             await self._upstream.stream(path, payload, reader)

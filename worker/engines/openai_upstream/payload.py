@@ -85,6 +85,8 @@ class Payloads:
             "stop_token_ids": list(request.stop_token_ids) or None,
             "ignore_eos": request.ignore_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
+            "return_token_ids": request.token_ids or None,
+            "return_tokens_as_token_ids": request.tokens_as_ids or None,
             **request.extensions,
         }
         return {**body, **self.named(asked), **self._constraint(request)}
