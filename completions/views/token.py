@@ -32,7 +32,7 @@ from inference_site.api.views import ApiView
 from inference_site.catalogue.gguf_header import chat_template, tokenizer_facts
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.fleet.fleet import context_of
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import require_endpoint, require_fields
@@ -123,7 +123,7 @@ class DetokenizeView(ApiView):
 class TokenizerInfoView(ApiView):
     """``GET /tokenizer_info``, as in vLLM: of a model whose file the site has."""
 
-    @documented(query=TokenizerQuery, answer=TokenizerInfo)
+    @documented(query=TokenizerQuery, answer=TokenizerInfo, errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
         """Get what a model's file says of its tokenizer."""
         query = parse_query(TokenizerQuery, request.query_params.dict())

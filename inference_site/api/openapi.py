@@ -82,7 +82,7 @@ class ViewSchema(AutoSchema):
 
     def is_excluded(self) -> bool:
         # The same without /v1 is described there.
-        is_other_path = self.path in ("/tokenize", "/detokenize")
+        is_other_path = self.path in ("/tokenize", "/detokenize", "/tokenizer_info")
         return self._declared is None or is_other_path
 
     def get_operation(self, *args: Any) -> Schema | None:
