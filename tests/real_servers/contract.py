@@ -210,6 +210,32 @@ def _prompt_logprobs(site: Site) -> None:
     assert all(value < 0 for value in told.token_logprobs[1:])
 
 
+@check("ids of tokens, and a chat's prompt", "token_ids")
+def _token_ids(site: Site) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": CAPITAL}], **GREEDY}
+    answer = site.post(
+        "/v1/chat/completions", **asked, return_token_ids=True, prompt_logprobs=1, logprobs=True
+    )
+    rendered = site.post("/v1/chat/render", messages=asked["messages"])["tokens"]
+    assert answer["prompt_token_ids"] == rendered
+    scored = answer["prompt_logprobs"]
+    assert scored[0] is None
+    assert all(str(token) in entry for token, entry in zip(rendered[1:], scored[1:], strict=True))
+    [choice] = answer["choices"]
+    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    said = site.post("/v1/detokenize", tokens=choice["token_ids"])["prompt"]
+    assert choice["message"]["content"].strip() in said
+    named = site.chat(**GREEDY, logprobs=True, extra_body={"return_tokens_as_token_ids": True})
+    assert all(e.token.startswith("token_id:") for e in named.choices[0].logprobs.content)
+
+
+@check("`logprob_token_ids`", "logprob_token_ids")
+def _logprob_token_ids(site: Site) -> None:
+    ids = {"logprob_token_ids": [1, 2, 3]}
+    answer = site.chat(temperature=0, max_tokens=2, logprobs=True, extra_body=ids)
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) >= 3
+
+
 @check("`n`", "choices")
 def _choices(site: Site) -> None:
     answer = site.chat(temperature=1, max_tokens=8, n=2)
