@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from completions.models import StoredCompletion
-from completions.previews import with_previews
+from completions.storage import with_previews
 from inference_site.admin_pages.bubbles import (
     Bubble,
     Piece,

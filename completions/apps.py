@@ -16,4 +16,4 @@ class CompletionsConfig(AppConfig):
         "ollama",
         "ollama.embedding",
     )
-    retention = "completions.retention"
+    retention = "completions.storage"

@@ -1,10 +1,22 @@
 """How the generations of this API are assembled and kept."""
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
-from completions.assemblers.completion import COMPLETION, CompletionAssembler, CompletionAssembly
-from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembler, EmbeddingAssembly
-from completions.assemblers.infill import INFILL, InfillAssembler, InfillAssembly
-from completions.assemblers.token import TOKENS, TokenAssembler, TokenAssembly
+from completions.assemblers.completion import (
+    COMPLETION,
+    INFILL,
+    CompletionAssembler,
+    CompletionAssembly,
+    InfillAssembler,
+    InfillAssembly,
+)
+from completions.assemblers.tokens import (
+    EMBEDDING,
+    TOKENS,
+    EmbeddingAssembler,
+    EmbeddingAssembly,
+    TokenAssembler,
+    TokenAssembly,
+)
 from completions.ollama.assembler import (
     OLLAMA,
     OLLAMA_EMBEDDING,
@@ -14,8 +26,7 @@ from completions.ollama.assembler import (
     OllamaEmbeddingAssembly,
 )
 from completions.ollama.assembler import failure as ollama_failure
-from completions.replay import replay_of
-from completions.storage import store_result
+from completions.storage import replay_of, store_result
 from inference_site.generations.kinds import Kind
 from inference_site.generations.whole_answer import failure
 

@@ -1,4 +1,4 @@
-"""From a chat completion on the wire to the domain."""
+"""From chat completions and completions on the wire to the domain."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from completions.messages import to_messages
 from completions.wire.chat import ChatCompletionRequest
-from completions.wire.tools import (
+from completions.wire.completion import CompletionRequest, Prompt
+from completions.wire.messages import (
     AllowedToolsChoice,
+    AssistantMessage,
     CustomTool,
     FunctionDefinition,
+    FunctionMessage,
+    InstructionMessage,
     NamedCustomTool,
     NamedFunctionTool,
+    RequestCustomToolCall,
+    RequestMessage,
     RequestTool,
+    RequestToolCall,
+    ToolMessage,
+    UserMessage,
 )
-from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.messages import Message
+from inference_site.domain.custom_tools import custom_arguments, custom_tool
+from inference_site.domain.messages import Message, Part, Role, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
+    require_endpoint,
     require_fields,
     require_grammars,
     require_media,
@@ -30,6 +39,7 @@ from inference_site.request_fields.constraint import (
     text_constraint,
     to_constraint,
 )
+from inference_site.request_fields.content import to_content
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
@@ -42,8 +52,127 @@ from inference_site.request_fields.mapping import (
     to_template_vars,
     with_token_report,
 )
+from inference_site.request_fields.wire.content import Content
 from inference_site.request_fields.wire.tools import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
+
+
+def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
+    """Return the turns, with the results of tools in the order of their calls.
+
+    Raise InvalidRequestError for a result without its call, and for a call without its result.
+    """
+    turns: list[Message] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        if isinstance(message, ToolMessage):
+            raise InvalidRequestError(
+                "Invalid parameter: messages with role 'tool' must be a response to a preceding "
+                "message with 'tool_calls'.",
+                param=f"messages[{position}].role",
+            )
+        turns.append(_turn(message, position, turns))
+        position += 1
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            results = _results(messages[position:])
+            turns += _in_order_of_calls(message, results, position - 1)
+            position += len(results)
+    return tuple(turns)
+
+
+def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> Message:
+    where = f"messages[{position}].content"
+    match message:
+        case InstructionMessage():
+            return _with("system", message.content, where, name=message.name)
+        case UserMessage():
+            return _with("user", message.content, where, name=message.name)
+        case AssistantMessage():
+            return _assistant(message, position)
+        case FunctionMessage():
+            call_id = _legacy_call_id(before)
+            content = message.content or ""
+            return _with("tool", content, where, name=message.name, tool_call_id=call_id)
+        case ToolMessage():
+            return _with("tool", message.content, where, tool_call_id=message.tool_call_id)
+
+
+def _with(role: Role, content: Content, where: str, **rest: Any) -> Message:
+    """Return the turn with this content: plain text, or parts when it has more."""
+    text, parts = to_content(content, where)
+    return Message(role, text, parts=parts, **rest)
+
+
+def _legacy_call_id(before: Sequence[Message]) -> str | None:
+    """Return the id of the call that the result of a function answers."""
+    calls = before[-1].tool_calls if before else ()
+    return calls[-1].id if calls else None
+
+
+def _assistant(message: AssistantMessage, position: int) -> Message:
+    calls = tuple(_call(call) for call in message.tool_calls or ())
+    if message.function_call is not None:
+        made = message.function_call
+        calls = (*calls, ToolCall(f"call_{position}", made.name, made.arguments))
+    if message.content is None and message.refusal is None and not calls:
+        raise InvalidRequestError(
+            "No content was provided, expected tool calls to be provided.",
+            param=f"messages[{position}].content",
+        )
+    parts: tuple[Part, ...] = ()
+    text = message.refusal
+    if message.content is not None:
+        text, parts = to_content(message.content, f"messages[{position}].content")
+    return Message("assistant", text, name=message.name, tool_calls=calls, parts=parts)
+
+
+def _call(call: RequestToolCall) -> ToolCall:
+    if isinstance(call, RequestCustomToolCall):
+        return ToolCall(call.id, call.custom.name, custom_arguments(call.custom.input))
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def _results(messages: Sequence[RequestMessage]) -> list[ToolMessage]:
+    """Return the tool messages at the beginning."""
+    results = []
+    for message in messages:
+        if not isinstance(message, ToolMessage):
+            break
+        results.append(message)
+    return results
+
+
+def _in_order_of_calls(
+    message: AssistantMessage, results: list[ToolMessage], position: int
+) -> list[Message]:
+    calls = [_call(call) for call in message.tool_calls or ()]
+    given = {result.tool_call_id: result for result in results}
+    unknown = given.keys() - {call.id for call in calls}
+    if unknown:
+        raise InvalidRequestError(
+            f"No tool call found for the tool message with tool_call_id '{min(unknown)}'.",
+            param="messages",
+        )
+    missing = [call.id for call in calls if call.id not in given]
+    if missing:
+        raise InvalidRequestError(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+            f"{', '.join(missing)}",
+            param=f"messages[{position}].tool_calls",
+        )
+    places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
+    return [
+        _with(
+            "tool",
+            given[call.id].content,
+            f"messages[{places[call.id]}].content",
+            name=call.name,
+            tool_call_id=call.id,
+        )
+        for call in calls
+    ]
 
 
 def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:
@@ -228,3 +357,79 @@ def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
         case named:
             tools = only(tools, [named.name], "function_call", "functions")
             return ToolPlan(tools, must_call=True, is_legacy=True)
+
+
+_DEFAULT_MAX_TOKENS = 16  # API reference, "Completions".
+
+
+def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> GenerationRequest:
+    """Return what the engine is asked. Raise InvalidRequestError for what cannot be done.
+
+    With ``best_of`` the engine gives as many choices; the assembler picks the ``n`` best.
+    """
+    require_stream_for_options(body.stream_options, body.stream)
+    require_endpoint(model, "completions")
+    prompts = to_prompts(body.prompt)
+    _refuse_contradictions(body, prompts)
+    require_fields(model, "completions", body)
+    asked = replace(
+        to_sampled_request(body, model.spec),
+        operation="complete",
+        prompts=prompts,
+        suffix=body.suffix,
+        max_output_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        stop=to_stop(body.stop),
+        choices=to_choices(
+            body.best_of or body.n, model.spec, "n" if body.best_of is None else "best_of"
+        ),
+        top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
+        constraint=to_constraint(body, of_response_format(body.response_format)),
+        echo=body.reads_prompt,
+        running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
+    )
+    return with_token_report(asked, body, stream=bool(body.stream))
+
+
+def echoes(body: CompletionRequest, request: GenerationRequest) -> list[str]:
+    """Return the text that each choice begins with: its prompt, or nothing.
+
+    Where the engine tells the prompt, it is a part of the answer.
+    """
+    repeats = bool(body.echo) and not request.echo
+    texts = [p if repeats and isinstance(p, str) else "" for p in request.prompts]
+    return [text for text in texts for _ in range(request.choices)]
+
+
+def to_prompts(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts, each of which is text or token ids."""
+    match prompt:
+        case str(text):
+            return (text,)
+        case [int(), *_] as tokens:
+            return (tuple(tokens),)  # type: ignore[arg-type]  # Validated: all are token ids.
+        case prompts:
+            return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)  # type: ignore[arg-type]  # As above.
+
+
+def _refuse_contradictions(
+    body: CompletionRequest, prompts: tuple[str | tuple[int, ...], ...]
+) -> None:
+    """Refuse what would otherwise be left out silently."""
+    are_texts = all(isinstance(prompt, str) for prompt in prompts)
+    refusals = {
+        "best_of": {
+            "it must not be less than 'n'": (body.best_of or 8) < (body.n or 1),
+            "it cannot be streamed": bool(body.stream) and body.picks,
+            "it cannot be used together with 'echo' and 'logprobs'": body.picks
+            and body.reads_prompt,
+        },
+        "max_tokens": {"0 needs 'echo'": body.max_tokens == 0 and not body.echo},
+        "suffix": {
+            "it needs prompts that are text": body.suffix is not None and not are_texts,
+            "it cannot be used together with 'echo'": body.suffix is not None and bool(body.echo),
+        },
+    }
+    for param, reasons in refusals.items():
+        for reason, is_so in reasons.items():
+            if is_so:
+                raise InvalidRequestError(f"Invalid '{param}': {reason}.", param=param)

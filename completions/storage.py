@@ -1,17 +1,40 @@
-"""Keeping, finding and changing stored chat completions; a project sees only its own."""
+"""Stored chat completions: store, find, change, replay as a stream, and prune.
+
+A project sees only its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import orjson
 from django.db.models import QuerySet
+from django.db.models.fields.json import KT
+from django.db.models.functions import Coalesce, Left
 
-from completions.assemblers.chat import ChatAssembler
+from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.models import StoredCompletion
+from inference_site.accounts.retention import kept_since
+from inference_site.admin_pages.labels import PREVIEW_LENGTH
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
-from inference_site.generations.models import Status
+from inference_site.generations.models import Generation, Status
 from inference_site.storage.content_field import storable
+from inference_site.storage.old_rows import delete_older
+from inference_site.streams.batches import Batch, Remake
+from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import ToStore
 
 
@@ -82,3 +105,158 @@ def _wire_message(message_id: str, message: dict[str, Any]) -> dict[str, Any]:
         "refusal": message.get("refusal"),
         **{key: message[key] for key in extra if message.get(key) is not None},
     }
+
+
+_LEFT_OUT = b": left out\n\n"
+_FRAME_BYTES = 300
+"""Bytes of a chunk beside its text."""
+
+
+def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
+    """Return how, by the completion's id; None when it is not stored, or was deleted.
+
+    Also None for a stream of which it is unknown how it was cut.
+    """
+    del is_begun  # Its frames have the numbers that they had.
+    stored = StoredCompletion.objects.filter(public_id=public_id).first()
+    if stored is None:
+        return None
+    if stored.streamed is None and _was_streamed(public_id):
+        return None
+    deltas = sum(len(run[2]) for run in (stored.streamed or {}).get("deltas", ()))
+    size = 2 * len(str(stored.completion)) + _FRAME_BYTES * deltas
+    return Remake(size, partial(replay, stored))
+
+
+def _was_streamed(public_id: str) -> bool:
+    return Generation.objects.filter(public_id=public_id, streamed=True).exists()
+
+
+def replay(stored: StoredCompletion) -> list[Batch]:
+    """Return the whole stream. What reported the progress of the prompt is left out: a comment
+    stands for each of these chunks."""
+    body = orjson.dumps(stored.completion)
+    if stored.streamed is None:
+        return [Batch(0, (), Ending((), 200, body))]
+    assembler = ChatAssembler(_assembly(stored.completion, stored.streamed))
+    frames: list[bytes] = []
+    for delta in _deltas(stored.completion["choices"], stored.streamed["deltas"]):
+        frames += [_LEFT_OUT] if delta is None else assembler.feed(delta)
+    assembler.feed(_usage(stored.completion))
+    frames += assembler.complete().frames
+    return [Batch(0, frames, Ending((), 200, body))]
+
+
+def _assembly(completion: dict[str, Any], streamed: dict[str, Any]) -> ChatAssembly:
+    choices = completion["choices"]
+    return ChatAssembly(
+        completion["id"],
+        completion["created"],
+        completion["model"],
+        stream=True,
+        include_usage=streamed["usage"],
+        choices=len(choices),
+        logprobs=any(choice["logprobs"] is not None for choice in choices),
+        is_legacy=streamed["legacy"],
+        service_tier=completion["service_tier"],
+        timings="timings" in completion,
+    )
+
+
+def _usage(completion: dict[str, Any]) -> Usage:
+    usage, timings = completion["usage"], completion.get("timings", {})
+    return Usage(
+        input_tokens=usage["prompt_tokens"],
+        output_tokens=usage["completion_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        reasoning_tokens=usage["completion_tokens_details"]["reasoning_tokens"],
+        prefill_ms=timings.get("prompt_ms", 0.0),
+        decode_ms=timings.get("predicted_ms", 0.0),
+    )
+
+
+class _Choice:
+    """Gives the parts of a stored choice piece by piece."""
+
+    def __init__(self, choice: dict[str, Any]) -> None:
+        self.index: int = choice["index"]
+        message = choice["message"]
+        self._texts: dict[str, str] = {
+            "text": message["content"] or "",
+            "reasoning": message.get("reasoning_content") or "",
+        }
+        self._calls: list[dict[str, Any]] = message.get("tool_calls") or []
+        if legacy := message.get("function_call"):
+            self._calls = [{"id": "call", "type": "function", "function": legacy}]
+        for number, call in enumerate(self._calls):
+            called = call[call["type"]]
+            text = called["input"] if call["type"] == "custom" else called["arguments"]
+            self._texts[f"call {number}"] = text
+        self._logprobs = list((choice["logprobs"] or {}).get("content") or ())
+        self._finish, self._stop = choice["finish_reason"], choice.get("stop_str")
+
+    def deltas(self, sort: str, sizes: Sequence[int], counts: Sequence[int]) -> Iterator[Delta]:
+        """Yield the deltas of a run (see ``Recording``)."""
+        if sort == "finish":
+            reason: FinishReason = "tool_calls" if self._finish == "function_call" else self._finish
+            yield Finish(reason, self.index, self._stop)
+            return
+        name, _, number = sort.partition(" ")
+        source = f"call {number}" if number else name
+        for place, size in enumerate(sizes):
+            text, self._texts[source] = self._texts[source][:size], self._texts[source][size:]
+            if name == "text":
+                count = counts[place] if counts else 0
+                taken, self._logprobs = self._logprobs[:count], self._logprobs[count:]
+                yield TextDelta(text, self.index, tuple(map(_logprob, taken)))
+            elif name == "reasoning":
+                yield ReasoningDelta(text, self.index)
+            else:
+                yield self._call(int(number), text, is_first=name == "call")
+
+    def _call(self, number: int, text: str, *, is_first: bool) -> ToolCallDelta:
+        call = self._calls[number]
+        is_custom = call["type"] == "custom"
+        if not is_first:
+            return ToolCallDelta(number, text, index=self.index, is_custom=is_custom)
+        name = call[call["type"]]["name"]
+        return ToolCallDelta(number, text, call["id"], name, self.index, is_custom)
+
+
+def _deltas(
+    choices: Sequence[dict[str, Any]], runs: Sequence[Sequence[Any]]
+) -> Iterator[Delta | None]:
+    """Yield the deltas in their order; None for one that is not stored."""
+    parts = [_Choice(choice) for choice in choices]
+    for sort, index, sizes, *counts in runs:
+        if sort == "progress":
+            yield from [None] * len(sizes)
+        else:
+            yield from parts[index].deltas(sort, sizes, counts[0] if counts else ())
+
+
+def _logprob(entry: dict[str, Any]) -> TokenLogprob:
+    top = tuple(map(_logprob, entry.get("top_logprobs", ())))
+    return TokenLogprob(entry["token"], entry["logprob"], bytes(entry["bytes"]), top)
+
+
+_BATCH = 500
+
+
+def prune(until: float) -> int:
+    """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
+    deleted = 0
+    for project, since in kept_since("completions_days"):
+        # The index of a project's rows is in the order of their ids.
+        mine = StoredCompletion.objects.filter(project=project)
+        deleted += delete_older(mine, since, until, _BATCH)
+    return deleted
+
+
+def with_previews(rows: QuerySet[StoredCompletion]) -> QuerySet[StoredCompletion]:
+    """Add ``asked`` and ``answered``: how the last message and the first answer begin."""
+    asked = Coalesce(KT("messages__-1__content__0__text"), KT("messages__-1__content"))
+    answered = KT("completion__choices__0__message__content")
+    return rows.annotate(
+        asked=Left(asked, PREVIEW_LENGTH + 1), answered=Left(answered, PREVIEW_LENGTH + 1)
+    )

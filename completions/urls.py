@@ -2,17 +2,22 @@
 
 from django.urls import path
 
-from completions.views.adapters import LoadAdapterView, UnloadAdapterView
-from completions.views.chat import ChatCompletionsView, CompletionsView
+from completions.views.chat import (
+    ChatCompletionsView,
+    CompletionsView,
+    StoredCompletionView,
+    StoredMessagesView,
+)
 from completions.views.models import (
+    LoadAdapterView,
     ModelEventsView,
     ModelLoadView,
     ModelsView,
     ModelUnloadView,
     ModelView,
+    UnloadAdapterView,
 )
-from completions.views.stored import StoredCompletionView, StoredMessagesView
-from completions.views.token import (
+from completions.views.tokens import (
     DetokenizeView,
     EmbeddingsView,
     RenderView,

@@ -4,9 +4,9 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from completions.views.adapters import AdaptersView
-from completions.views.infill import InfillView
-from completions.views.token import DetokenizeView, TokenizerInfoView, TokenizeView
+from completions.views.chat import InfillView
+from completions.views.models import AdaptersView
+from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.api.documentation import OpenApiView, documentation
 from inference_site.status.health import HealthView, ReadyView, VersionView
 from inference_site.status.metrics import metrics

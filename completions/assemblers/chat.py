@@ -7,13 +7,12 @@ test proves that they equal the encoded wire models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
 
-from completions.assemblers.sent import chat_deltas
 from completions.wire.chat import (
     ChatCompletion,
     Choice,
@@ -29,7 +28,7 @@ from completions.wire.chat import (
     TopLogprob,
 )
 from completions.wire.chat import FinishReason as WireFinishReason
-from completions.wire.tools import (
+from completions.wire.messages import (
     CustomCall,
     FunctionCall,
     MessageCustomToolCall,
@@ -55,6 +54,43 @@ from inference_site.generations.whole_answer import DONE, cancelled, failure
 from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
+
+_DATA = b"data: {"
+
+
+def chat_deltas(frames: Sequence[bytes]) -> Iterator[Delta]:
+    """Yield the deltas of the chunks of a chat completion."""
+    for choice in choices_of(frames):
+        delta, index = choice["delta"], choice["index"]
+        if text := delta.get("content"):
+            yield TextDelta(text, index)
+        if text := delta.get("reasoning_content"):
+            yield ReasoningDelta(text, index)
+        for call in delta.get("tool_calls") or ():
+            yield _call(call, index)
+        if called := delta.get("function_call"):
+            call_id = "call" if "name" in called else None
+            yield ToolCallDelta(0, called["arguments"], call_id, called.get("name"), index)
+        if reason := choice["finish_reason"]:
+            ended: Any = "tool_calls" if reason == "function_call" else reason
+            yield Finish(ended, index, choice.get("stop_str"))
+
+
+def _call(call: dict[str, Any], index: int) -> ToolCallDelta:
+    is_custom = "custom" in call
+    called = call["custom" if is_custom else "function"]
+    text = called["input" if is_custom else "arguments"]
+    return ToolCallDelta(
+        call["index"], text, call.get("id"), called.get("name"), index, is_custom=is_custom
+    )
+
+
+def choices_of(frames: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the choices of the chunks of a completion of either kind."""
+    for frame in frames:
+        if frame.startswith(_DATA):
+            yield from orjson.loads(frame[len(_DATA) - 1 :]).get("choices", ())
+
 
 CHAT = "chat.completion"
 """Name of this kind of generation."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import orjson
 
 from completions.assemblers.chat import wire_logprobs
-from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
+from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from inference_site.domain.deltas import (
     Delta,
     Finish,

@@ -9,8 +9,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.completion_mapping import to_completion_request
-from completions.mapping import to_generation_request
+from completions.mapping import to_completion_request, to_generation_request
 from completions.ollama import answers, wire
 from completions.ollama.assembler import (
     OLLAMA,
@@ -20,9 +19,9 @@ from completions.ollama.assembler import (
     now,
 )
 from completions.ollama.mapping import to_chat, to_completion, to_embedding, to_single_chat
-from completions.views.token import to_inputs
+from completions.views.tokens import to_inputs
 from completions.wire.completion import CompletionRequest
-from completions.wire.embedding import EmbeddingRequest
+from completions.wire.tokens import EmbeddingRequest
 from inference_site.api.authentication import caller_of
 from inference_site.api.parsers import AnyJsonParser
 from inference_site.api.payload import WireRequest, parse

@@ -1,8 +1,10 @@
-"""Views of chat completions and completions."""
+"""Views of chat completions, stored ones, completions and infill."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -10,23 +12,37 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from completions.assemblers.chat import CHAT, ChatAssembly
-from completions.assemblers.completion import COMPLETION, CompletionAssembly
-from completions.completion_mapping import echoes, to_completion_request
-from completions.mapping import to_generation_request
-from completions.views.stored import list_stored
-from completions.wire.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
-from completions.wire.completion import Completion, CompletionRequest
-from completions.wire.stored import StoredChatCompletion, StoredQuery
+from completions.assemblers.completion import COMPLETION, INFILL, CompletionAssembly, InfillAssembly
+from completions.mapping import echoes, to_completion_request, to_generation_request
+from completions.storage import (
+    completions_of,
+    find,
+    replace_metadata,
+    wire_completion,
+    wire_messages,
+)
+from completions.wire.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    DeletedChatCompletion,
+    MetadataUpdate,
+    StoredChatCompletion,
+    StoredMessage,
+    StoredQuery,
+)
+from completions.wire.completion import Completion, CompletionRequest, Infill, InfillRequest
 from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
+from inference_site.api.paging import Page, PageQuery, list_object, parse_metadata, parse_page
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import NotFoundError
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import ignored_fields
-from inference_site.streams.request_documents import Document, ToStore
+from inference_site.streams.request_documents import Document, ToStore, drop_document
 from inference_site.submission.model_access import served_model
 from inference_site.submission.submit import Submission, respond
 
@@ -127,3 +143,95 @@ def _to_store(caller: Caller, body: ChatCompletionRequest) -> ToStore | None:
         return None
     messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
     return ToStore(caller.project_id, body.metadata or {}, messages)
+
+
+def list_stored(request: Request) -> Response:
+    """Answer ``GET /v1/chat/completions``: the project's own, by model and metadata."""
+    page = parse_page(request._request.GET, "asc")
+    project_id = caller_of(request).project_id
+    rows = completions_of(project_id)
+    if model := request._request.GET.get("model"):
+        rows = rows.filter(model=model)
+    if metadata := parse_metadata(request._request.GET):
+        rows = rows.filter(metadata__contains=metadata)
+    if page.after is not None:
+        after = find(project_id, page.after).pk
+        rows = rows.filter(pk__gt=after) if page.order == "asc" else rows.filter(pk__lt=after)
+    ordered = rows.order_by("pk" if page.order == "asc" else "-pk")[: page.limit + 1]
+    entries = [wire_completion(stored) for stored in ordered]
+    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+
+
+class StoredCompletionView(ApiView):
+    """``/v1/chat/completions/{id}``."""
+
+    counts_writes = True
+
+    @documented(answer=StoredChatCompletion)
+    def get(self, request: Request, completion_id: str) -> Response:
+        """Get a stored chat completion."""
+        return Response(wire_completion(find(caller_of(request).project_id, completion_id)))
+
+    @documented(body=MetadataUpdate, answer=StoredChatCompletion)
+    def post(self, request: Request, completion_id: str) -> Response:
+        """Replace the metadata of a stored chat completion."""
+        stored = find(caller_of(request).project_id, completion_id)
+        replace_metadata(stored, parse(MetadataUpdate, request.data).metadata)
+        return Response(wire_completion(stored))
+
+    @documented(answer=DeletedChatCompletion)
+    def delete(self, request: Request, completion_id: str) -> Response:
+        """Delete a stored chat completion."""
+        found = find(caller_of(request).project_id, completion_id)
+        drop_document(completion_id)  # What an ``Idempotency-Key`` would show of it.
+        found.delete()
+        return Response(DeletedChatCompletion(id=completion_id).model_dump())
+
+
+class StoredMessagesView(ApiView):
+    """``GET /v1/chat/completions/{id}/messages``."""
+
+    @documented(query=PageQuery, answer=ListObject[StoredMessage])
+    def get(self, request: Request, completion_id: str) -> Response:
+        """List the messages that a stored chat completion answered."""
+        page = parse_page(request._request.GET, "asc")
+        messages = wire_messages(find(caller_of(request).project_id, completion_id))
+        if page.order == "desc":
+            messages.reverse()
+        rest = _after(messages, page)
+        return Response(list_object(rest[: page.limit + 1], page, lambda entry: str(entry["id"])))
+
+
+def _after(messages: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
+    if page.after is None:
+        return messages
+    ids = [message["id"] for message in messages]
+    if page.after not in ids:
+        raise InvalidRequestError("Invalid 'after': there is no such message.", param="after")
+    return messages[ids.index(page.after) + 1 :]
+
+
+class InfillView(ApiView):
+    """``POST /infill``."""
+
+    @documented(body=InfillRequest, answer=Infill, event=Infill, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Fill in between a prefix and a suffix; without ``model``, the site's default does it."""
+        body = parse(InfillRequest, request.data)
+        caller = caller_of(request)
+        model = served_model(caller, body.model, body)
+        official = {**body.to_completion(), "model": model.spec.id}
+        completion = parse(CompletionRequest, official)
+        asked = to_completion_request(completion, model)
+        if completion.max_tokens is None:
+            asked = replace(asked, max_output_tokens=None)
+        stream = bool(body.stream)
+        submission = Submission(
+            INFILL,
+            new_id("infill-"),
+            caller,
+            Document(asked, InfillAssembly(model.spec.id, stream)),
+            stream=stream,
+            ignored_params=[*body.ignored_params, *ignored_fields(model, completion, asked)],
+        )
+        return respond(request, submission)

@@ -8,18 +8,23 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
-from completions.wire.messages import RequestMessage, wrap_text
-from completions.wire.tools import (
+from completions.wire.messages import (
     FunctionCall,
     FunctionCallChoice,
     FunctionDefinition,
     MessageToolCall,
+    RequestMessage,
     RequestTool,
+    RequestToolCall,
     ToolChoice,
+    wrap_text,
 )
+from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireObject, WireRequest
 from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
+from inference_site.request_fields.wire.content import Part
 from inference_site.request_fields.wire.request import (
     EndUser,
     Metadata,
@@ -310,3 +315,39 @@ class ChatCompletionChunk(WireObject):
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class StoredQuery(PageQuery):
+    """The query of ``GET /v1/chat/completions``."""
+
+    model: str | SkipJsonSchema[None] = None
+    metadata: dict[str, str] | SkipJsonSchema[None] = Field(
+        None, description="Pairs that a completion must have: `metadata[key]=value`."
+    )
+
+
+class StoredChatCompletion(ChatCompletion):
+    """A chat completion that was kept."""
+
+    metadata: Metadata
+
+
+class StoredMessage(WireObject):
+    """A message that a stored completion answered. ``content`` is the text of its parts."""
+
+    id: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | None
+    name: str | None
+    content_parts: list[Part] | None
+    refusal: str | None
+    tool_calls: list[RequestToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class DeletedChatCompletion(WireObject):
+    """The answer of ``DELETE /v1/chat/completions/{id}``."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: Literal[True] = True

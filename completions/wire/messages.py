@@ -1,14 +1,194 @@
-"""Messages of a request. Source: API reference, "Chat completions", ``messages``."""
+"""Messages, tools and calls of chats on the wire. Source: API reference, "Chat completions"."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from completions.wire.tools import RequestFunctionCall, RequestToolCall
-from inference_site.api.payload import WireRequest
+from inference_site.api.payload import WireObject, WireRequest
 from inference_site.request_fields.wire.content import Content
+from inference_site.request_fields.wire.shapes import nested_tool
+from inference_site.request_fields.wire.tools import FunctionName, NestedCustomFormat
+
+
+class FunctionDefinition(WireRequest):
+    """``tools[].function``. The schema is always enforced for a forced call, ``strict`` or not."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(WireRequest):
+    """``tools[]`` of type ``function``."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class CustomDefinition(WireRequest):
+    """``tools[].custom``: a tool that takes one text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: NestedCustomFormat | None = None
+
+
+class CustomTool(WireRequest):
+    """``tools[]`` of type ``custom``."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+
+RequestTool = Annotated[
+    FunctionTool | CustomTool, Field(discriminator="type"), BeforeValidator(nested_tool)
+]
+
+
+class NamedFunction(WireRequest):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedFunctionTool(WireRequest):
+    """``tool_choice`` that names the one function to call, and an entry of ``allowed_tools``."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.function.name
+
+
+class NamedCustomTool(WireRequest):
+    """The same for a custom tool."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+
+NamedTool = Annotated[
+    NamedFunctionTool | NamedCustomTool, Field(discriminator="type"), BeforeValidator(nested_tool)
+]
+
+
+class AllowedTools(WireRequest):
+    """``tool_choice.allowed_tools``: no other tool may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedToolsChoice(WireRequest):
+    """``tool_choice`` of type ``allowed_tools``."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return "mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedToolsChoice, Tag("allowed")],
+    Discriminator(_choice_kind),
+    BeforeValidator(nested_tool),
+]
+
+
+class RequestFunctionCall(WireRequest):
+    """``messages[].tool_calls[].function``; ``arguments`` is text and may be any."""
+
+    name: str
+    arguments: str
+
+
+class RequestFunctionToolCall(WireRequest):
+    """``messages[].tool_calls[]`` of a function."""
+
+    id: str
+    type: Literal["function"]
+    function: RequestFunctionCall
+
+
+class RequestCustomCall(WireRequest):
+    """``messages[].tool_calls[].custom``."""
+
+    name: str
+    input: str
+
+
+class RequestCustomToolCall(WireRequest):
+    """``messages[].tool_calls[]`` of a custom tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: RequestCustomCall
+
+
+RequestToolCall = Annotated[
+    RequestFunctionToolCall | RequestCustomToolCall, Field(discriminator="type")
+]
+
+
+def _function_choice_kind(value: object) -> str:
+    return "named" if isinstance(value, dict) else "mode"
+
+
+FunctionCallChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("mode")] | Annotated[NamedFunction, Tag("named")],
+    Discriminator(_function_choice_kind),
+]
+"""``function_call`` of a request: ``tool_choice`` as it was before there were tools."""
+
+
+class FunctionCall(WireObject):
+    """``choices[].message.tool_calls[].function``."""
+
+    name: str
+    arguments: str
+
+
+class MessageFunctionToolCall(WireObject):
+    """``choices[].message.tool_calls[]`` of a function."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class CustomCall(WireObject):
+    """``choices[].message.tool_calls[].custom``."""
+
+    name: str
+    input: str
+
+
+class MessageCustomToolCall(WireObject):
+    """``choices[].message.tool_calls[]`` of a custom tool."""
+
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: CustomCall
+
+
+MessageToolCall = MessageFunctionToolCall | MessageCustomToolCall
 
 
 class InstructionMessage(WireRequest):

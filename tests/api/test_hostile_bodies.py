@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from completions.wire import completion
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
-from completions.wire.embedding import EmbeddingRequest
-from completions.wire.tokens import DetokenizeRequest
+from completions.wire.tokens import DetokenizeRequest, EmbeddingRequest
 from inference_site.api import parsers
 from inference_site.api.payload import WireRequest, parse
 from inference_site.errors.api_errors import InvalidRequestError

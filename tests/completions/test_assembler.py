@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembly
-from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
+from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
 from inference_site.domain.deltas import (

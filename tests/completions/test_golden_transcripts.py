@@ -18,8 +18,12 @@ import pytest
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.assemblers.completion import CompletionAssembler, CompletionAssembly
-from completions.assemblers.embedding import EmbeddingAssembler, EmbeddingAssembly
-from completions.assemblers.token import TokenAssembler, TokenAssembly
+from completions.assemblers.tokens import (
+    EmbeddingAssembler,
+    EmbeddingAssembly,
+    TokenAssembler,
+    TokenAssembly,
+)
 from inference_site.domain.deltas import (
     Delta,
     EmbeddingDelta,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.models import StoredCompletion
-from completions.replay import replay
+from completions.storage import replay
 from inference_site.domain.deltas import (
     Delta,
     Finish,

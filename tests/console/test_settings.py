@@ -14,7 +14,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from completions.models import StoredCompletion
-from completions.retention import prune as prune_completions
+from completions.storage import prune as prune_completions
 from inference_site import environment
 from inference_site.accounts.models import Project
 from inference_site.site_settings import current

@@ -12,7 +12,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
 from completions.models import StoredCompletion
-from completions.previews import with_previews as with_completion_previews
+from completions.storage import with_previews as with_completion_previews
 from inference_site.admin_pages.keyset import look_down
 from inference_site.admin_pages.labels import PREVIEW_LENGTH, preview
 from inference_site.console.request_log.choice import Choice

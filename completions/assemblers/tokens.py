@@ -1,4 +1,4 @@
-"""Deltas → the list of embeddings."""
+"""Deltas → the answers about embeddings, tokens and prompts, which are never streamed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
-from inference_site.domain.deltas import Delta, EmbeddingDelta, Usage
+from completions.assemblers.chat import drop_none
+from completions.wire.tokens import (
+    ChatPrompt,
+    Embedding,
+    EmbeddingList,
+    EmbeddingUsage,
+    Text,
+    Tokens,
+)
+from inference_site.api.payload import WireObject
+from inference_site.domain.deltas import (
+    Delta,
+    EmbeddingDelta,
+    PromptDelta,
+    TextDelta,
+    TokensDelta,
+    Usage,
+)
 from inference_site.domain.errors import InvalidRequest
 from inference_site.generations.whole_answer import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
@@ -77,3 +93,57 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         if self._assembly.encoding == "base64":
             return base64.b64encode(vector.tobytes()).decode()
         return vector.tolist()
+
+
+TOKENS = "tokens"
+"""Name of this kind of generation."""
+
+
+@dataclass(frozen=True)
+class TokenAssembly(Assembly):
+    """Which answer is given, and what it says of the model."""
+
+    answer: Literal["tokens", "text", "prompt"]
+    model: str
+    context_length: int = 0
+
+
+class TokenAssembler(WholeAnswerAssembler):
+    """Assembles one answer, which is a single delta (see ``generations.kinds.Assembler``)."""
+
+    def __init__(self, assembly: TokenAssembly) -> None:
+        self._assembly = assembly
+        self._text = ""
+        self._tokens: tuple[int, ...] = ()
+        self._texts: tuple[str, ...] = ()
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta."""
+        match delta:
+            case TokensDelta(ids, texts=texts):
+                self._tokens, self._texts = ids, texts
+            case TextDelta(text):
+                self._text = text
+            case PromptDelta(text, tokens):
+                self._text, self._tokens = text, tokens
+        return ()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the answer."""
+        answer = self._wire().model_dump()
+        if self._assembly.answer == "tokens":
+            drop_none(answer, "token_strs")
+        return answer
+
+    def _wire(self) -> WireObject:
+        if self._assembly.answer == "text":
+            return Text(model=self._assembly.model, prompt=self._text)
+        counted: dict[str, Any] = {
+            "model": self._assembly.model,
+            "count": len(self._tokens),
+            "max_model_len": self._assembly.context_length,
+            "tokens": list(self._tokens),
+        }
+        if self._assembly.answer == "tokens":
+            return Tokens(**counted, token_strs=list(self._texts) or None)
+        return ChatPrompt(prompt=self._text, **counted)

@@ -9,15 +9,14 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.assemblers.embedding import EMBEDDING, EmbeddingAssembly
-from completions.assemblers.token import TOKENS, TokenAssembly
-from completions.completion_mapping import to_prompts
-from completions.mapping import to_generation_request
+from completions.assemblers.tokens import EMBEDDING, TOKENS, EmbeddingAssembly, TokenAssembly
+from completions.mapping import to_generation_request, to_prompts
 from completions.wire.chat import ChatCompletionRequest
-from completions.wire.embedding import EmbeddingList, EmbeddingRequest
 from completions.wire.tokens import (
     ChatPrompt,
     DetokenizeRequest,
+    EmbeddingList,
+    EmbeddingRequest,
     Text,
     TokenizeRequest,
     TokenizerInfo,
