@@ -93,9 +93,11 @@ class ChoiceReader:
         return [*rest, *self._calls.finish(), end]
 
     def _unshown(self) -> tuple[TokenLogprob, ...]:
-        """Return the entry of the token that ends the answer, where the server names it: vLLM."""
+        """Return the entry of the token that ends a chat, where the server names it: vLLM."""
         is_text = self._forced is None and not self._must_call
-        return tuple(entry for entry in self._held if entry.token) if is_text else ()
+        if not is_text or self._request.operation != "chat":
+            return ()
+        return tuple(entry for entry in self._held if entry.token)
 
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
         """Keep the entries for the next text: a part of a character comes without any."""
