@@ -233,7 +233,7 @@ def _token_ids(site: Site) -> None:
 
 @check("`logprob_token_ids`", "logprob_token_ids")
 def _logprob_token_ids(site: Site) -> None:
-    asked = {"logprobs": True, "logprob_token_ids": [1, 2, 3]}
+    asked: dict[str, Any] = {"logprobs": True, "logprob_token_ids": [1, 2, 3]}
     answer = site.chat(temperature=0, max_tokens=2, **asked)
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) >= 3
 

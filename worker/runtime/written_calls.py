@@ -18,7 +18,7 @@ import jsonschema_rs
 
 from inference_site.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.domain.request import GenerationRequest, Tool
-from worker.engines.chat.forced_call import new_call_id
+from worker.engines.chat.tools import new_call_id
 
 _MOST_HELD = 64 * 1024
 """Characters of an answer that may be calls."""

@@ -24,8 +24,8 @@ from tests.sinks import RecordingSink
 from tests.tiny_ggml import ARCHITECTURES, CONTEXT, write_ggml
 from worker.engines.base import Engine
 from worker.engines.ctransformers.engine import open_model
-from worker.engines.ctransformers.ggml_file import read_ggml
-from worker.engines.ctransformers.tokenizers import own_tokenizer
+from worker.engines.ctransformers.files import read_ggml
+from worker.engines.ctransformers.vocabulary import own_tokenizer
 from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.

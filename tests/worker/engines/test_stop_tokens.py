@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.openai_upstream.stop_tokens import cut_at
+from worker.engines.openai_upstream.choices import cut_at
 
 STOP = 7
 

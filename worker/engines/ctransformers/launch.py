@@ -27,13 +27,12 @@ from worker.engines.chat.configuration import (
     configure_chat,
     options_with,
 )
-from worker.engines.ctransformers.model_file import chat_vocabulary
+from worker.engines.ctransformers.files import chat_vocabulary
 from worker.engines.grammars import llguidance_grammar
 from worker.engines.openai_upstream.client import Upstream
-from worker.engines.openai_upstream.engine import UpstreamEngine
+from worker.engines.openai_upstream.engine import TokenService, UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Endpoint, own_server
-from worker.engines.openai_upstream.tokens import TokenService
 from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
 from worker.model_servers.llama_server import LOAD_FAILED
 from worker.model_servers.process import Order, ServerProcess

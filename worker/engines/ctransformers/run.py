@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,15 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from inference_site.domain.deltas import Finish, PromptProgress, TokenLogprob, Usage
+from inference_site.domain.deltas import Finish, PromptProgress, TextDelta, TokenLogprob, Usage
 from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
+from worker.engines.ctransformers.engine import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
-from worker.engines.ctransformers.text import AnswerText
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
+from worker.engines.stop_texts import StopTexts
 
 
 @dataclass
@@ -173,3 +174,37 @@ class ChoiceRun:
         if error := matcher.get_error():
             raise InvalidRequest(f"Invalid grammar: {error.strip()}", constraint.param)
         return matcher
+
+
+class AnswerText:
+    """The text of one choice. A fold over its tokens' bytes."""
+
+    def __init__(self, stops: Sequence[str], index: int) -> None:
+        self._stops, self._index = StopTexts(stops), index
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def stop(self) -> str | None:
+        """The stop text that ended it."""
+        return self._stops.found
+
+    def feed(self, piece: bytes, logprob: TokenLogprob | None) -> TextDelta | None:
+        """Take the next token's bytes; return what of the text is certain now."""
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        return self._delta(self._stops.feed(self._decoder.decode(piece)))
+
+    def end(self) -> TextDelta | None:
+        """Return the rest, once nothing follows."""
+        if self.stop is not None:
+            return None
+        return self._delta(
+            self._stops.feed(self._decoder.decode(b"", final=True)) + self._stops.end()
+        )
+
+    def _delta(self, text: str) -> TextDelta | None:
+        if not text:
+            return None
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return TextDelta(text, self._index, logprobs)

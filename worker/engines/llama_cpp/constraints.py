@@ -15,7 +15,7 @@ import orjson
 
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.request import Constraint
-from worker.engines.chat.tool_schemas import plain_schema
+from worker.engines.chat.tools import plain_schema
 from worker.engines.grammars import (
     JSON_FORM,
     check_grammar,

@@ -22,7 +22,7 @@ from worker.engines.base import Engine, Sink, run_to_end
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of, takes_tools
-from worker.engines.chat.tools_in_text import with_tools_in_text
+from worker.engines.chat.tools import with_tools_in_text
 from worker.engines.llama_cpp.constraints import TRIAL
 from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured

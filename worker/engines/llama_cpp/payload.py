@@ -19,9 +19,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.domain.schemas import objects_in
 from worker.engines.chat.families import FAMILIES
-from worker.engines.chat.forced_call import call_schema
-from worker.engines.chat.tool_schemas import plain_schema
-from worker.engines.chat.wire import wire_tool
+from worker.engines.chat.template import wire_tool
+from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import knows_pattern
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import (

@@ -15,8 +15,7 @@ from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.chat.configuration import named_template
-from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool
-from worker.engines.chat.wire import wire_message
+from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool, wire_message
 from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 
 _KEY = "tokenizer.chat_template"

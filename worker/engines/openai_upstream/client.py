@@ -27,11 +27,10 @@ from inference_site.domain.errors import (
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.openai_upstream.addresses import Address, Addresses
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
 from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
-from worker.engines.openai_upstream.health import Health
+from worker.engines.openai_upstream.health import Address, Addresses, Health
 from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)

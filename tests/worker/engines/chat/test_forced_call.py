@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inference_site.domain.deltas import ToolCallDelta
 from inference_site.domain.request import Tool
-from worker.engines.chat.forced_call import ForcedCall, call_schema
+from worker.engines.chat.tools import ForcedCall, call_schema
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -10,7 +10,7 @@ import pytest
 from inference_site.domain.deltas import ToolCallDelta
 from tests.worker.engines.chat.answers import SYNTAXES, TOOLS, Answer, parse
 from worker.engines.chat.parser import OutputParser, syntax_of
-from worker.engines.chat.parser.pythonic import to_json
+from worker.engines.chat.parser.formats import to_json
 
 DEEPSEEK = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "b"}\n```'

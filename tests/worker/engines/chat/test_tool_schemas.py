@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.domain.request import Tool
-from worker.engines.chat.forced_call import call_schema
-from worker.engines.chat.tool_schemas import arguments_schema, plain_schema
+from worker.engines.chat.tools import arguments_schema, call_schema, plain_schema
 
 NODE: dict[str, Any] = {
     "$defs": {"Node": {"properties": {"next": {"$ref": "#/$defs/Node"}, "up": {"$ref": "#"}}}},

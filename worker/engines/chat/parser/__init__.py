@@ -1,8 +1,8 @@
 """Parses a model's text into content, reasoning and calls; ``worker.engines`` imports it."""
 
 from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, ends_in_reasoning, syntax_of
+from worker.engines.chat.parser.output import Reasoning, Syntax
 from worker.engines.chat.parser.parser import OutputParser
-from worker.engines.chat.parser.syntax import Reasoning, Syntax
 
 __all__ = [
     "HARMONY",

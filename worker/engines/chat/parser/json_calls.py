@@ -1,0 +1,343 @@
+"""Calls that models write as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+from inference_site.domain.request import Tool
+from worker.engines.chat.parser.output import Markers, Output, Reading, Source, ToolFormat
+
+_ESCAPE_OR_END = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_SCALAR = re.compile(r"[^\s,\]}]*")
+
+
+class Nesting:
+    """Follows one value. With ``in_python``, single quotes and round brackets count as well.
+
+    ``depth`` is how many brackets are open before the first character.
+    """
+
+    def __init__(self, in_python: bool = False, depth: int = 0) -> None:
+        self._outside = re.compile(r"[\"'(){}\[\]]" if in_python else r'["{}\[\]]')
+        self._depth = depth
+        self._quote = ""
+        self._escaped = False
+        self._scalar = False
+        self._begun = depth > 0
+
+    def end_in(self, text: str, at: int = 0) -> int:
+        """Follow the text from this place on; return where the value ends, or -1 if it goes on."""
+        if not self._begun and at < len(text):
+            self._begun = True
+            self._scalar = self._outside.match(text, at) is None
+        if self._scalar:
+            found = _SCALAR.match(text, at)
+            end = found.end() if found else at
+            return end if end < len(text) else -1
+        while at < len(text):
+            at = self._step_in_quotes(text, at) if self._quote else self._step(text, at)
+            if not self._quote and self._depth <= 0 and at <= len(text):
+                return at
+        return -1
+
+    def _step_in_quotes(self, text: str, at: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        found = _ESCAPE_OR_END[self._quote].search(text, at)
+        if found is None:
+            return len(text) + 1
+        if found[0] == "\\":
+            self._escaped = True
+        else:
+            self._quote = ""
+        return found.end()
+
+    def _step(self, text: str, at: int) -> int:
+        found = self._outside.search(text, at)
+        if found is None:
+            return len(text) + 1
+        if found[0] in "\"'":
+            self._quote = found[0]
+        else:
+            self._depth += 1 if found[0] in "({[" else -1
+        return found.end()
+
+
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+_KNOWN = _ARGUMENTS | {"name", "type", "id"}
+_MAX_HELD = 64 * 1024
+"""Characters that may come before it is clear whether an object is a call."""
+
+
+def read_call(
+    source: Source, output: Output, names: Collection[str] | None = None
+) -> Reading[bool]:
+    """Read an object that is a call, after any white space; return whether it was one.
+
+    Nothing is read of what is none. With ``names``, only calls of these are; then an object with
+    other keys than a call has is none either, which is clear at its first key.
+
+    The arguments go out as they come when the name comes before them. What is malformed after the
+    arguments is left for whoever reads on.
+    """
+    return (yield from _ObjectCall(source, output, names).read())
+
+
+class _ObjectCall:
+    def __init__(self, source: Source, output: Output, names: Collection[str] | None) -> None:
+        self._source, self._output, self._names = source, output, names
+        self._name: str | None = None
+        self._arguments: str | None = None
+        self._is_sent = False
+
+    def read(self) -> Reading[bool]:
+        at = yield from self._opened()
+        while at >= 0:
+            at = yield from self._source.after_spaces(at)
+            if (yield from self._source.character(at)) == "}":
+                return self._close(at + 1)
+            at = yield from self._member(at)
+            if at < 0:
+                break
+            at = yield from self._source.after_spaces(at)
+            separator = yield from self._source.character(at)
+            if separator == "}":
+                return self._close(at + 1)
+            at = at + 1 if separator == "," else -1
+        return self._is_sent
+
+    def _opened(self) -> Reading[int]:
+        at = yield from self._source.after_spaces(0)
+        return at + 1 if (yield from self._source.character(at)) == "{" else -1
+
+    def _member(self, at: int) -> Reading[int]:
+        """Follow a key and its value; return the place after them, -1 if they make no call."""
+        end = yield from self._value_end(at)
+        key = _string(self._source.text[at:end]) if end > at else None
+        if key is None or (self._names is not None and key not in _KNOWN):
+            return -1
+        at = yield from self._source.after_spaces(end)
+        if (yield from self._source.character(at)) != ":":
+            return -1
+        at = yield from self._source.after_spaces(at + 1)
+        first = yield from self._source.character(at)
+        if key in _ARGUMENTS and self._name is not None and first == "{" and not self._is_sent:
+            return (yield from self._stream(at))
+        end = yield from self._value_end(at)
+        if end <= at or not self._note(key, self._source.text[at:end]):
+            return -1
+        return end
+
+    def _note(self, key: str, value: str) -> bool:
+        """Keep what matters of a member; return False if the object is no call."""
+        if self._is_sent:
+            return True
+        if key == "name":
+            self._name = _string(value)
+            if not self._name or (self._names is not None and self._name not in self._names):
+                return False
+        elif key in _ARGUMENTS:
+            self._arguments = value
+        return True
+
+    def _stream(self, at: int) -> Reading[int]:
+        """Send the arguments as they come; return the place after them."""
+        self._begin()
+        self._source.take(at)
+        if not (yield from stream_object(self._source, self._output)):
+            return -1
+        self._output.end_call()
+        return 0
+
+    def _begin(self) -> None:
+        self._is_sent = True
+        self._output.begin_call(self._name or "")
+
+    def _close(self, end: int) -> bool:
+        """End the object at its last bracket; return whether it is a call."""
+        if not self._is_sent:
+            if self._name is None:
+                return False
+            self._source.take(end)
+            self._begin()
+            self._output.arguments(_as_object(self._arguments))
+            self._output.end_call()
+        else:
+            self._source.take(end)
+        return True
+
+    def _value_end(self, at: int) -> Reading[int]:
+        """Return where the value at this place ends, -1 if the text or the patience does first."""
+        nesting, seen = Nesting(), at
+        while True:
+            end = nesting.end_in(self._source.text, seen)
+            if end >= 0:
+                return end if end <= _MAX_HELD else -1
+            seen = len(self._source.text)
+            if self._source.has_ended or seen > _MAX_HELD:
+                return -1
+            yield
+
+
+def stream_object(source: Source, output: Output) -> Reading[bool]:
+    """Send the object that comes next as arguments; return whether it is complete."""
+    nesting = Nesting()
+    while True:
+        end = nesting.end_in(source.text)
+        output.arguments(source.take(end if end >= 0 else len(source.text)))
+        if end >= 0:
+            return True
+        if source.has_ended:
+            return False
+        yield
+
+
+def _string(value: str) -> str | None:
+    """Return what a JSON string says; None for what is no string."""
+    try:
+        text = json.loads(value, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _as_object(value: str | None) -> str:
+    """Return arguments that are an object even where the model wrote nothing, or a string of it."""
+    if value is None or value == "null":
+        return "{}"
+    text = _string(value)
+    return text if text is not None and text.lstrip().startswith("{") else value
+
+
+_HERMES_ENDS = Markers(["</tool_call>"])
+_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+_MAX_HEAD = 512
+
+
+def _read_hermes(
+    source: Source, output: Output, tools: Sequence[Tool], start: str
+) -> Reading[bool]:
+    is_call = False
+    while (yield from read_call(source, output)):
+        is_call = True
+    if is_call:
+        yield from source.spaces()
+        yield from source.starts_with(_HERMES_ENDS)
+    return is_call
+
+
+HERMES = ToolFormat("hermes", _read_hermes, starts=("<tool_call>",), tags=("</tool_call>",))
+
+
+def _read_llama3(
+    source: Source, output: Output, tools: Sequence[Tool], start: str
+) -> Reading[bool]:
+    # Without the tag an answer in JSON is no call unless it is one of a tool there is.
+    names = None if start else {tool.name for tool in tools}
+    is_call = False
+    while (yield from read_call(source, output, names)):
+        is_call = True
+        yield from source.spaces()
+        if (yield from source.character(0)) in (";", ","):
+            source.take(1)
+    return is_call
+
+
+LLAMA3_JSON = ToolFormat(
+    "llama3_json", _read_llama3, starts=("<|python_tag|>",), tags=("<|eom_id|>",), bare_start="{"
+)
+
+
+def _read_mistral(
+    source: Source, output: Output, tools: Sequence[Tool], start: str
+) -> Reading[bool]:
+    at = yield from source.after_spaces(0)
+    if (yield from source.character(at)) == "[":
+        return (yield from _array(source, output, at + 1))
+    head = yield from source.match(_NAMED, _MAX_HEAD)
+    if head is None:
+        return False
+    source.take(head.end())
+    output.begin_call(head[1])
+    if (yield from stream_object(source, output)):
+        output.end_call()
+    return True
+
+
+def _array(source: Source, output: Output, at: int) -> Reading[bool]:
+    """Read the calls of an array whose bracket ends at this place."""
+    if not (yield from _is_object(source, at)):
+        return False
+    bracket = source.take(at)
+    is_call = False
+    while (yield from read_call(source, output)):
+        is_call = True
+        yield from source.spaces()
+        separator = yield from source.character(0)
+        if separator in (",", "]"):
+            source.take(1)
+        if separator != ",":
+            break
+    if not is_call:
+        output.text(bracket)
+    return is_call
+
+
+def _is_object(source: Source, at: int) -> Reading[bool]:
+    at = yield from source.after_spaces(at)
+    return (yield from source.character(at)) == "{"
+
+
+MISTRAL = ToolFormat(
+    "mistral", _read_mistral, starts=("[TOOL_CALLS]",), tags=("[ARGS]", "[CALL_ID]")
+)
+
+
+_START, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_HEAD = re.compile(
+    rf"\s*(?:function{_SEPARATOR}\s*([^\s<`{{]+)|([^\s<`{{]+){_SEPARATOR})\s*(?:```(?:json)?\s*)?(?={{)"
+)
+_FENCE = Markers(["```"])
+_CALLS, _CALL_ENDS, _ENDS = Markers([_CALL]), Markers([_CALL_END]), Markers([_END])
+
+
+def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> Reading[bool]:
+    is_call = start == _CALL and (yield from _call(source, output))
+    while start == _START or is_call:
+        yield from source.spaces()
+        if (yield from source.starts_with(_CALLS)) is None:
+            break
+        if not (yield from _call(source, output)):
+            break
+        is_call = True
+    if is_call:
+        yield from source.starts_with(_ENDS)
+    return is_call
+
+
+def _call(source: Source, output: Output) -> Reading[bool]:
+    """Read a call after its start; return False, with nothing read, if it is none."""
+    head = yield from source.match(_HEAD, _MAX_HEAD)
+    if head is None:
+        return False
+    source.take(head.end())
+    output.begin_call(head[1] or head[2])
+    if (yield from stream_object(source, output)):
+        output.end_call()
+        yield from source.spaces()
+        yield from source.starts_with(_FENCE)
+        yield from source.spaces()
+        yield from source.starts_with(_CALL_ENDS)
+    return True
+
+
+DEEPSEEK = ToolFormat(
+    "deepseek",
+    _read,
+    starts=(_START, _CALL),
+    tags=(_END, _CALL_END, _SEPARATOR),
+)
