@@ -27,7 +27,8 @@ from inference_site.domain.sampling import Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.base import Engine
-from worker.engines.ctransformers.engine import common_prefix, open_model
+from worker.engines.ctransformers.contexts import common_prefix
+from worker.engines.ctransformers.engine import open_model
 from worker.engines.ctransformers.run import AnswerText
 from worker.engines.ctransformers.sampler import Sampler, dry_penalties, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ from inference_site.domain.deltas import Finish, PromptProgress, TextDelta, Toke
 from inference_site.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.ctransformers.engine import PREFILL_BATCH, Context
+from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary
 from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
