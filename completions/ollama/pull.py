@@ -110,7 +110,7 @@ def _pulled(request: Request, caller: Caller, name: str, *, stream: bool) -> Htt
     try:
         pull = Pull.objects.join(reference)
     except TooManyPulls as exc:
-        raise RateLimitError(f"{MOST_UNFINISHED} pulls wait already.") from exc
+        raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
     logger.info("the pull %s of %s is asked for", pull.pk, reference)
     lines = _lines(_FollowedPull(pull.pk, caller.project_name))
     return hand_feed(request, Feed(lines, stream=stream, lines=True))
