@@ -8,15 +8,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 
 class Hub:
-    """The repository ``org/repo`` with these files; ``tags`` has other checksums than the true."""
+    """The repository ``org/repo`` with these files; ``tags`` has other checksums than the true.
+
+    With ``pause_after`` so many bytes of a file are sent, and the rest when it ``goes_on``.
+    """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files, self.tags = files, dict[str, str]()
         self.ranges: list[str] = []
         self.cut_after: int | None = None
+        self.pause_after: int | None = None
+        self.goes_on = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
 
     @property
@@ -54,7 +60,7 @@ class Hub:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                path = unquote(self.path.partition("?")[0])
                 if path == "/api/models/org/repo/tree/main":
                     self._send(200, hub.listing())
                     return
@@ -75,6 +81,10 @@ class Hub:
                 cut = hub.cut_after if "resolve" in self.path else None
                 if cut is not None:
                     hub.cut_after, self.close_connection = None, True
+                if "resolve" in self.path and (paused := hub.pause_after):
+                    self.wfile.write(body[:paused])
+                    hub.goes_on.wait(60)
+                    body = body[paused:]
                 self.wfile.write(body[:cut])
 
             def log_message(self, *_: object) -> None:

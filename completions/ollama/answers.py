@@ -140,6 +140,26 @@ class OllamaModelInfo(WireObject):
     modified_at: str
 
 
+class OllamaProgress(WireObject):
+    """A line of ``POST /api/pull``; sizes are in bytes.
+
+    ``digest`` tells apart what is fetched one after the other: it is the reference, and of a later
+    part of a split model it also has the number of the part.
+    """
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
+class OllamaPulled(WireObject):
+    """The answer of ``POST /api/pull``, or its last line; ``model`` is the id that is served."""
+
+    status: Literal["success"]
+    model: str
+
+
 class OllamaVersion(WireObject):
     """The answer of ``GET /api/version``."""
 

@@ -117,6 +117,15 @@ class EmbedRequest(WireRequest):
     keep_alive: _Seconds = None
 
 
+class PullRequest(WireRequest):
+    """The body of ``POST /api/pull``; ``name`` is how ``model`` was called."""
+
+    model: str | None = None
+    name: str | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
 class ShowRequest(WireRequest):
     """The body of ``POST /api/show``; ``name`` is how ``model`` was called."""
 

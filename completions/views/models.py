@@ -42,7 +42,7 @@ from inference_site.errors.api_errors import ConflictError, InvalidRequestError,
 from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelReport, ModelState, ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
-from inference_site.gateway.handoff import hand_feed
+from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.generations.places import waiting_for
 from inference_site.model_store import adapters
 from inference_site.model_store.adapter_files import adapter_file
@@ -118,7 +118,7 @@ class ModelEventsView(ApiView):
         spec = catalogue().find(model_id)
         if spec is None:
             raise unknown_model(model_id)
-        return hand_feed(request, model_events(spec.id))
+        return hand_feed(request, Feed(model_events(spec.id)))
 
 
 def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:

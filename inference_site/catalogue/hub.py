@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import httpx
 
 _REFERENCE = re.compile(
-    r"(?:hf:)?(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+)|:(?P<quantisation>[\w.-]+))?"
+    r"(?:hf:|(?:https://)?(?i:hf\.co|huggingface\.co)/)?"
+    r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+)|:(?P<quantisation>[\w.-]+))?"
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIMEOUT_S = 30.0
@@ -51,9 +52,16 @@ class Reference:
     file: str = ""
     quantisation: str = ""
 
+    def __str__(self) -> str:
+        file = f"/{self.file}" if self.file else ""
+        return f"{self.repository}{file or (self.quantisation and f':{self.quantisation}')}"
+
     @classmethod
     def read(cls, text: str) -> Reference:
-        """Return what a text refers to. Raise HubError."""
+        """Return what a text refers to. Raise HubError.
+
+        ``hf:``, ``hf.co/`` and ``huggingface.co/`` before it mean the hub of this site.
+        """
         found = _REFERENCE.fullmatch(text)
         if found is None or ".." in text:
             raise HubError(f"{text!r} is no model: expected owner/name:Q4_K_M or owner/name/file.")
@@ -190,7 +198,7 @@ def _fetch_file(
         url = f"/{repository}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
         part = path.with_name(f"{path.name}{_UNFINISHED}")
         with part.open("ab", buffering=0) as taken:
-            _lock(taken, part)
+            _lock(taken, file)
             _download(client, url, file, taken, told)
             _check(part, file)
             _check_weights(part, file)
@@ -200,11 +208,11 @@ def _fetch_file(
         _check_weights(path, file)
 
 
-def _lock(part: IO[bytes], path: Path) -> None:
+def _lock(part: IO[bytes], file: HubFile) -> None:
     try:
         fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
-        raise HubError(f"{path} is being fetched by another process.") from exc
+        raise HubError(f"{file.path} is being fetched by another process.") from exc
 
 
 def _download(client: httpx.Client, url: str, file: HubFile, part: IO[bytes], told: Told) -> None:
@@ -239,7 +247,8 @@ def _check(path: Path, file: HubFile) -> None:
         raise HubError(f"{file.path}: the hub sent {size:,} of {file.size:,} bytes; pull it again.")
     if file.sha256 and (seen := sha256_of(path)) != file.sha256:
         path.unlink()
-        raise HubError(f"{path}: its SHA-256 is {seen}, not {file.sha256}; it has been removed.")
+        told = f"its SHA-256 is {seen}, not {file.sha256}; it has been removed."
+        raise HubError(f"{file.path}: {told}")
 
 
 def _check_weights(path: Path, file: HubFile) -> None:

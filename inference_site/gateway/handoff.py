@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.hub.follower import Follower
 from inference_site.streams.batches import Batch, Remake
+from inference_site.streams.ending import Ending
 
 SCOPE_KEY = "inference_site.handoff"
 
@@ -48,6 +49,19 @@ class HandOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """A stream that follows no generation.
+
+    The last of ``frames`` may be an ``Ending``. Without ``stream``, its body is the answer and
+    the frames are not sent. ``lines`` is as in a ``HandOff``.
+    """
+
+    frames: AsyncIterator[bytes | Ending]
+    stream: bool = True
+    lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A generation has to end before a view can answer; the relay calls the view again then.
 
@@ -70,7 +84,7 @@ class Outcome:
     """
 
     handoff: HandOff | None = None
-    feed: AsyncIterator[bytes] | None = None
+    feed: Feed | None = None
     wait: Wait | None = None
     started_id: str = ""
     is_given_up: bool = False
@@ -85,8 +99,8 @@ def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
     return HttpResponse(status=200)
 
 
-def hand_feed(request: HttpRequest, feed: AsyncIterator[bytes]) -> HttpResponse:
-    """Leave an SSE stream that follows no generation, like ``hand_off``."""
+def hand_feed(request: HttpRequest, feed: Feed) -> HttpResponse:
+    """Leave a stream that follows no generation, like ``hand_off``."""
     outcome_of(request).feed = feed
     return HttpResponse(status=200)
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -25,7 +25,7 @@ from inference_site.gateway.bodies import body_room, read_body
 from inference_site.gateway.delivery import ClientGone, Delivery, Sink
 from inference_site.gateway.full_queues import refuse_if_full
 from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
+from inference_site.gateway.handoff import SCOPE_KEY, Feed, HandOff, Outcome
 from inference_site.gateway.head import LookAt, length_of_body
 from inference_site.gateway.http_answers import (
     EVENTS,
@@ -237,14 +237,15 @@ def _sending(
     """Return what sends an answer; of a stream it does not hold the view's response."""
     response, outcome = answer
     http = (send, own_headers(response), started_at)
-    if outcome.feed is not None:
-        return _send_feed(outcome.feed, SseSink(*http), receive)
+    if (feed := outcome.feed) is not None:
+        form = (LinesSink if feed.lines else SseSink) if feed.stream else JsonSink
+        return _send_feed(feed, form(*http), receive)
     if (handoff := outcome.handoff) is None:
         return send_response(response, send)
     if not handoff.stream:
         return _send_generation(handoff, JsonSink(*http), receive)
-    form = LinesSink if handoff.lines else SseSink
-    sink = form(
+    streamed = LinesSink if handoff.lines else SseSink
+    sink = streamed(
         *http,
         handoff.opening,
         may_be_status=handoff.cancels,
@@ -264,7 +265,7 @@ async def _send_generation(handoff: HandOff, sink: Sink, receive: Receive) -> No
     await delivery.run(partial(_disconnect, receive))
 
 
-async def _send_feed(feed: AsyncIterator[bytes], sink: Sink, receive: Receive) -> None:
+async def _send_feed(feed: Feed, sink: Sink, receive: Receive) -> None:
     follower = Follower("")
     reader = asyncio.create_task(_read_feed(feed, follower))
     try:
@@ -275,17 +276,20 @@ async def _send_feed(feed: AsyncIterator[bytes], sink: Sink, receive: Receive) -
             await reader
 
 
-async def _read_feed(feed: AsyncIterator[bytes], follower: Follower) -> None:
+async def _read_feed(feed: Feed, follower: Follower) -> None:
     ending = _FEED_END
     try:
-        async for frame in feed:
-            await _room_in(follower)
-            follower.offer(Batch(follower.next_number, [frame]))
+        async for frame in feed.frames:
+            if isinstance(frame, Ending):
+                ending = frame
+            else:
+                await _room_in(follower)
+                follower.offer(Batch(follower.next_number, [frame]))
     except Exception:
         logger.exception("relay: a feed failed")
         ending = _FEED_FAILED
     await _room_in(follower)
-    follower.offer(Batch(follower.next_number, (), ending))
+    follower.offer(Batch(follower.next_number, ending.frames, ending))
 
 
 async def _room_in(follower: Follower) -> None:

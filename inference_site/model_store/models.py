@@ -6,12 +6,14 @@ from collections.abc import Collection
 
 from django.conf import settings
 from django.core.validators import RegexValidator
-from django.db import models, transaction
+from django.db import connection, models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.storage.content_field import ContentField
 
+MAIN = "main"
+"""The branch of a repository that is pulled unless another revision is named."""
 _ID = RegexValidator(
     r"\A\w[\w.:/@+-]*\Z", "Letters and digits, and . : / @ + - _ after the first of them."
 )
@@ -71,10 +73,33 @@ class PullState(models.TextChoices):
 
 
 UNFINISHED = (PullState.QUEUED, PullState.RUNNING)
+MOST_UNFINISHED = 32
+"""Pulls that may wait or run when a key asks for another one."""
+_LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0005)"
+
+
+class TooManyPulls(Exception):
+    """``MOST_UNFINISHED`` pulls wait or run."""
 
 
 class PullQuerySet(models.QuerySet["Pull"]):
     """The moves of a pull; each is a guarded UPDATE, so that only one mover wins."""
+
+    def join(self, reference: str) -> Pull:
+        """Return the unfinished pull of a reference on any host, or a new one.
+
+        Two callers at the same moment get the same pull. Raise TooManyPulls.
+        """
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute(_LOCK)
+            going = self.filter(state__in=UNFINISHED)
+            same = going.filter(reference=reference, revision=MAIN, host="").order_by("pk")
+            if (joined := same.first()) is not None:
+                return joined
+            if going.count() >= MOST_UNFINISHED:
+                raise TooManyPulls
+            return self.create(reference=reference)
 
     def claim(self, worker: str, host: str, live: Collection[str]) -> Pull | None:
         """Have a worker take the oldest pull that waits, or whose worker is not among ``live``."""
@@ -109,7 +134,7 @@ class Pull(models.Model):
     """
 
     reference = models.CharField("model", max_length=300)
-    revision = models.CharField(max_length=200, default="main")
+    revision = models.CharField(max_length=200, default=MAIN)
     model_id = models.CharField("ID", max_length=200, blank=True, validators=[_ID])
     host = models.CharField(max_length=128, blank=True)
     state = models.CharField(max_length=16, choices=PullState.choices, default=PullState.QUEUED)

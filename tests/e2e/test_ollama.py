@@ -199,7 +199,10 @@ def test_errors_have_the_form_of_ollama(
         ("/api/chat", b'{"model": "demo", "messages": [{"role": "model"}]}', 400),
         ("/api/generate", b'{"model": "demo", "prompt": "a", "options": {"top_p": 5}}', 400),
         ("/api/embed", b'{"model": "demo", "input": "a"}', 400),
-        ("/api/pull", b"{}", 404),
+        ("/api/pull", b'{"model": "demo"}', 403),
+        ("/api/push", b"{}", 404),
+        ("/api/create", b"{}", 404),
+        ("/api/copy", b"{}", 404),
     ]:
         refused = http.post(path, content=body)
         assert refused.status_code == status, path

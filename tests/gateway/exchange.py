@@ -12,7 +12,7 @@ from django.http import HttpResponse
 
 from inference_site.gateway import delivery, relay, waiting
 from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, HandOff
+from inference_site.gateway.handoff import SCOPE_KEY, Feed, HandOff
 from inference_site.gateway.head import Head
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import Hub
@@ -44,12 +44,16 @@ class FakeHandler(ApiHandler):
         super().__init__()
         self._hub, self._stream = hub, stream
         self.bodies: list[bytes] = []
+        self.feed: Feed | None = None
         self.may_answer = threading.Event()
         self.may_answer.set()
 
     def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
         self.bodies.append(body)
         self.may_answer.wait(60)
+        if self.feed is not None:
+            scope[SCOPE_KEY].feed = self.feed
+            return HttpResponse()
         scope[SCOPE_KEY].started_id = "g"
         if self._stream is None:
             return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")

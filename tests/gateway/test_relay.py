@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from pytest_django.fixtures import Settings
 
 from inference_site.cors import with_cors
 from inference_site.gateway import http_answers, thread_shares
+from inference_site.gateway.handoff import Feed
 from inference_site.streams.batches import Batch
 from inference_site.streams.ending import Ending
 from tests.gateway.asgi import FakeClient, error_of
@@ -223,6 +224,56 @@ def test_a_json_answer_is_sent_whole_with_its_status(run: Run, ending: Ending) -
     assert (client.status, client.writes) == (ending.status, [ending.body])
     assert client.headers["content-type"] == "application/json"
     assert client.headers.get("retry-after") == ("7" if ending is FAILURE else None)
+
+
+@pytest.mark.parametrize("ending", [Ending([b'{"n":2}\n'], 409, b'{"n":2}', "", "e"), None])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_feed_is_sent_as_lines_or_as_the_body_of_its_ending(
+    monkeypatch: pytest.MonkeyPatch, stream: bool, ending: Ending | None
+) -> None:
+    async def frames() -> AsyncIterator[bytes | Ending]:
+        yield b'{"n":1}\n'
+        if ending is not None:
+            yield ending
+
+    async def main() -> FakeClient:
+        exchange = Exchange(monkeypatch, stream)
+        exchange.handler.feed = Feed(frames(), stream=stream, lines=True)
+        await asyncio.wait_for(exchange.start(), 60)
+        return exchange.client
+
+    client = asyncio.run(main())
+    kind = "application/x-ndjson" if stream else "application/json"
+    assert (client.headers["content-type"], client.is_complete) == (kind, True)
+    assert client.status == (200 if stream or ending is None else ending.status)
+    last = list(ending.frames) if ending else []
+    body = [ending.body] if ending else []
+    assert client.writes == ([b'{"n":1}\n', *last] if stream else body)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_feed_of_a_client_that_leaves_is_closed(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    closed: list[bool] = []
+
+    async def frames() -> AsyncIterator[bytes | Ending]:
+        try:
+            yield b'{"n":1}\n'
+            await asyncio.sleep(3600)
+        finally:
+            closed.append(True)
+
+    async def main() -> None:
+        exchange = Exchange(monkeypatch, stream)
+        exchange.handler.feed = Feed(frames(), stream=stream, lines=True)
+        task = exchange.start()
+        await asyncio.sleep(0.05)
+        exchange.client.left.set()
+        await asyncio.wait_for(task, 60)
+
+    asyncio.run(main())
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 from tests.hub_server import Hub
 
 
@@ -21,9 +21,11 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def models_dir(
     hub: Hub, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+) -> Iterator[Path]:
     """The directory of models of this process, which asks the stand-in."""
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     settings.MODELS_DIR = tmp_path / "models"
-    return tmp_path / "models"
+    catalogue.cache_clear()
+    yield tmp_path / "models"
+    catalogue.cache_clear()

@@ -95,6 +95,48 @@ def test_what_is_no_model_file_does_not_get_its_name(
     assert not StoredModel.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("demo.gguf", "org/repo/demo.gguf is there, but demo is another model"),
+        ("KEPT.gguf", "org/repo/KEPT.gguf is there, but kept is another model"),
+        ("other.gguf", "org/repo/other.gguf is there, but other is another model"),
+        ("a file.gguf", "org/repo/a file.gguf is there, but 'a file' can be no ID"),
+        (f"{'x' * 230}.gguf", "can be no ID"),
+    ],
+)
+def test_a_pulled_file_takes_the_name_of_no_other_model(
+    hub: Hub, models_dir: Path, file: str, told: str
+) -> None:
+    (models_dir / "mine").mkdir(parents=True)
+    (models_dir / "mine" / "other.gguf").write_bytes(DEMO_FILE.read_bytes())
+    kept = StoredModel.objects.create(model_id="kept", entry={"file": "mine/other.gguf"})
+    hub.files = {file: DEMO_FILE.read_bytes()}
+    pull = ended(reference="org/repo")
+    assert pull.state == PullState.FAILED
+    assert told in pull.error
+    assert (models_dir / "org" / "repo" / file).exists()
+    assert [*StoredModel.objects.values_list("model_id", "entry")] == [("kept", kept.entry)]
+
+
+def test_the_entry_of_a_file_stays_when_that_is_pulled_again() -> None:
+    assert ended(model_id="tiny").state == PullState.COMPLETED
+    entry = {"file": FILE, "slots": 2}
+    StoredModel.objects.update(entry=entry)
+    assert ended(model_id="tiny").state == PullState.COMPLETED
+    assert StoredModel.objects.get().entry == entry
+
+
+@pytest.mark.parametrize("name", ["nul\0", "half \ud800", "x" * 5000])
+def test_names_in_a_hub_keep_no_pull_from_its_end(hub: Hub, name: str) -> None:
+    hub.files = {f"{name}{n}.gguf": b"GGUF" for n in range(2)}
+    hub.tags = dict.fromkeys(hub.files, "")
+    pull = ended(reference="org/repo")
+    assert pull.state == PullState.FAILED
+    assert pull.error.startswith("org/repo has several models; there are: ")
+    assert not Pulls("w").run_next()
+
+
 def test_what_was_fetched_before_is_looked_at_again(hub: Hub, models_dir: Path) -> None:
     hub.files = {"evil.gguf": ELF}
     (models_dir / "org" / "repo").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Fetches the models that operators ask for in the console, one at a time, beside what runs."""
+"""Fetches the models that operators and keys ask for, one at a time, beside what runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from pathlib import Path
 import django.db
 import redis.exceptions
 from django.conf import settings
+from django.core.exceptions import ValidationError
 
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.discovery import id_of
 from inference_site.catalogue.hub import HubError, Reference, fetch
+from inference_site.catalogue.model_files import files_of
+from inference_site.catalogue.routes import Route
 from inference_site.fleet.leases import live_workers
 from inference_site.model_store.models import Pull, PullState, StoredModel
 from inference_site.storage.connections import lent_connection
@@ -22,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 _TELL_S = 1.0
+_LONGEST_ERROR = 2000
 
 
 class _Stopped(Exception):
@@ -59,7 +64,7 @@ class Pulls:
             return False
         logger.info("pulling %s", pull.reference)
         try:
-            path = _Progress(pull).fetched()
+            model_id = _stored(pull, _Progress(pull).fetched())
         except _Stopped:
             logger.info("the pull of %s was stopped", pull.reference)
         except HubError as exc:
@@ -70,7 +75,7 @@ class Pulls:
             logger.exception("pulls: %s", pull.reference)
             self._end(pull, PullState.FAILED, error="It failed; the log of the worker says why.")
         else:
-            self._end(pull, PullState.COMPLETED, error="", model_id=_stored(pull, path))
+            self._end(pull, PullState.COMPLETED, error="", model_id=model_id)
         return True
 
     def _claimed(self) -> Pull | None:
@@ -113,20 +118,47 @@ class _Progress:
 def _stored(pull: Pull, path: Path) -> str:
     """Keep the model in the database, so that it is served; return its id.
 
-    An entry that is there already, of this id, stays as the operator wrote it.
+    An entry of this file that is there already, of this id, stays as the operator wrote it. Raise
+    HubError for an id that no model can have, or that another model has: a file of a hub must not
+    take the place of a model by its name alone.
     """
     id_ = pull.model_id or id_of(path)
-    entry = {"file": f"hf:{path.relative_to(settings.MODELS_DIR).as_posix()}"}
+    file = path.relative_to(settings.MODELS_DIR).as_posix()
+    wanted = StoredModel(model_id=id_, entry={"file": f"hf:{file}"})
+    try:
+        wanted.clean_fields()
+    except ValidationError as exc:
+        raise HubError(f"{file} is there, but {id_!r} can be no ID; pull it with another.") from exc
+    taken = HubError(f"{file} is there, but {id_} is another model; pull it with another ID.")
+    if _is_of_another_file(id_, path):
+        raise taken
     with lent_connection():
-        StoredModel.objects.get_or_create(model_id=id_, defaults={"entry": entry})
+        stored, _ = StoredModel.objects.get_or_create(
+            model_id=id_, defaults={"entry": wanted.entry}
+        )
+    if str(stored.entry.get("file", "")).removeprefix("hf:") != file:
+        raise taken
     return id_
 
 
+def _is_of_another_file(id_: str, path: Path) -> bool:
+    """Whether a model that this host knows has the id, or the alias, and not this file."""
+    known = catalogue().named(id_)  # Also finds models by their architecture, for example.
+    if known is None or id_.casefold() not in map(str.casefold, (known.id, *known.aliases)):
+        return False
+    return isinstance(known, Route) or path.parent.resolve() / path.name not in files_of(known)
+
+
 def _told(exc: HubError) -> str:
-    """Return what the page says of a fault, with what to do about it."""
+    """Return what the page says of a fault, with what to do about it.
+
+    A hub chooses the names in it: what PostgreSQL does not take is replaced.
+    """
     cause = exc.__cause__
     if isinstance(cause, OSError) and cause.errno is not None and cause.filename is not None:
-        return f"{cause.strerror}: {cause.filename} on {socket.gethostname()}."
-    if isinstance(cause, OSError) and cause.strerror:
-        return f"{cause.strerror}, on {socket.gethostname()}."
-    return str(exc)
+        text = f"{cause.strerror}: {cause.filename} on {socket.gethostname()}."
+    elif isinstance(cause, OSError) and cause.strerror:
+        text = f"{cause.strerror}, on {socket.gethostname()}."
+    else:
+        text = str(exc)
+    return text.encode(errors="replace").decode().replace("\0", "?")[:_LONGEST_ERROR]

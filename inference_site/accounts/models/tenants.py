@@ -17,7 +17,7 @@ class Scope(models.TextChoices):
     INFERENCE = "inference", "inference"  # Generate; read, change and delete stored objects.
     USAGE = "usage:read", "usage:read"  # Read the usage of the key's project.
     DEBUG = "debug", "debug"  # Render chat templates to prompts.
-    MODELS = "models:write", "models:write"  # Load and unload models, for the whole site.
+    MODELS = "models:write", "models:write"  # Load, unload, pull: for the whole site.
     ADMIN = "admin", "admin"  # Read the usage of all projects.
 
 

@@ -175,13 +175,11 @@ class PullForm(forms.ModelForm[Pull]):
             self.fields["host"].choices = names  # type: ignore[attr-defined]  # A ChoiceField.
 
     def clean_reference(self) -> str:
-        """Refuse what is no reference to a model of a hub."""
-        reference = str(self.cleaned_data["reference"]).strip()
+        """Refuse what is no reference to a model of a hub; return it in one form."""
         try:
-            Reference.read(reference)
+            return str(Reference.read(str(self.cleaned_data["reference"]).strip()))
         except HubError as exc:
             raise ValidationError(str(exc)) from exc
-        return reference
 
     def clean_model_id(self) -> str:
         """Refuse the ID of a model that is there already."""
