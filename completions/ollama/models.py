@@ -13,7 +13,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.ollama import answers, wire
+from completions.ollama import wire
 from completions.ollama.views import OllamaView
 from completions.views.models import wire_models, wire_route
 from inference_site.accounts.keys import Caller
@@ -45,7 +45,7 @@ _CAPABILITIES = {
 class TagsView(OllamaView):
     """``GET /api/tags``."""
 
-    @documented(answer=answers.OllamaModels, error=answers.OllamaError)
+    @documented(answer=wire.OllamaModels, error=wire.OllamaError)
     def get(self, request: Request) -> Response:
         """List the models."""
         caller = caller_of(request)
@@ -57,7 +57,7 @@ class TagsView(OllamaView):
 class PsView(OllamaView):
     """``GET /api/ps``."""
 
-    @documented(answer=answers.OllamaLoadedModels, error=answers.OllamaError)
+    @documented(answer=wire.OllamaLoadedModels, error=wire.OllamaError)
     def get(self, request: Request) -> Response:
         """List the models that are loaded."""
         specs = _listed(caller_of(request))
@@ -70,9 +70,9 @@ class ShowView(OllamaView):
 
     @documented(
         body=wire.ShowRequest,
-        answer=answers.OllamaModelInfo,
+        answer=wire.OllamaModelInfo,
         errors=(NotFoundError,),
-        error=answers.OllamaError,
+        error=wire.OllamaError,
     )
     def post(self, request: Request) -> Response:
         """Describe a model."""
@@ -107,7 +107,7 @@ class ShowView(OllamaView):
 class VersionView(OllamaView):
     """``GET /api/version``."""
 
-    @documented(answer=answers.OllamaVersion, error=answers.OllamaError)
+    @documented(answer=wire.OllamaVersion, error=wire.OllamaError)
     def get(self, request: Request) -> Response:
         """Tell whose API this is."""
         return Response({"version": _VERSION})

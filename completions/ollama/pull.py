@@ -19,7 +19,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from completions.ollama import answers, wire
+from completions.ollama import wire
 from completions.ollama.assembler import failure
 from completions.ollama.views import OllamaView
 from inference_site.accounts.keys import Caller
@@ -61,7 +61,7 @@ _TAKEN_UP_WITHIN_S = 10.0
 """This process and the workers know a new model within this time."""
 _LOADED_WITHIN_S = 60.0
 """A load that takes longer is not waited for."""
-_MANIFEST = answers.OllamaProgress(status="pulling manifest")
+_MANIFEST = wire.OllamaProgress(status="pulling manifest")
 
 
 class PullView(OllamaView):
@@ -71,10 +71,10 @@ class PullView(OllamaView):
 
     @documented(
         body=wire.PullRequest,
-        answer=answers.OllamaPulled,
-        lines=answers.OllamaPulled | answers.OllamaProgress | answers.OllamaError,
+        answer=wire.OllamaPulled,
+        lines=wire.OllamaPulled | wire.OllamaProgress | wire.OllamaError,
         errors=(NotFoundError, ConflictError, RateLimitError),
-        error=answers.OllamaError,
+        error=wire.OllamaError,
     )
     def post(self, request: Request) -> HttpResponse:
         """Have a worker fetch a model of the hub, which is served then."""
@@ -89,7 +89,7 @@ class PullView(OllamaView):
         caller = caller_of(request)
         known = catalogue().named(name, caller.project_name)
         if known is not None and may_use(caller, known):
-            done = answers.OllamaPulled(status="success", model=known.id)
+            done = wire.OllamaPulled(status="success", model=known.id)
             response: HttpResponse = Response(done.model_dump())
         else:
             response = _pulled(request, caller, name, stream=body.stream is not False)
@@ -180,7 +180,7 @@ class _FollowedPull:
         match PullState(pull.state):
             case PullState.QUEUED:
                 is_late = time.monotonic() - self._began_at > _CLAIMED_WITHIN_S
-                waits = answers.OllamaProgress(status="waiting for a worker")
+                waits = wire.OllamaProgress(status="waiting for a worker")
                 return _line(waits if is_late else _MANIFEST)
             case PullState.RUNNING:
                 return self._progress(pull)
@@ -198,10 +198,10 @@ class _FollowedPull:
             self._part += 1
         self._had = pull.have_bytes
         if pull.have_bytes >= pull.size_bytes:
-            return _line(answers.OllamaProgress(status="verifying sha256 digest"))
+            return _line(wire.OllamaProgress(status="verifying sha256 digest"))
         part = f"#{self._part}" if self._part > 1 else ""
         return _line(
-            answers.OllamaProgress(
+            wire.OllamaProgress(
                 status=f"pulling {pull.reference}",
                 digest=f"{pull.reference}{part}",
                 total=pull.size_bytes,
@@ -216,13 +216,13 @@ class _FollowedPull:
         spec = catalogue().find(pull.model_id, self._project)
         status = None if spec is None else _status_of(spec)
         if since_s <= _TAKEN_UP_WITHIN_S and status is None:
-            return _line(answers.OllamaProgress(status="writing manifest"))
+            return _line(wire.OllamaProgress(status="writing manifest"))
         if since_s <= _LOADED_WITHIN_S and status == fleet.ModelStatus.LOADING:
-            return _line(answers.OllamaProgress(status="loading model"))
+            return _line(wire.OllamaProgress(status="loading model"))
         if spec is None:
             told = f"{pull.reference} was pulled, but your project has no model '{pull.model_id}'."
             return failure(ConflictError(told))
-        done = _line(answers.OllamaPulled(status="success", model=spec.id))
+        done = _line(wire.OllamaPulled(status="success", model=spec.id))
         return Ending([done], 200, done)
 
 
