@@ -20,7 +20,7 @@ WORKERS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
-	attacks engines containers lock clean
+	attacks engines containers release lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -97,6 +97,10 @@ engines: .venv/.real-model
 # Builds and runs docker-compose.yml with a Docker engine, in ten minutes or more; `CHECKS="scales web"` for some.
 containers: .venv/.installed-dev
 	$(BIN)/python -m tools.containers $(CHECKS)
+
+# The sdist and the images of the version in pyproject.toml, and their digests; docs/deployment.md.
+release: .venv/.installed-dev
+	$(BIN)/python -m tools.release $(IMAGES)
 
 # The locks hold every package with its hashes, for all platforms and Python versions at once.
 UV_COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
