@@ -13,6 +13,8 @@ class CompletionsConfig(AppConfig):
         "embedding",
         "infill",
         "tokens",
+        "message",
+        "message.input_tokens",
         "ollama",
         "ollama.embedding",
     )

@@ -124,7 +124,10 @@ def _assistant(message: AssistantMessage, position: int) -> Message:
     text = message.refusal
     if message.content is not None:
         text, parts = to_content(message.content, f"messages[{position}].content")
-    return Message("assistant", text, name=message.name, tool_calls=calls, parts=parts)
+    thoughts = message.reasoning_content or None
+    return Message(
+        "assistant", text, name=message.name, tool_calls=calls, parts=parts, reasoning=thoughts
+    )
 
 
 def _call(call: RequestToolCall) -> ToolCall:

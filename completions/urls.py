@@ -2,6 +2,7 @@
 
 from django.urls import path
 
+from completions.anthropic.views import CountTokensView, MessagesView
 from completions.views.chat import (
     ChatCompletionsView,
     CompletionsView,
@@ -34,6 +35,8 @@ urlpatterns = [
     path("detokenize", DetokenizeView.as_view()),
     path("embeddings", EmbeddingsView.as_view()),
     path("load_lora_adapter", LoadAdapterView.as_view()),
+    path("messages", MessagesView.as_view()),
+    path("messages/count_tokens", CountTokensView.as_view()),
     path("models", ModelsView.as_view()),
     path("models/load", ModelLoadView.as_view()),
     path("models/unload", ModelUnloadView.as_view()),

@@ -24,6 +24,7 @@ from completions.ollama.assembler import (
     now,
 )
 from completions.views.tokens import to_inputs
+from completions.wire.chat import DialectChat
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import EmbeddingRequest
 from inference_site.api.authentication import caller_of
@@ -181,7 +182,7 @@ class ChatView(OllamaView):
         body = parse(wire.ChatRequest, request.data)
         if not body.messages:
             return _nothing(request, body.model, {"message": {"role": "assistant", "content": ""}})
-        chat = parse(wire.OfficialChat, to_chat(body))
+        chat = parse(DialectChat, to_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
         return _generate(request, body, chat, model, to_generation_request(chat, model), "chat")
 
@@ -206,7 +207,7 @@ class GenerateView(OllamaView):
             model = served_model(caller_of(request), text.model, text)
             asked = to_completion_request(text, model)
             return _generate(request, body, text, model, asked, "generate")
-        chat = parse(wire.OfficialChat, to_single_chat(body))
+        chat = parse(DialectChat, to_single_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
         asked = to_generation_request(chat, model)
         return _generate(request, body, chat, model, asked, "generate")

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from completions.wire.chat import ChatCompletionRequest, ContentLogprob
+from completions.wire.chat import ContentLogprob
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.request import ManyStopTexts
 
 _Seconds = float | int | str | None
 
@@ -87,12 +86,6 @@ class ChatRequest(_Run):
 
     messages: list[Message] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
-
-
-class OfficialChat(ChatCompletionRequest):
-    """A chat of Ollama's in the words of chat completions, with as many stop texts as there are."""
-
-    stop: ManyStopTexts | None = None
 
 
 class GenerateRequest(_Run):

@@ -27,6 +27,7 @@ from inference_site.request_fields.wire.constraint import ConstraintFields, Resp
 from inference_site.request_fields.wire.content import Part
 from inference_site.request_fields.wire.request import (
     EndUser,
+    ManyStopTexts,
     Metadata,
     ReasoningEffort,
     ServiceTier,
@@ -121,6 +122,12 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
         if self.n_choices is None:
             return self
         return officially_named(self, {"n_choices": ("n", self.n_choices)})
+
+
+class DialectChat(ChatCompletionRequest):
+    """A chat of another API in the words of chat completions, with as many stop texts as it has."""
+
+    stop: ManyStopTexts | None = None
 
 
 # --- Answer --------------------------------------------------------------------------------------

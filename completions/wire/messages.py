@@ -208,7 +208,11 @@ class UserMessage(WireRequest):
 
 
 class AssistantMessage(WireRequest):
-    """A message of the role ``assistant``; its content may be null when it made calls."""
+    """A message of the role ``assistant``; its content may be null when it made calls.
+
+    ``reasoning_content`` (an extension) is what it thought before; most chat templates show a model
+    its thoughts since the last message of the user alone.
+    """
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -216,6 +220,7 @@ class AssistantMessage(WireRequest):
     name: str | None = None
     tool_calls: list[RequestToolCall] | None = None
     function_call: RequestFunctionCall | None = None
+    reasoning_content: str | None = None
 
 
 class ToolMessage(WireRequest):

@@ -28,6 +28,21 @@ from typing import Any, ClassVar
 import orjson
 
 RETRY_AFTER_S = 5
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""What Anthropic's API calls errors, by their status."""
 
 
 class ApiError(Exception):
@@ -75,8 +90,17 @@ class ApiError(Exception):
         return orjson.dumps(self.envelope)
 
     def shown_at(self, path: str) -> dict[str, Any]:
-        """Return the response body for a request to this path: Ollama's API has its own."""
-        return {"error": self.message} if path.startswith("/api/") else self.envelope
+        """Return the response body for a request to this path.
+
+        Ollama's API has its own form, and so has Anthropic's.
+        """
+        if path.startswith("/api/"):
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+            where = f"{self.param}: " if self.param and self.param not in self.message else ""
+            return {"type": "error", "error": {"type": kind, "message": f"{where}{self.message}"}}
+        return self.envelope
 
 
 class InvalidRequestError(ApiError):

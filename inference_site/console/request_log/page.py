@@ -35,6 +35,8 @@ _ENDPOINTS = {
     "response": "/v1/responses",
     "response.compaction": "/v1/responses/compact",
     "response.input_tokens": "/v1/responses/input_tokens",
+    "message": "/v1/messages",
+    "message.input_tokens": "/v1/messages/count_tokens",
     "ollama": "/api/chat",
     "ollama.embedding": "/api/embed",
 }

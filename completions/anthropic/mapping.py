@@ -1,0 +1,306 @@
+"""From Anthropic's requests to chat completions, which are what is run."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.utils.crypto import salted_hmac
+
+from completions.anthropic import wire
+from inference_site.errors.api_errors import InvalidRequestError
+
+Body = dict[str, Any]
+
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Levels that only Anthropic has, by the nearest that chat templates know."""
+_REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+"""How a message of the role ``system`` in the middle is put before the model: most chat templates
+take such a message at the beginning alone."""
+_BASH = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "description": "The bash command to run."},
+        "restart": {"type": "boolean", "description": "Restart the shell instead."},
+    },
+}
+_EDITOR = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+        "path": {"type": "string"},
+        "file_text": {"type": "string", "description": "For create: the whole file."},
+        "old_str": {"type": "string", "description": "For str_replace: what is replaced."},
+        "new_str": {"type": "string", "description": "For str_replace: what takes its place."},
+        "insert_line": {"type": "integer", "description": "For insert: after which line."},
+        "insert_text": {"type": "string", "description": "For insert: the text."},
+        "view_range": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["command", "path"],
+}
+_CLIENT_TOOLS = {
+    "bash_": ("Run a command in a bash shell that keeps its state.", _BASH),
+    "text_editor_": ("View, create and edit text files.", _EDITOR),
+}
+"""Tools that Anthropic defines and the client runs, by how their types begin. Their schemas are not
+part of a request; the models of Anthropic know them."""
+
+
+def signature_of(thinking: str, project_id: int) -> str:
+    """Return the signature of thoughts that a model of this site has written for a project."""
+    salt = f"completions.anthropic.thinking.{project_id}"
+    return str(salted_hmac(salt, thinking, algorithm="sha256").hexdigest())
+
+
+def to_chat(
+    body: wire.MessagesRequest | wire.CountTokensRequest, project_id: int, *, has_template: bool
+) -> Body:
+    """Return the body of a chat completion.
+
+    ``has_template``: the model takes variables of its chat template, such as whether it thinks.
+    Raise InvalidRequestError for thoughts that this site has not signed, and for contradictions.
+    """
+    chat: Body = {
+        "model": body.model,
+        "messages": [*_system(body.system), *_messages(body.messages, project_id)],
+        # A last message of the assistant is continued, as it is by Anthropic's API.
+        **_tools(body),
+        **(_thinking(body) if has_template else {}),
+    }
+    if (config := body.output_config) is not None and config.format is not None:
+        schema = {"name": "answer", "schema": config.format.schema_, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, wire.MessagesRequest):
+        chat |= _sampling(body)
+    return chat
+
+
+def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[str]:
+    """Return the types of tools that would run at Anthropic; the model is not shown them."""
+    return [f"tools[].{tool.type}" for tool in body.tools or () if _schema_of(tool) is None]
+
+
+def _sampling(body: wire.MessagesRequest) -> Body:
+    fields: Body = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences or None,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k or None,
+        "user": (body.metadata.user_id or "")[:512] if body.metadata else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _system(given: str | list[wire.TextBlock] | None) -> list[Body]:
+    text = given if isinstance(given, str) else "\n\n".join(block.text for block in given or ())
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(given: Sequence[wire.RequestMessage], project_id: int) -> Iterator[Body]:
+    """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
+    turn: Body | None = None
+    for position, message in enumerate(given):
+        where = f"messages.{position}.content"
+        if message.role == "assistant":
+            made = [_assistant(message.content, where, project_id)]
+        else:
+            made = list(_user(message, where))
+        for entry in made:
+            if turn is not None and _joins(turn, entry):
+                _join(turn, entry)
+                continue
+            if turn is not None:
+                yield turn
+            turn = entry
+    if turn is not None:
+        yield turn
+
+
+def _joins(turn: Body, entry: Body) -> bool:
+    return bool(turn["role"] == entry["role"] != "tool")
+
+
+def _join(turn: Body, entry: Body) -> None:
+    """Add a message to the turn before it, which has the same role."""
+    turn["content"] = [*turn["content"], *entry["content"]]
+    for name in ("tool_calls", "reasoning_content"):
+        if entry.get(name):
+            turn[name] = (turn[name] + entry[name]) if turn.get(name) else entry[name]
+
+
+def _assistant(content: str | Sequence[Any], where: str, project_id: int) -> Body:
+    parts, calls, thoughts = list[Body](), list[Body](), list[str]()
+    blocks = [_text(content)] if isinstance(content, str) else content
+    for number, block in enumerate(blocks):
+        match block:
+            case wire.TextBlock(text=text) | {"text": str(text)}:
+                parts.append(_text(text))
+            case wire.ToolUseBlock():
+                called = {"name": block.name, "arguments": json.dumps(block.input)}
+                calls.append({"id": block.id, "type": "function", "function": called})
+            case wire.ThinkingBlock():
+                signature = signature_of(block.thinking, project_id)
+                if not hmac.compare_digest(signature.encode(), block.signature.encode()):
+                    raise InvalidRequestError(
+                        f"{where}.{number}: Invalid `signature` in `thinking` block: this site "
+                        "has not written it for this project.",
+                        param=f"{where}.{number}.signature",
+                    )
+                thoughts.append(block.thinking)
+            case wire.RedactedThinkingBlock():
+                pass
+            case _:
+                raise InvalidRequestError(
+                    f"{where}.{number}: a block of the type '{block.type}' is not of an assistant.",
+                    param=f"{where}.{number}",
+                )
+    message: Body = {"role": "assistant", "content": parts}
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return message
+
+
+def _user(message: wire.RequestMessage, where: str) -> Iterator[Body]:
+    """Yield the results of tools, and then what else a message of the user has."""
+    if message.role == "system":
+        text = _all_text(message.content)
+        yield {"role": "user", "content": [_text(_REMINDER.format(text))]}
+        return
+    if isinstance(message.content, str):
+        yield {"role": "user", "content": [_text(message.content)]}
+        return
+    parts: list[Body] = []
+    for number, block in enumerate(message.content):
+        if isinstance(block, wire.ToolResultBlock):
+            text, media = _result(block, f"{where}.{number}.content")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            parts += media
+        else:
+            parts += _parts(block, f"{where}.{number}")
+    if parts:
+        yield {"role": "user", "content": parts}
+
+
+def _result(block: wire.ToolResultBlock, where: str) -> tuple[str, list[Body]]:
+    """Return the text of a result, and its images, which stand in the message after it."""
+    given = block.content or ""
+    parts = [_text(given)] if isinstance(given, str) else []
+    if not isinstance(given, str):
+        for number, one in enumerate(given):
+            parts += _parts(one, f"{where}.{number}")
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    text = f"Error: {text}" if block.is_error else text
+    return text, [part for part in parts if part["type"] != "text"]
+
+
+def _parts(block: Any, where: str) -> list[Body]:
+    """Return the parts of a chat message that a block of a user is."""
+    match block:
+        case wire.TextBlock(text=text):
+            return [_text(text)]
+        case wire.ImageBlock(source=wire.UrlSource(url=url)):
+            return [{"type": "image_url", "image_url": {"url": url}}]
+        case wire.ImageBlock(source=wire.Base64Source(media_type=kind, data=data)):
+            return [{"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}]
+        case wire.SearchResultBlock():
+            texts = "\n".join(text.text for text in block.content)
+            return [_text(f"{block.title} ({block.source})\n{texts}")]
+        case wire.DocumentBlock():
+            head = "\n".join(filter(None, (block.title, block.context)))
+            return [*([_text(f"{head}\n")] if head else []), *_document(block, where)]
+        case _:
+            raise InvalidRequestError(
+                f"{where}: a block of the type '{block.type}' is not of a user.", param=where
+            )
+
+
+def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
+    match block.source:
+        case wire.TextSource(data=data):
+            return [_text(data)]
+        case wire.ContentSource(content=str(text)):
+            return [_text(text)]
+        case wire.ContentSource(content=blocks):
+            return [
+                part
+                for number, one in enumerate(blocks)
+                for part in _parts(one, f"{where}.source.content.{number}")
+            ]
+        case wire.Base64Source(media_type=kind, data=data):
+            name = {"filename": block.title} if block.title else {}
+            return [{"type": "file", "file": {"file_data": f"data:{kind};base64,{data}", **name}}]
+        case _:
+            raise InvalidRequestError(
+                f"{where}.source: documents are not fetched; send the text.",
+                param=f"{where}.source",
+            )
+
+
+def _text(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
+def _all_text(content: str | Sequence[Any]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if isinstance(block, wire.TextBlock))
+
+
+def _tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
+    tools = [_tool(tool) for tool in body.tools or () if _schema_of(tool) is not None]
+    choice = body.tool_choice
+    if not tools:
+        return {}
+    chat: Body = {"tools": tools}
+    match choice:
+        case wire.ToolChoice(type="any"):
+            chat["tool_choice"] = "required"
+        case wire.ToolChoice(type="none"):
+            chat["tool_choice"] = "none"
+        case wire.ToolChoice(type="tool", name=name):
+            if name not in {tool["function"]["name"] for tool in tools}:
+                raise InvalidRequestError(
+                    f"tool_choice.name: there is no tool named '{name}' in `tools`.",
+                    param="tool_choice.name",
+                )
+            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    if choice is not None and choice.disable_parallel_tool_use:
+        chat["parallel_tool_calls"] = False
+    return chat
+
+
+def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
+    """Return the description and the schema of a tool; None for one that Anthropic would run."""
+    if tool.type in (None, "custom"):
+        return tool.description, tool.input_schema or {"type": "object"}
+    known = (told for start, told in _CLIENT_TOOLS.items() if str(tool.type).startswith(start))
+    return next(known, None)
+
+
+def _tool(tool: wire.RequestTool) -> Body:
+    schema = _schema_of(tool)
+    assert schema is not None
+    function: Body = {"name": tool.name, "description": schema[0], "parameters": schema[1]}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _thinking(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
+    """Return what says whether and how long the model thinks: it does not by itself."""
+    chat: Body = {"enable_thinking": False}
+    match body.thinking:
+        case wire.Thinking(type="enabled", budget_tokens=budget):
+            chat = {"enable_thinking": True, "reasoning_budget": budget}
+        case wire.Thinking(type="adaptive"):
+            chat = {"enable_thinking": True}
+    effort = body.output_config.effort if body.output_config else None
+    if effort is not None and chat["enable_thinking"]:
+        chat["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return chat

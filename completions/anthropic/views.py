@@ -1,0 +1,124 @@
+"""Views of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from completions.anthropic import wire
+from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
+from completions.anthropic.mapping import ignored_tools, to_chat
+from completions.mapping import to_generation_request
+from completions.wire.chat import DialectChat
+from inference_site.accounts.keys import Caller
+from inference_site.api.authentication import caller_of
+from inference_site.api.payload import parse
+from inference_site.api.schema import documented
+from inference_site.api.views import ApiView
+from inference_site.domain.request import GenerationRequest
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.fleet.fleet import context_of
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import ignored_fields, require_endpoint
+from inference_site.streams.request_documents import Assembly, Document
+from inference_site.submission.model_access import ResolvedModel, served_model
+from inference_site.submission.submit import Submission, respond
+
+_LIMITS = "x-ratelimit-"
+
+
+class MessagesView(ApiView):
+    """``POST /v1/messages``."""
+
+    @documented(
+        body=wire.MessagesRequest,
+        answer=wire.MessagesAnswer,
+        event=wire.MessagesEvent,
+        queued=True,
+        error=wire.MessagesError,
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """Create a message: the assistant's next turn, or the rest of its last one."""
+        body = parse(wire.MessagesRequest, request.data)
+        caller = caller_of(request)
+        model, chat, asked = _asked(body, caller)
+        if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(
+            model.spec
+        ):
+            asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
+        assembly = MessageAssembly(
+            new_id("msg_"), model.spec.id, caller.project_id, stream=bool(body.stream)
+        )
+        # So the first event of a stream knows the tokens of the prompt.
+        asked = replace(asked, running_usage=assembly.stream)
+        submission = Submission(
+            MESSAGE,
+            assembly.message_id,
+            caller,
+            Document(asked, assembly),
+            stream=assembly.stream,
+            ignored_params=_ignored(body, model, chat, asked),
+            end_user=chat.user or "",
+        )
+        response = respond(request, submission)
+        for name in [name for name in response.headers if name.lower().startswith(_LIMITS)]:
+            kind, subject = name[len(_LIMITS) :].split("-", 1)
+            response[f"anthropic-ratelimit-{subject}-{kind}"] = response[name]
+        return response
+
+
+class CountTokensView(ApiView):
+    """``POST /v1/messages/count_tokens``."""
+
+    @documented(
+        body=wire.CountTokensRequest,
+        answer=wire.InputTokens,
+        queued=True,
+        error=wire.MessagesError,
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """Count the tokens that the model would read."""
+        body = parse(wire.CountTokensRequest, request.data)
+        caller = caller_of(request)
+        model, chat, asked = _asked(body, caller)
+        require_endpoint(model, "render")
+        submission = Submission(
+            INPUT_TOKENS,
+            new_id("tok-"),
+            caller,
+            Document(replace(asked, operation="render"), Assembly()),
+            ignored_params=_ignored(body, model, chat, asked),
+        )
+        return respond(request, submission)
+
+
+def _asked(
+    body: wire.MessagesRequest | wire.CountTokensRequest, caller: Caller
+) -> tuple[ResolvedModel, DialectChat, GenerationRequest]:
+    """Return the model, the request as a chat, and what the engine is asked.
+
+    Raise InvalidRequestError naming fields of Anthropic's.
+    """
+    model = served_model(caller, body.model, body)
+    has_template = "chat_template" in model.capabilities
+    fields = to_chat(body, caller.project_id, has_template=has_template)
+    chat = parse(DialectChat, fields)
+    try:
+        return model, chat, to_generation_request(chat, model)
+    except InvalidRequestError as exc:
+        if (exc.param or "").startswith("messages["):  # Its places are those of the chat.
+            exc.param = "messages"
+        raise
+
+
+def _ignored(
+    body: wire.MessagesRequest | wire.CountTokensRequest,
+    model: ResolvedModel,
+    chat: DialectChat,
+    asked: GenerationRequest,
+) -> list[str]:
+    names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
+    return names + ignored_fields(model, chat, asked)

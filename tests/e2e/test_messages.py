@@ -1,0 +1,381 @@
+"""Anthropic's Messages API, through Anthropic's own client."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.e2e.scripts import ENDLESS, call, frames, script
+from tests.images import encoded
+from tests.served_stack import ServedStack, wait_until
+
+HELLO: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/city"}},
+        "required": ["city"],
+        "$defs": {"city": {"type": "string", "maxLength": 20}},
+    },
+}
+GREEDY: dict[str, Any] = {"model": "demo", "max_tokens": 80, "temperature": 0}
+DEMO: dict[str, Any] = {
+    "model": "demo",
+    "max_tokens": 80,
+    "extra_body": {"temperature": 0},  # The client of today has no argument for it.
+}
+
+
+@pytest.fixture(scope="module")
+def claude(stack: ServedStack) -> Iterator[anthropic.Anthropic]:
+    """The official client, which sends its key as ``x-api-key``."""
+    with anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0) as opened:
+        yield opened
+
+
+def play(claude: anthropic.Anthropic, *steps: dict[str, Any], **fields: Any) -> Any:
+    """What the scripted model answers when it plays these steps."""
+    said = [{"role": "user", "content": script(*steps)}]
+    return claude.messages.create(
+        **{"model": "scripted", "max_tokens": 1000, "messages": said, **fields}
+    )
+
+
+def test_a_message_is_answered_whole_and_in_a_stream(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(**DEMO, messages=HELLO, system="Be brief.")
+    assert (whole.type, whole.role, whole.model) == ("message", "assistant", "demo")
+    assert whole.id.startswith("msg_")
+    [block] = whole.content
+    assert block.type == "text"
+    assert "Paris" in block.text
+    assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+    assert whole.usage.output_tokens > 3
+    with claude.messages.stream(**DEMO, messages=HELLO, system="Be brief.") as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert [getattr(b, "text", "") for b in streamed.content] == [block.text]
+    assert streamed.stop_reason == "end_turn"
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    read = streamed.usage.cache_read_input_tokens or 0
+    assert read > 0  # The second prompt is the first one.
+    assert streamed.usage.input_tokens + read == whole.usage.input_tokens + (
+        whole.usage.cache_read_input_tokens or 0
+    )
+    assert events[0] == "message_start"
+    assert events[-1] == "message_stop"
+
+
+def test_events_have_names_and_come_in_anthropics_order(http: httpx.Client) -> None:
+    steps = script(
+        {"reasoning": "Hm."}, {"text": "So "}, {"text": "be it."}, call("f", '{"a"', ":1}")
+    )
+    body = {
+        "model": "scripted",
+        "max_tokens": 99,
+        "stream": True,
+        "tools": [{**WEATHER, "name": "f"}],
+    }
+    asked = {**body, "messages": [{"role": "user", "content": steps}]}
+    with http.stream("POST", "/v1/messages?beta=true", json=asked) as answer:
+        sent = frames(answer)
+    pairs = [frame.split("\n") for frame in sent]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name.removeprefix("event: ") for name, _ in pairs] == [e["type"] for e in events]
+    told = [(e["type"], e.get("index")) for e in events]
+    assert told == [
+        ("message_start", None),
+        ("ping", None),
+        ("content_block_start", 0),
+        ("content_block_delta", 0),
+        ("content_block_delta", 0),  # The signature.
+        ("content_block_stop", 0),
+        ("content_block_start", 1),
+        ("content_block_delta", 1),
+        ("content_block_delta", 1),
+        ("content_block_stop", 1),
+        ("content_block_start", 2),
+        ("content_block_delta", 2),
+        ("content_block_delta", 2),
+        ("content_block_stop", 2),
+        ("message_delta", None),
+        ("message_stop", None),
+    ]
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert events[10]["content_block"]["input"] == {}
+    assert "".join(e["delta"].get("partial_json", "") for e in events[11:13]) == '{"a":1}'
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] > 0
+
+
+def test_a_tool_is_called_and_its_result_is_read(claude: anthropic.Anthropic) -> None:
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    tools: list[Any] = [WEATHER]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        forced: Any = choice
+        called = claude.messages.create(**DEMO, messages=question, tools=tools, tool_choice=forced)
+        assert called.stop_reason == "tool_use"
+    [use] = called.content
+    assert use.type == "tool_use"
+    assert use.input == {"city": "Oslo"}
+    history = [
+        *question,
+        {"role": "assistant", "content": [use.to_dict()]},
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": use.id,
+                    "content": [{"type": "text", "text": "Sunny, 21 degrees"}],
+                    "is_error": False,
+                },
+                {"type": "text", "text": "So?", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]
+    answer = claude.messages.create(**DEMO, messages=history, tools=tools)
+    assert answer.content[0].type == "text"
+    assert answer.content[0].text
+    counted = claude.messages.count_tokens(model="demo", messages=history, tools=tools)
+    usage = answer.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_thoughts_are_signed_and_only_the_signed_are_taken_back(
+    claude: anthropic.Anthropic, stack: ServedStack
+) -> None:
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    answer = claude.messages.create(**DEMO, messages=HELLO, thinking=thinking)
+    thought, said = answer.content
+    assert thought.type == "thinking"
+    assert thought.signature
+    assert said.type == "text"
+    turns = [*HELLO, {"role": "assistant", "content": [b.to_dict() for b in answer.content]}]
+    more = [*turns, {"role": "user", "content": "And of Japan?"}]
+    assert claude.messages.create(**DEMO, messages=more, thinking=thinking).content
+    forged = json.loads(json.dumps(more))
+    forged[1]["content"][0]["thinking"] += "!"
+    with pytest.raises(anthropic.BadRequestError, match="signature"):
+        claude.messages.create(**DEMO, messages=forged, thinking=thinking)
+    key = make_key(stack).secret
+    with (
+        anthropic.Anthropic(base_url=stack.url, api_key=key) as other,
+        pytest.raises(anthropic.BadRequestError, match="signature"),
+    ):
+        other.messages.create(**DEMO, messages=more, thinking=thinking)
+
+
+def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) -> None:
+    for fields in ({}, {"thinking": {"type": "disabled"}}):
+        answer = claude.messages.create(**DEMO, messages=HELLO, **fields)  # type: ignore[call-overload]  # Both are given.
+        assert [block.type for block in answer.content] == ["text"]
+    adaptive: Any = {"type": "adaptive"}
+    effort: Any = {"effort": "xhigh"}
+    thought = claude.messages.create(
+        **DEMO, messages=HELLO, thinking=adaptive, output_config=effort
+    )
+    assert [block.type for block in thought.content] == ["thinking", "text"]
+
+
+def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
+    short = claude.messages.create(**{**DEMO, "max_tokens": 2}, messages=HELLO)
+    assert short.stop_reason == "max_tokens"
+    stopped = claude.messages.create(
+        **DEMO, messages=HELLO, stop_sequences=["Paris", "x1", "x2", "x3", "x4"]
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Paris")
+
+
+def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "The capital of"}]
+    [block] = claude.messages.create(**DEMO, messages=begun).content
+    assert block.type == "text"
+    assert block.text.startswith(" France")
+
+
+def test_a_format_binds_the_answer(claude: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+    }
+    config: Any = {"format": {"type": "json_schema", "schema": schema}}
+    [block] = claude.messages.create(**DEMO, messages=HELLO, output_config=config).content
+    assert block.type == "text"
+    assert json.loads(block.text)["city"] in ("Paris", "Rome")
+
+
+def test_documents_and_search_results_are_read(claude: anthropic.Anthropic) -> None:
+    blocks: list[Any] = [
+        {
+            "type": "document",
+            "title": "Notes",
+            "source": {"type": "text", "media_type": "text/plain", "data": "A cat."},
+        },
+        {
+            "type": "search_result",
+            "source": "here",
+            "title": "Found",
+            "content": [{"type": "text", "text": "A dog."}],
+        },
+        {"type": "text", "text": "What is it?"},
+    ]
+    plain = claude.messages.count_tokens(
+        model="demo", messages=[{"role": "user", "content": blocks[2:]}]
+    )
+    whole = claude.messages.count_tokens(
+        model="demo", messages=[{"role": "user", "content": blocks}]
+    )
+    assert whole.input_tokens > plain.input_tokens + 10
+
+
+def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx.Client) -> None:
+    image = {
+        "type": "image",
+        "source": {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(encoded("PNG")).decode(),
+        },
+    }
+    body = {**GREEDY, "messages": [{"role": "user", "content": [image]}]}
+    refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["type"] == "error"
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert "reads no images" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"tool_choice": {"type": "tool", "name": "none"}, "tools": [WEATHER]}, "tool_choice.name"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+                ]
+            },
+            "tool",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}],
+                    }
+                ]
+            },
+            "is not of a user",
+        ),
+    ],
+)
+def test_bad_input_names_its_field(
+    http: httpx.Client, change: dict[str, Any], message: str
+) -> None:
+    body = {**GREEDY, "messages": HELLO, **change}
+    refused = http.post("/v1/messages", json={k: v for k, v in body.items() if v is not None})
+    assert refused.status_code == 400, refused.text
+    error = refused.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert message in error["error"]["message"]
+
+
+def test_errors_have_the_clients_classes(stack: ServedStack, claude: anthropic.Anthropic) -> None:
+    with (
+        anthropic.Anthropic(base_url=stack.url, api_key="sk-wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger.messages.create(**DEMO, messages=HELLO)
+    with pytest.raises(anthropic.NotFoundError, match="none"):
+        claude.messages.create(model="none", max_tokens=5, messages=HELLO)
+    with pytest.raises(anthropic.InternalServerError):
+        play(claude, {"fail": "It broke."})
+    with pytest.raises(anthropic.APIStatusError, match="failed"):
+        for _ in play(claude, {"text": "a"}, {"fail": "It broke."}, stream=True):
+            pass
+
+
+def test_what_claude_code_sends_is_taken(http: httpx.Client) -> None:
+    tools = [
+        {"name": f"tool_{number}", "description": "x" * 20, "input_schema": {"type": "object"}}
+        for number in range(24)
+    ]
+    body = {
+        "model": "demo",
+        "max_tokens": 32_000,
+        "stream": True,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "metadata": {"user_id": json.dumps({"device_id": "d" * 64, "session_id": "s"})},
+        "system": [
+            {"type": "text", "text": f"Part {n}.", "cache_control": {"type": "ephemeral"}}
+            for n in range(3)
+        ],
+        "tools": tools,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "say hello"}]},
+            {"role": "system", "content": "The date has changed."},
+        ],
+    }
+    betas = ",".join(f"beta-{n}-2026-01-01" for n in range(7))
+    assert http.head("/").status_code in (200, 302)
+    with http.stream(
+        "POST", "/v1/messages?beta=true", json=body, headers={"anthropic-beta": betas}
+    ) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert "context_management" in answer.headers["x-unsupported-params"]
+        sent = frames(answer)
+    assert sent[-1].startswith("event: message_stop")
+
+
+def test_tools_of_anthropics_are_shown_or_named(http: httpx.Client) -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ]
+    forced = {"tool_choice": {"type": "tool", "name": "bash"}}
+    answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO, "tools": tools, **forced})
+    assert answer.status_code == 200, answer.text
+    [use] = answer.json()["content"]
+    assert (use["type"], use["name"]) == ("tool_use", "bash")
+    assert "tools[].web_search_20250305" in answer.headers["x-unsupported-params"]
+
+
+def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Client) -> None:
+    body = {"model": "scripted", "max_tokens": 9000, "stream": True}
+    said = {**body, "messages": [{"role": "user", "content": ENDLESS}]}
+    with http.stream("POST", "/v1/messages", json=said) as answer:
+        lines = answer.iter_lines()
+        start = next(line for line in lines if line.startswith("data: "))
+        message = json.loads(start.removeprefix("data: "))["message"]["id"]
+        next(line for line in lines if "text_delta" in line)
+    wait_until(lambda: stack.row(message)["status"] == "cancelled", 10, "the run is cancelled")
+    assert stack.row(message)["output_tokens"] > 0
+
+
+def test_limits_are_told_in_anthropics_headers(stack: ServedStack) -> None:
+    with make_key(stack, requests_per_minute=50).http(stack) as http:
+        answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO})
+    assert answer.headers["anthropic-ratelimit-requests-limit"] == "50"
+    assert answer.headers["anthropic-ratelimit-requests-remaining"] == "49"
