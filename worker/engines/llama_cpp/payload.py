@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.catalogue.engines.llama_cpp import marks, modalities
+from inference_site.catalogue.engines.llama_cpp import FillInMarks, marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
@@ -108,11 +108,8 @@ class LlamaCppPayloads(Payloads):
         """
         if (suffix := request.suffix) is None:
             return request
-        before, after, middle = marks(self._spec) or ("", "", "")
-        prompts = (
-            p if isinstance(p, tuple) else f"{before}{p}{after}{suffix}{middle}"
-            for p in request.prompts
-        )
+        own = marks(self._spec) or FillInMarks("", "")
+        prompts = (p if isinstance(p, tuple) else own.around(p, suffix) for p in request.prompts)
         return replace(request, prompts=tuple(prompts), suffix=None)
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
