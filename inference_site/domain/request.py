@@ -76,7 +76,7 @@ class GenerationRequest:
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
     are asked for; with it ``max_output_tokens`` may be 0.
     ``return_progress`` has an engine that can feed ``PromptProgress`` while it reads a prompt.
-    ``extensions`` are fields of other servers that are passed on, by their names here.
+    ``extensions`` are fields of vLLM's for engines that have them, by their names here.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
     ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
     ``token_texts`` has tokens come with their texts; both are of ``tokenize``.

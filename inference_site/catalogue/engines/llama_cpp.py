@@ -30,6 +30,7 @@ _GENERATES = frozenset(
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
         *("mirostat", "prompt_logprobs", "prompt_template", "stop_token_ids", "tools"),
+        *("allowed_token_ids", "bad_words"),
     }
 )
 
