@@ -103,6 +103,16 @@ def test_as_many_tokens_as_a_request_may_name_are_a_bound(engine: Engine) -> Non
     assert not set(free) <= set(spoken.pieces)
 
 
+@pytest.mark.parametrize("top_logprobs", [None, 0])
+def test_offered_tools_change_nothing(engine: Engine, top_logprobs: int | None) -> None:
+    """With log probabilities, the chat is a completion of its prompt."""
+    tools = (Tool("f", None, {"type": "object"}),)
+    bounds = {"allowed_token_ids": ids_of_each(engine, "a", "b"), "bad_words": ["a"]}
+    sink = answered(engine, bounds, tools=tools, top_logprobs=top_logprobs)
+    assert set("".join(sink.pieces)) == {"b"}
+    assert sink.usage.output_tokens == 30
+
+
 def test_every_choice_has_only_allowed_tokens(engine: Engine) -> None:
     allowed = {"allowed_token_ids": ids_of_each(engine, "a", "b")}
     sink = answered(engine, allowed, choices=2, sampling=HOT)
