@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import Any, Literal
 
 import redis.exceptions
@@ -214,7 +213,9 @@ class Lease:
                 keys = (lease_key(self._worker), _INDEX, _unsent_key(self._worker))
                 kept_s = self._ttl_s + busy // _RUNS_A_SECOND
                 lease = (_document.dump_json(described), kept_s, self._worker)
-                unsent = (settings.RUN_TTL_S, *chain.from_iterable(self._unsent().items()))
+                unsent: list[str | int] = [settings.RUN_TTL_S]
+                for id_and_tokens in self._unsent().items():
+                    unsent += id_and_tokens
                 site_client().eval(_RENEW, len(keys), *keys, *lease, *unsent)
                 LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:

@@ -100,7 +100,7 @@ def test_allowed_tokens_and_forbidden_words(
 ) -> None:
     ids = [tokens_of(http, text)[-1] for text in ("a", "b")]
     for words, letters in (([], "ab"), (["a"], "b"), (["b"], "a")):
-        bound = {"allowed_token_ids": ids, "bad_words": words, "stream": stream}
+        bound: dict[str, Any] = {"allowed_token_ids": ids, "bad_words": words, "stream": stream}
         [(text, reason, _)] = texts_of(client, temperature=2.0, **bound)
         assert set(text) == set(letters)
         assert (len(text), reason) == (40, "length")

@@ -118,7 +118,7 @@ def test_marks_of_a_file_are_tokens_of_the_prompt(
     own = marks(spec)
     assert own is not None
     coder = load_engine(spec)
-    asked = {"operation": "tokenize", "prompts": (own.around("x = 1", "print(x)"),)}
+    asked: dict[str, Any] = {"operation": "tokenize", "prompts": (own.around("x = 1", "print(x)"),)}
     sink = RecordingSink()
     coder.tokenize(GenerationRequest("demo", **asked), sink)
     coder.close()
