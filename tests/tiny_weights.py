@@ -7,7 +7,7 @@ demo model's head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,22 @@ Tensor = np.ndarray[Any, np.dtype[np.float32]]
 Tensors = Iterator[tuple[str, Tensor]]
 
 
-def write_model(path: Path, seed: int = 0, chat_template: str | None = None) -> Path:
+def write_model(
+    path: Path,
+    seed: int = 0,
+    chat_template: str | None = None,
+    control_tokens: Mapping[int, str] | None = None,
+) -> Path:
     """Write a model with the demo model's vocabulary; return its path.
 
-    Without a ``chat_template`` it has the demo model's.
+    Without a ``chat_template`` it has the demo model's. ``control_tokens`` take the places of the
+    tokens of these ids.
     """
+    controls = control_tokens or {}
+    replaced = {
+        "tokenizer.ggml.tokens": controls,
+        "tokenizer.ggml.token_type": dict.fromkeys(controls, gguf.TokenType.CONTROL),
+    }
     demo = gguf.GGUFReader(DEMO_FILE)
     writer = gguf.GGUFWriter(path, "llama")
     for field in demo.fields.values():
@@ -36,7 +47,10 @@ def write_model(path: Path, seed: int = 0, chat_template: str | None = None) -> 
             writer.add_chat_template(chat_template)
         elif field.name.startswith("tokenizer."):
             main, *inner = field.types
-            writer.add_key_value(field.name, field.contents(), main, inner[-1] if inner else None)
+            value = field.contents()
+            for id_, new in replaced.get(field.name, {}).items():
+                value[id_] = new
+            writer.add_key_value(field.name, value, main, inner[-1] if inner else None)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_context_length(2048)
     writer.add_embedding_length(_WIDTH)

@@ -118,6 +118,7 @@ class UpstreamServer:
 
     def __init__(self, port: int = 0, certificate: Path | None = None) -> None:
         self.models = ["m"]
+        self.context_length: int | None = None
         self.answers: list[Answer] = [streamed("Hello", " there")]
         self.list_models: Answer = self._list
         self.asked: list[Asked] = []
@@ -144,7 +145,8 @@ class UpstreamServer:
         return self.asked[-1].body
 
     def _list(self, talk: Talk) -> None:
-        listed = [{"id": name, "object": "model"} for name in self.models]
+        told = {} if self.context_length is None else {"max_model_len": self.context_length}
+        listed = [{"id": name, "object": "model", **told} for name in self.models]
         talk.say(200, {"object": "list", "data": listed})
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

@@ -79,7 +79,7 @@ class GenerationRequest:
     ``token_ids`` has the engine feed ``PromptTokens`` and ``AnswerTokens``, and ``prompt_logprobs``
     has it feed ``PromptTokens`` with so many of the likeliest tokens at each place.
     ``tokens_as_ids`` names the tokens of log probabilities ``token_id:ID``.
-    ``extensions`` are fields of other servers that are passed on, by their names here.
+    ``extensions`` are fields of vLLM's for engines that have them, by their names here.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
     ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
     ``token_texts`` has tokens come with their texts; both are of ``tokenize``.

@@ -273,7 +273,12 @@ def context_of(spec: ModelSpec) -> int:
 
     Without a worker, it is what this host knows.
     """
-    announced = (served.context_length for served in live_view.having(spec.id))
+    return context_among(spec, live_view.having(spec.id))
+
+
+def context_among(spec: ModelSpec, reports: Iterable[ModelReport]) -> int:
+    """Return the shortest context that these reports of the model announce, else the spec's."""
+    announced = (served.context_length for served in reports)
     return min(filter(None, announced), default=spec.context_length)
 
 
@@ -336,6 +341,7 @@ __all__ = [
     "UnknownWorker",
     "capabilities_of",
     "clear_pending_load",
+    "context_among",
     "context_of",
     "drain",
     "has_pending_command",

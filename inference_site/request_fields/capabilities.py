@@ -143,10 +143,12 @@ BOUNDS = (
 HINTS = ("cache_salt", "priority", "vllm_xargs")
 """Fields of other servers that only tune."""
 _OF_SERVERS = {*ServerFields.model_fields, "structural_tag"}
-"""What no engine of this site's own has."""
+"""What an engine of this site's own has only as a capability."""
 
 
 def _heeds(model: ResolvedModel, name: str) -> bool:
+    if name in model.capabilities:
+        return True
     honoured = honoured_fields(model.spec)
     return name not in _OF_SERVERS if honoured is None else name in honoured
 

@@ -46,7 +46,7 @@ def test_the_page_of_a_model_shows_what_it_is_where_it_runs_and_what_failed(
 ) -> None:
     failed = {"status": Status.FAILED, "finished_at": timezone.now(), "error_code": "model_error"}
     create_generation(api_key[0], **{"model": "demo", **failed})
-    report = ModelReport("demo", 4, 1, size_bytes=2**30, quantisation="Q4_K_M")
+    report = ModelReport("demo", 4, 1, size_bytes=2**30, quantisation="Q4_K_M", context_length=4321)
     gpu = Device("H100 0", 80 * 2**30, 20 * 2**30, temperature_c=61, busy_percent=7)
     host = HostState("EPYC", 64, 3.5, Device("memory", 2**34, 2**33), (gpu,), "3.13")
     worker = LiveWorker("gpu:1", (report,), host="gpu", release="1.2.3", state=host)
@@ -56,7 +56,15 @@ def test_the_page_of_a_model_shows_what_it_is_where_it_runs_and_what_failed(
     finally:
         site_client().delete("worker:gpu:1")
         site_client().srem("workers", "gpu:1")
-    for part in ("gpu:1", "1 / 4", "Q4_K_M", "1.00 GiB", "no price set", "model_error"):
+    for part in (
+        "gpu:1",
+        "1 / 4",
+        "Q4_K_M",
+        "1.00 GiB",
+        "4,321 tokens",
+        "no price set",
+        "model_error",
+    ):
         assert part in text, part
     for part in ("64 × EPYC", "20.0 of 80.0 GiB, 7 % busy, 61 °C", "1.2.3"):
         assert part in fleet, part

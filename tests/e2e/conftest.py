@@ -17,6 +17,8 @@ from tests.tiny_weights import write_adapter
 from tests.upstream_server import UpstreamServer, llama_server
 
 SHARE_OF_REDIS = 24 * 1024 * 1024
+ODD_CONTEXT = 8192
+"""What the server of the model ``odd`` says; its entry says nothing."""
 OTHER_MODELS = """
   hooked:
     engine: scripted
@@ -77,7 +79,7 @@ OTHER_MODELS = """
 def odd() -> Iterator[UpstreamServer]:
     """A server that does what it is told."""
     server = UpstreamServer()
-    server.models = ["odd"]
+    server.models, server.context_length = ["odd"], ODD_CONTEXT
     with server.running():
         yield server
 

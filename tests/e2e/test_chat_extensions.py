@@ -94,6 +94,36 @@ def test_stop_token_is_not_in_the_log_probabilities(
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_allowed_tokens_and_forbidden_words(
+    client: openai.OpenAI, http: httpx.Client, stream: bool
+) -> None:
+    ids = [tokens_of(http, text)[-1] for text in ("a", "b")]
+    for words, letters in (([], "ab"), (["a"], "b"), (["b"], "a")):
+        bound: dict[str, Any] = {"allowed_token_ids": ids, "bad_words": words, "stream": stream}
+        [(text, reason, _)] = texts_of(client, temperature=2.0, **bound)
+        assert set(text) == set(letters)
+        assert (len(text), reason) == (40, "length")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"min_tokens": 3}, "unsupported_parameter"),
+        ({"bad_words": ["incomprehensibilities"]}, None),
+        ({"allowed_token_ids": [2**31 - 1]}, None),
+        ({"allowed_token_ids": [5], "grammar": {"type": "regex", "value": "a"}}, None),
+        ({"allowed_token_ids": [5], "model": "old"}, "unsupported_parameter"),
+    ],
+)
+def test_bounds_that_cannot_be_held_are_refused(
+    client: openai.OpenAI, fields: dict[str, Any], code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert (caught.value.param, caught.value.code) == (next(iter(fields)), code)
+
+
 def test_stop_token_that_nobody_says_changes_nothing(client: openai.OpenAI) -> None:
     whole = texts_of(client)
     assert texts_of(client, stop_token_ids=[2000]) == whole

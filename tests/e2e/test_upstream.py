@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.conftest import ODD_CONTEXT
 from tests.e2e.test_tools import OSLO, WEATHER
 from tests.served_stack import ServedStack, wait_until
 from tests.upstream_server import Talk, UpstreamServer, chunks, finish, streamed, text
@@ -75,6 +76,14 @@ def test_one_model_says_the_same_on_llama_cpp_on_ctransformers_and_behind_a_serv
         assert usage is not None
         told[model] = (choice.message.content, choice.finish_reason, usage.prompt_tokens)
     assert told["demo"] == told["old"] == told["remote"]
+
+
+def test_context_is_what_the_server_says(remote: openai.OpenAI, other_stack: ServedStack) -> None:
+    told: Any = remote.models.retrieve("odd")
+    assert told.context_length == ODD_CONTEXT
+    listed = other_stack.manage("models").splitlines()
+    [odd] = [line.split() for line in listed if line.startswith("odd ")]
+    assert odd[:4] == ["odd", "openai_upstream", "4", f"{ODD_CONTEXT:,}"]
 
 
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])

@@ -9,6 +9,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -106,6 +109,35 @@ def test_killed_worker_fails_its_streams_and_comes_back(stack: ServedStack) -> N
     assert row["output_tokens"] == len(reader.text.split())
     restarting = "worker was killed by SIGKILL; restarting"
     wait_until(lambda: restarting in stack.text(), 120, "the supervisor")
+    wait_until(lambda: works(stack), 120, "the next request")
+
+
+def test_whole_answers_of_a_killed_worker_count_what_was_generated(stack: ServedStack) -> None:
+    """As its lease said last; nothing of them is in an event log."""
+    wait_until(lambda: works(stack), 120, "the worker")
+    script = slow(1000)
+    asked: list[Callable[[], object]] = [
+        partial(stack.client().chat.completions.create, model="scripted", messages=script),
+        partial(stack.client().responses.create, model="scripted", input=script),
+    ]
+    rows = "SELECT public_id, output_tokens FROM generations_generation WHERE "
+    running = f"{rows} status = 'running' AND claimed_at < now() - interval '6 s'"
+    lost = f"{rows} error_code = 'worker_lost' AND public_id = ANY(%s)"
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [pool.submit(ask) for ask in asked]
+        wait_until(lambda: len(stack.sql(running)) == len(asked), 120, "some words")
+        ids = [public_id for public_id, _ in stack.sql(running)]
+        os.kill(stack.pid_of("worker"), signal.SIGKILL)
+        for answer in answers:
+            with pytest.raises(openai.APIError, match="died"):
+                answer.result(120)
+    counted: dict[str, int] = dict(stack.sql(lost, ids))
+    assert len(counted) == len(asked)
+    assert min(counted.values()) > 5
+    [stored] = [id_ for id_ in counted if id_.startswith("resp_")]
+    usage = stack.client().responses.retrieve(stored).usage
+    assert usage is not None
+    assert usage.output_tokens == counted[stored]
     wait_until(lambda: works(stack), 120, "the next request")
 
 

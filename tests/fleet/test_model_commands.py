@@ -8,11 +8,16 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import redis.exceptions
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 from inference_site.catalogue.hub import Reference, kept
+from inference_site.fleet import fleet, leases
+from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
+from inference_site.generations.queue import new_id
+from inference_site.storage.redis_clients import site_client
 from tests.hub_server import Hub
 from tests.ports import free_port
 
@@ -38,6 +43,37 @@ def test_models_are_listed_with_the_memory_they_need(settings: Settings, tmp_pat
     assert "missing" in gone
     assert "scripted" in play
     assert "of memory is free" in out.getvalue()
+
+
+@pytest.mark.usefixtures("fresh_catalog", "db")
+def test_context_is_what_a_worker_announces_and_without_redis_that_of_the_entry(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.MODELS_FILE = tmp_path / "models.yaml"
+    entries = "models: {far: {engine: scripted}, near: {engine: scripted, context_length: 64}}"
+    settings.MODELS_FILE.write_text(entries)
+    monkeypatch.setattr(fleet, "live_view", LiveView(ttl_s=0))
+    worker = new_id("host:")
+    reports = ModelReport("far", 4, 0, context_length=8192), ModelReport("other", 1, 0)
+    Lease(worker, lambda: LiveWorker(worker, reports)).renew()
+
+    def listed() -> dict[str, str]:
+        out = StringIO()
+        call_command("models", stdout=out, stderr=out)
+        rows = [line.split() for line in out.getvalue().splitlines()]
+        return {row[0]: row[3] for row in rows if row and row[0] in ("far", "near", "Redis")}
+
+    try:
+        assert listed() == {"far": "8,192", "near": "64"}
+        monkeypatch.setattr(leases, "live_workers", _unreachable)
+        assert listed() == {"Redis": "asked", "far": "2,048", "near": "64"}
+    finally:
+        site_client().delete(f"worker:{worker}")
+        prune()
+
+
+def _unreachable() -> list[LiveWorker]:
+    raise redis.exceptions.ConnectionError
 
 
 def test_file_is_checked_against_the_free_memory() -> None:

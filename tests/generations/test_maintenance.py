@@ -75,7 +75,7 @@ Key = tuple[ApiKey, str]
 def worker() -> Iterator[str]:
     name = new_id("host:")
     yield name
-    site_client().delete(f"worker:{name}")
+    site_client().delete(f"worker:{name}", f"worker:{name}:unsent")
     site_client().zrem("suspects", name)
     prune()
 
@@ -207,6 +207,18 @@ def test_a_stop_that_the_database_refuses_is_tried_again(
     assert state(row)[0] == Status.RUNNING
     give_up_abandoned()
     assert state(row)[0] == Status.CANCELLED
+
+
+def test_what_a_dead_worker_has_generated_and_not_sent_is_counted(
+    api_key: Key, worker: str
+) -> None:
+    row, other = running(api_key, worker), running(api_key, worker)
+    Lease(worker, lambda: LiveWorker(worker), lambda: {row.public_id: 7}).renew()
+    site_client().delete(f"worker:{worker}")
+    suspect(worker, ago_s=30)
+    give_up_abandoned()
+    assert state(row) == state(other) == (Status.FAILED, "worker_lost")
+    assert (row.output_tokens, other.output_tokens) == (7, 0)
 
 
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
+from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
@@ -16,7 +17,8 @@ from inference_site.request_fields.capabilities import BOUNDS, HINTS, ignored_fi
 from inference_site.submission.model_access import ResolvedModel
 from tests.served_stack import ROOT
 
-ALL = {*FLAVORS, "own"}
+OWN = {f"the engine {name}": ModelSpec("m", name) for name in ("llama_cpp", "ctransformers")}
+ALL = {*FLAVORS, *OWN}
 SENT: dict[str, Any] = {
     "min_tokens": 3,
     "allowed_token_ids": [1],
@@ -43,8 +45,8 @@ def rows() -> dict[str, tuple[set[str], str]]:
     found = {}
     for line in table.strip().splitlines()[1:]:
         field, by, elsewhere = (cell.strip() for cell in line.strip("|").split("|"))
-        named = set(re.findall("`([a-z_]+)`", by))
-        named |= {"own"} if "own engines" in by else set()
+        named = set(re.findall(r"(?<!engine )`([a-z_]+)`", by))
+        named |= {name for name in OWN if name in by.replace("`", "") or "own engines" in by}
         honoured = ALL - named if by.startswith("all but") else named
         name = re.findall("`([a-z_.]+)[`:]", field)[0]
         found[name] = (honoured, elsewhere)
@@ -54,10 +56,9 @@ def rows() -> dict[str, tuple[set[str], str]]:
 def outcome(kind: str, body: dict[str, Any]) -> str:
     """What becomes of a chat with these fields."""
     options = {"base_url": "http://h/v1", "flavor": kind}
-    spec = ModelSpec("m", "openai_upstream", options=options)
-    if kind == "own":
-        spec = ModelSpec("m", "llama_cpp")
-    model = ResolvedModel(spec, frozenset({"chat", "grammar", "logprobs", "response_prefix"}))
+    spec = OWN.get(kind) or ModelSpec("m", "openai_upstream", options=options)
+    own = model_capabilities(spec) if kind in OWN else frozenset[str]()
+    model = ResolvedModel(spec, own | {"chat", "grammar", "logprobs", "response_prefix"})
     asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body}
     request = ChatCompletionRequest.model_validate(asked)
     try:

@@ -108,6 +108,11 @@ class Stream:
             self._forget_sent()
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it was given frames, or goes on after those of an earlier attempt."""
+        return self._started or bool(self._next)
+
+    @property
     def goes_on(self) -> bool:
         """Whether its log has frames, all of which it can send again."""
         return bool(self._sent)

@@ -122,6 +122,11 @@ class Run:
         """For how long the engine has given output, in seconds."""
         return 0.0 if self._output_since is None else time.monotonic() - self._output_since
 
+    @property
+    def unsent_tokens(self) -> int:
+        """How many output tokens there are, at least, of which nothing was sent; 0 once it was."""
+        return 0 if self._stream.is_begun else max(self._pieces, self._usage.output_tokens)
+
     def feed(self, delta: Delta) -> None:
         """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):

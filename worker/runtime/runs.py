@@ -49,7 +49,7 @@ class Runs:
     ) -> None:
         self._changed = changed
         self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
-        self._running: dict[Claim, tuple[ServedModel, Stream, Permit]] = {}
+        self._running: dict[Claim, tuple[ServedModel, Stream, Permit, Run]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For what an engine's own thread must not be blocked by."""
         self._late: set[Claim] = set()
@@ -63,6 +63,13 @@ class Runs:
         claims = (*self._running, *self._late.copy())
         return {(claim.public_id, claim.attempt) for claim in claims}
 
+    @property
+    def unsent_tokens(self) -> dict[str, int]:
+        """The output tokens so far of the runs that have sent nothing, by id."""
+        running = tuple(self._running.items())
+        found = ((claim.public_id, run.unsent_tokens) for claim, (*_, run) in running)
+        return {id_: tokens for id_, tokens in found if tokens}
+
     def serve(self, model: ServedModel) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
         model.missed_wake_up = True
@@ -70,7 +77,7 @@ class Runs:
 
     def stop(self, model: ServedModel) -> None:
         """Have what runs on this model stop."""
-        for runs_on, stream, _ in list(self._running.values()):
+        for runs_on, stream, *_ in list(self._running.values()):
             if runs_on is model:
                 stream.stop(StopReason.SHUTDOWN)
 
@@ -153,7 +160,7 @@ class Runs:
 
     def _leave(self, claim: Claim) -> None:
         """Let others begin, once a run has ended."""
-        _, _, permit = self._running.pop(claim)
+        _, _, permit, _ = self._running.pop(claim)
         if permit.leave():
             self._changed()
 
@@ -161,7 +168,7 @@ class Runs:
         """Run what was claimed; return whether its engine goes on by itself."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream, partial(self._end_later, claim))
-        self._running[claim] = model, stream, permit
+        self._running[claim] = model, stream, permit, run
         if claim.is_isolated:
             self._isolate(model, permit, run)
         began_at = time.monotonic()

@@ -85,7 +85,7 @@ class Runtime:
         """The models that a worker in the place of this one would serve too."""
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
-        self._lease = Lease(self.id, self.described)
+        self._lease = Lease(self.id, self.described, lambda: self._runs.unsent_tokens)
         self._listener = Listener(self.id, self.obey)
         self._idle_watches: dict[str, IdleWatch] = {}
         self._may_idle: set[str] = set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,18 +30,48 @@ _GENERATES = frozenset(
         *("chat", "completions", "render", "tokens"),
         *("cache_prompt", "chat_template", "choices", "grammar", "logprobs", "response_prefix"),
         *("mirostat", "prompt_logprobs", "prompt_template", "stop_token_ids", "token_ids", "tools"),
+        *("allowed_token_ids", "bad_words"),
     }
 )
 
 
-_MARKS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+@dataclass(frozen=True, slots=True)
+class FillInMarks:
+    """What stands before the prefix, the suffix and the middle of a text to be filled in.
+
+    ``suffix_first``: the suffix comes before the prefix, which the middle then continues.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str = ""
+    suffix_first: bool = False
+
+    def around(self, prefix: str, suffix: str) -> str:
+        """Return the prompt that is continued by what fits between the two."""
+        before, after = f"{self.prefix}{prefix}", f"{self.suffix}{suffix}"
+        parts = (after, before) if self.suffix_first else (before, after)
+        return f"{''.join(parts)}{self.middle}"
+
+
+_FAMILIES = (
+    FillInMarks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    FillInMarks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    FillInMarks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    FillInMarks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    FillInMarks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    FillInMarks("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
+    FillInMarks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    FillInMarks("<PRE>", "<SUF>", "<MID>"),
+    FillInMarks("[PREFIX]", "[SUFFIX]", suffix_first=True),  # Codestral
 )
-"""What is before, after and in the middle of a text to be filled in, in the families of models."""
+"""The marks of families of models. Codestral's are Mistral's; the others are llama.cpp's list."""
+_MARK_IDS = (
+    ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
+    ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
+    ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
+)
+"""Keys of a file that name the tokens of its marks; the second of each is that of older files."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 _WHOLE = ("f32", "f16", "bf16")
@@ -148,18 +180,25 @@ def modalities(spec: ModelSpec) -> frozenset[str]:
     return frozenset(spec.options.get("modalities", ["vision"]))
 
 
-def marks(spec: ModelSpec) -> tuple[str, str, str] | None:
+def marks(spec: ModelSpec) -> FillInMarks | None:
     """Return what marks the parts of a text to be filled in: the entry's, or the file's own."""
     if given := spec.options.get("fim_tokens"):
-        before, after, middle = given
-        return before, after, middle
+        return FillInMarks(*given)
     return _marks_of(spec.file) if spec.file else None
 
 
 @cache
-def _marks_of(path: Path) -> tuple[str, str, str] | None:
-    vocabulary = frozenset(fields(path, TOKENS).get(TOKENS, ()))
-    return next((marks for marks in _MARKS if vocabulary.issuperset(marks)), None)
+def _marks_of(path: Path) -> FillInMarks | None:
+    """Return the marks that a file names by their ids, else those of a family that it has."""
+    found = fields(path, TOKENS, *chain.from_iterable(_MARK_IDS))
+    tokens = found.get(TOKENS, ())
+    ids = [next((found[key] for key in keys if key in found), -1) for keys in _MARK_IDS]
+    if all(0 <= id_ < len(tokens) for id_ in ids):
+        return FillInMarks(*(tokens[id_] for id_ in ids))
+    known = frozenset(("", *tokens))
+    return next(
+        (own for own in _FAMILIES if known.issuperset((own.prefix, own.suffix, own.middle))), None
+    )
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:

@@ -105,7 +105,7 @@ def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
         ("Size", size(facts.get("size_bytes", 0))),
         ("Architecture", facts.get("architecture") or "—"),
         ("Quantisation", facts.get("quantisation") or "—"),
-        ("Context", _context(spec, facts)),
+        ("Context", _context(spec, places, facts)),
         ("Slots", f"{spec.slots} in each worker"),
         ("Memory needed (about)", _memory(facts)),
         ("Price", _price(spec)),
@@ -140,10 +140,11 @@ def _source(spec: ModelSpec) -> str:
     return "a file in MODELS_DIR, without an entry"
 
 
-def _context(spec: ModelSpec, facts: FileFacts) -> str:
+def _context(spec: ModelSpec, places: list[Place], facts: FileFacts) -> str:
     trained = facts.get("trained_context", 0)
     told = f"; trained with {trained:,}" if trained else ""
-    return f"{spec.context_length:,} tokens in each slot{told}"
+    tokens = fleet.context_among(spec, (place.report for place in places))
+    return f"{tokens:,} tokens in each slot{told}"
 
 
 def _price(spec: ModelSpec) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import redis.exceptions
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -15,6 +17,7 @@ from inference_site.catalogue.memory import ModelMemory, fitting_sizes
 from inference_site.catalogue.model_files import fault_of
 from inference_site.catalogue.models_file import entry_lines, read_models_and_routes
 from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet.fleet import context_of
 from inference_site.host import memory_bytes
 from inference_site.model_store.watching import look
 
@@ -46,7 +49,7 @@ class Command(BaseCommand):
         try:
             if action is None:
                 look()
-                self._list(catalogue())
+                self._list(catalogue(), self._served_contexts(catalogue()))
             elif file is None:
                 raise CommandError("Which file? manage.py models check models.yaml")
             elif file.suffix in _MODELS_FILES:
@@ -59,7 +62,7 @@ class Command(BaseCommand):
     def _check_models_file(self, path: Path) -> None:
         specs, routes = read_models_and_routes(path)
         known = Catalogue(specs, routes=routes)
-        self._list(known)
+        self._list(known, {})
         lines = entry_lines(path)
         faults = [
             f"{path}:{lines[spec.id]}: models.{spec.id}: {fault}."
@@ -70,8 +73,20 @@ class Command(BaseCommand):
             raise CommandError("\n".join(faults))
         self.stdout.write(f"{path} is good.")
 
-    def _list(self, known: Catalogue) -> None:
-        rows = [_HEADER, *(_row(spec) for spec in known.models.values())]
+    def _served_contexts(self, known: Catalogue) -> dict[str, int]:
+        """Return each model's context as ``GET /v1/models`` says it; nothing without Redis."""
+        try:
+            return {spec.id: context_of(spec) for spec in known.models.values()}
+        except redis.exceptions.RedisError as exc:
+            self.stderr.write(f"Redis cannot be asked what the workers serve: {exc}")
+            return {}
+
+    def _list(self, known: Catalogue, contexts: Mapping[str, int]) -> None:
+        models = known.models.values()
+        rows = [
+            _HEADER,
+            *(_row(spec, contexts.get(spec.id, spec.context_length)) for spec in models),
+        ]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -110,7 +125,7 @@ class Command(BaseCommand):
             )
 
 
-def _row(spec: ModelSpec) -> tuple[str, ...]:
+def _row(spec: ModelSpec, context_length: int) -> tuple[str, ...]:
     needs = "—"
     if spec.file is not None:
         try:
@@ -125,7 +140,7 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
         spec.id + has_chat,
         spec.engine,
         str(spec.slots),
-        f"{spec.context_length:,}",
+        f"{context_length:,}",
         needs,
         file,
     )

@@ -40,7 +40,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_leng
 
 
 class ServerFields(WireRequest):
-    """Fields of vLLM's that are passed on to servers which have them."""
+    """Fields of vLLM's that are passed on to engines which have them."""
 
     logprob_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None

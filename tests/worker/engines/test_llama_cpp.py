@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.domain.deltas import Finish, PromptDelta, ReasoningDelta, TextDelta
+from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions, marks
+from inference_site.domain.deltas import (
+    Finish,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokensDelta,
+)
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
@@ -94,6 +100,30 @@ def test_reasoning_is_kept_apart_from_the_answer() -> None:
     assert any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
     assert "<think>" not in sink.text
     assert sink.text
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("▁<PRE>", "▁<SUF>", "▁<MID>"), ["▁<PRE>", "▁<SUF>", "▁<MID>"]),
+        (("[PREFIX]", "[MIDDLE]", "[SUFFIX]"), ["[SUFFIX]", "[PREFIX]"]),
+    ],
+)
+def test_marks_of_a_file_are_tokens_of_the_prompt(
+    tmp_path: Path, names: tuple[str, ...], order: list[str]
+) -> None:
+    controls = dict(enumerate(names, 2000))
+    file = write_model(tmp_path / "coder.gguf", control_tokens=controls)
+    spec = replace(SPEC, file=file, slots=1)
+    own = marks(spec)
+    assert own is not None
+    coder = load_engine(spec)
+    asked: dict[str, Any] = {"operation": "tokenize", "prompts": (own.around("x = 1", "print(x)"),)}
+    sink = RecordingSink()
+    coder.tokenize(GenerationRequest("demo", **asked), sink)
+    coder.close()
+    [found] = [delta for delta in sink.deltas if isinstance(delta, TokensDelta)]
+    assert [controls[id_] for id_ in found.ids if id_ in controls] == order
 
 
 class ImpatientSink(RecordingSink):

@@ -102,29 +102,76 @@ def test_suffix_is_put_between_the_models_marks() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    ],
-)
-def test_marks_of_a_known_family_are_read_from_the_file(
-    tmp_path: Path, own: tuple[str, str, str]
-) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "coder.gguf", "qwen2")
-    writer.add_token_list(["a", *own])
+def coder(path: Path, tokens: list[str], **ids: int) -> ModelSpec:
+    """A model whose file has this vocabulary, and names these tokens of it by their ids."""
+    writer = gguf.GGUFWriter(path / "coder.gguf", "qwen2")
+    writer.add_token_list(tokens)
+    for name, id_ in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    spec = replace(SPEC, file=tmp_path / "coder.gguf", options={})
-    assert marks(spec) == own
-    assert "suffix" in capabilities(spec)
-    assert marks(replace(spec, options={"fim_tokens": ["<", "|", ">"]})) == ("<", "|", ">")
-    assert marks(replace(spec, file=DEMO_FILE)) is None
+    return replace(SPEC, file=path / "coder.gguf", options={})
+
+
+def filled(spec: ModelSpec) -> str:
+    """The prompt for what is between x and z."""
     request = GenerationRequest("demo", operation="complete", prompts=("x",), suffix="z")
     [prompt] = payloads(spec).with_whole_prompts(request).prompts
-    assert prompt == f"{own[0]}x{own[1]}z{own[2]}"
+    assert isinstance(prompt, str)
+    return prompt
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (
+            ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+            "<|fim_prefix|>x<|fim_suffix|>z<|fim_middle|>",
+        ),
+        (
+            ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+            "<｜fim▁begin｜>x<｜fim▁hole｜>z<｜fim▁end｜>",
+        ),
+        (["▁<PRE>", "▁<MID>", "▁<SUF>"], "▁<PRE>x▁<SUF>z▁<MID>"),
+        (["<PRE>", "<MID>", "<SUF>"], "<PRE>x<SUF>z<MID>"),
+        (["[PREFIX]", "[MIDDLE]", "[SUFFIX]"], "[SUFFIX]z[PREFIX]x"),
+    ],
+)
+def test_marks_of_a_known_family_are_read_from_the_file(
+    tmp_path: Path, own: list[str], expected: str
+) -> None:
+    spec = coder(tmp_path, ["a", *own])
+    assert filled(spec) == expected
+    assert "suffix" in capabilities(spec)
+    assert filled(replace(spec, options={"fim_tokens": ["<", "|", ">"]})) == "<x|z>"
+    assert marks(replace(spec, file=DEMO_FILE)) is None
+
+
+@pytest.mark.parametrize("own", [["[PREFIX]"], ["▁<PRE>", "▁<SUF>"]])
+def test_a_file_without_all_marks_of_a_family_has_none(tmp_path: Path, own: list[str]) -> None:
+    spec = coder(tmp_path, ["a", *own])
+    assert marks(spec) is None
+    assert "suffix" not in capabilities(spec)
+
+
+@pytest.mark.parametrize(
+    "names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")]
+)
+def test_marks_that_a_file_names_by_their_ids_go_before_those_of_a_family(
+    tmp_path: Path, names: tuple[str, str, str]
+) -> None:
+    tokens = ["a", "<P>", "<S>", "<M>", "▁<PRE>", "▁<SUF>", "▁<MID>"]
+    assert (
+        filled(coder(tmp_path, tokens, **dict(zip(names, (1, 2, 3), strict=True)))) == "<P>x<S>z<M>"
+    )
+
+
+@pytest.mark.parametrize(
+    "ids", [{"fim_pre": 1, "fim_suf": 2}, {"prefix": 1, "suffix": 2, "middle": 9}]
+)
+def test_ids_of_marks_that_are_not_all_there_are_left(tmp_path: Path, ids: dict[str, int]) -> None:
+    assert marks(coder(tmp_path, ["a", "<P>", "<S>"], **ids)) is None
 
 
 @pytest.mark.parametrize(

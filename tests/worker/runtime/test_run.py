@@ -155,6 +155,17 @@ def test_an_answer_that_is_not_streamed_sends_no_frame_before_its_end(start: Sta
     assert (message["content"], message["reasoning_content"]) == ("Hello you", "Hm")
 
 
+@pytest.mark.parametrize(("stream", "unsent"), [(False, 3), (True, 0)])
+def test_a_run_knows_how_many_tokens_it_has_of_which_nothing_was_sent(
+    start: Start, stream: bool, unsent: int
+) -> None:
+    attempt = start(stream=stream)
+    run = Run(attempt.claim, attempt.stream)
+    assert run.unsent_tokens == 0
+    run.start(attempt.engine, lambda _: None)
+    assert run.unsent_tokens == unsent
+
+
 def test_the_row_is_terminal_before_the_client_learns_of_the_end(start: Start) -> None:
     attempt = start()
     attempt.drive()

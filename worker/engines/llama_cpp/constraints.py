@@ -9,6 +9,7 @@ keep it busy. Grammars of clients are always llguidance's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -80,6 +81,16 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
             if isinstance(part, str):
                 return {"grammar": f"{_LLGUIDANCE}{part}"}
             return schema_fields(part, param, from_start=from_start)
+
+
+def fields_of_tokens(ids: Sequence[int]) -> dict[str, Any]:
+    """Return the fields for an answer of these tokens only.
+
+    The grammar has no end, where llama.cpp would allow the token that ends the answer: as any other
+    it comes only if it is one of these.
+    """
+    listed = ",".join(map(str, dict.fromkeys(ids)))
+    return {"grammar": f"{_LLGUIDANCE}start: <[{listed}]> start"}
 
 
 def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> dict[str, Any]:

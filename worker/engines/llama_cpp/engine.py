@@ -28,7 +28,7 @@ from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.launch import checked, order
 from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
-from worker.engines.llama_cpp.payload import LlamaCppPayloads
+from worker.engines.llama_cpp.payload import BANNED, LlamaCppPayloads
 from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
 from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.llama_cpp.tokens import (
@@ -39,6 +39,7 @@ from worker.engines.llama_cpp.tokens import (
     is_long,
     render,
     tokenize,
+    tokens_of_words,
     with_short_prompts,
 )
 from worker.engines.openai_upstream.chunks import ChunkReader
@@ -82,11 +83,13 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, at: Endpoint) -> LlamaCppE
         props: dict[str, Any] = http.get("/props").raise_for_status().json()
         empty = http.post("/tokenize", json={"content": "", "add_special": True})
         adds_bos = bool(empty.raise_for_status().json().get("tokens"))
+        [listed] = http.get("/v1/models").raise_for_status().json()["data"]
         asked = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
         is_bound = (
             "embedding" in spec.options or http.post("/v1/completions", json=asked).is_success
         )
-    facts = BuildFacts(props, adds_bos=adds_bos, has_llguidance=is_bound)
+    vocabulary = int((listed.get("meta") or {}).get("n_vocab") or 0)
+    facts = BuildFacts(props, vocabulary, adds_bos=adds_bos, has_llguidance=is_bound)
     return LlamaCppEngine(spec, server_at(spec, at), trial, facts)
 
 
@@ -100,11 +103,13 @@ def server_at(spec: ModelSpec, at: Endpoint) -> Server:
 class BuildFacts:
     """What was asked of a server when it was ready.
 
-    ``props`` is what it says of its model. ``adds_bos``: the tokenizer puts that token before every
-    prompt. ``has_llguidance``: the build knows its grammars.
+    ``props`` is what it says of its model, which has ``vocabulary`` tokens. ``adds_bos``:
+    the tokenizer puts that token before every prompt. ``has_llguidance``: the build knows its
+    grammars.
     """
 
     props: Mapping[str, Any]
+    vocabulary: int
     adds_bos: bool
     has_llguidance: bool
 
@@ -128,6 +133,7 @@ class LlamaCppEngine(Engine):
             may_think=may_think,
             stop_texts=stop_texts_of(template),
             has_llguidance=facts.has_llguidance,
+            vocabulary=facts.vocabulary,
         )
         vocabulary = Vocabulary(
             chat_template=props.get("chat_template_tool_use") or template or None,
@@ -153,6 +159,9 @@ class LlamaCppEngine(Engine):
         """
         if sink.cancelled:
             return False
+        if BANNED in request.extensions:
+            self._threads.submit(run_to_end, self, request, sink, ended)
+            return True
         told = self._told(request)
         if told.operation == "chat" and not needs_own_chat(told, self._spec):
             prompt = self._trial.check(told)
@@ -174,6 +183,7 @@ class LlamaCppEngine(Engine):
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""
+        request = self._without_words(request, sink)
         told = self._told(request)
         if needs_own_chat(told, self._spec):  # It tells the model of tools itself.
             self._own_chat(request.prompt_template).chat(request, sink)
@@ -187,6 +197,7 @@ class LlamaCppEngine(Engine):
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
+        request = self._without_words(request, sink)
         if not request.echo:
             self._complete(request, sink)
             return
@@ -243,6 +254,15 @@ class LlamaCppEngine(Engine):
         measuring = measured(constraint, sink, is_plain=is_plain)
         reader = ChunkReader(request, measuring, self._upstream.errors, self._server)
         await self._upstream.stream(path, payload, reader)
+
+    def _without_words(self, request: GenerationRequest, sink: Sink) -> GenerationRequest:
+        """Return a request whose forbidden words are tokens; none of them once it is cancelled."""
+        if not (words := request.extensions.get(BANNED)):
+            return request
+        banned: tuple[int, ...] = ()
+        with suppress(Cancelled):
+            banned = tokens_of_words(self._ask(request, sink), words)
+        return replace(request, extensions={**request.extensions, BANNED: banned})
 
     def _ask(self, request: GenerationRequest, sink: Sink) -> Ask:
         """Return what asks the server for this request; it raises Cancelled when that is."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.catalogue.engines.llama_cpp import marks, modalities
+from inference_site.catalogue.engines.llama_cpp import FillInMarks, marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
@@ -25,12 +25,15 @@ from worker.engines.grammars import knows_pattern
 from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import (
     constraint_fields,
+    fields_of_tokens,
     fields_without_llguidance,
     schema_fields,
 )
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server
 
+ALLOWED, BANNED = "allowed_token_ids", "bad_words"
+"""Fields of vLLM's; the words reach the payload as the ids of their tokens."""
 _CERTAIN = 1e6
 """A bias greater than the distance between any two scores."""
 
@@ -39,7 +42,8 @@ class LlamaCppPayloads(Payloads):
     """Writes the requests for one model (see ``Payloads``).
 
     ``may_think``: the model's template knows of reasoning. ``stop_texts`` are the template's own.
-    ``has_llguidance``: the server's build knows its grammars.
+    ``has_llguidance``: the server's build knows its grammars. ``vocabulary`` is how many tokens
+    the model has.
     """
 
     def __init__(
@@ -50,9 +54,11 @@ class LlamaCppPayloads(Payloads):
         may_think: bool,
         stop_texts: Sequence[str],
         has_llguidance: bool = True,
+        vocabulary: int = 0,
     ) -> None:
         super().__init__(spec, server)
         self._spec, self._may_think, self._has_llguidance = spec, may_think, has_llguidance
+        self._vocabulary = vocabulary
         family = FAMILIES.get(spec.options.get("chat_template", ""))
         of_entry = spec.options.get("stop_texts", ())
         self._stops = (*(family.stop if family else ()), *of_entry, *stop_texts)
@@ -121,11 +127,8 @@ class LlamaCppPayloads(Payloads):
         """
         if (suffix := request.suffix) is None:
             return request
-        before, after, middle = marks(self._spec) or ("", "", "")
-        prompts = (
-            p if isinstance(p, tuple) else f"{before}{p}{after}{suffix}{middle}"
-            for p in request.prompts
-        )
+        own = marks(self._spec) or FillInMarks("", "")
+        prompts = (p if isinstance(p, tuple) else own.around(p, suffix) for p in request.prompts)
         return replace(request, prompts=tuple(prompts), suffix=None)
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
@@ -133,13 +136,43 @@ class LlamaCppPayloads(Payloads):
         if request.max_output_tokens is not None:
             # llama.cpp's integers hold no more, and no answer is longer.
             payload["max_tokens"] = min(request.max_output_tokens, self._context_length)
+        if banned := request.extensions.get(BANNED):
+            biases = payload.get("logit_bias", {})
+            payload["logit_bias"] = {**biases, **dict.fromkeys(map(str, banned), False)}
         return payload
 
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
+        if allowed := request.extensions.get(ALLOWED):
+            self._check_allowed(request)
+            return fields_of_tokens(allowed)
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
         from_start = not is_chat or not (self._thinks(request) or offers)
         return self._bound(request.constraint, from_start=from_start)
+
+    def _check_allowed(self, request: GenerationRequest) -> None:
+        """Raise InvalidRequest for allowed tokens that are none, and for what goes with none.
+
+        llama.cpp would answer without bounds if an id is no token. It is bound by one grammar, and
+        ends thoughts by a budget with tokens of its own.
+        """
+        if not self._has_llguidance:
+            raise InvalidRequest(
+                f"'{ALLOWED}' needs a build of llama.cpp with llguidance.", ALLOWED
+            )
+        if max(request.extensions[ALLOWED]) >= self._vocabulary:
+            raise InvalidRequest(
+                f"Invalid '{ALLOWED}': it holds an id that is no token of this model.", ALLOWED
+            )
+        others = {
+            "a forced call": request.must_call,
+            "a constraint": request.constraint is not None,
+            "a budget of reasoning": request.reasoning_budget is not None,
+        }
+        if found := next((name for name, is_there in others.items() if is_there), None):
+            raise InvalidRequest(
+                f"'{ALLOWED}' cannot be combined with {found} on this model.", ALLOWED
+            )
 
     def _bound(self, constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
         if self._has_llguidance:

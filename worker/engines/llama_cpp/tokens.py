@@ -164,6 +164,26 @@ def tokens_of(
     return tokens
 
 
+def tokens_of_words(ask: Ask, words: Sequence[str]) -> tuple[int, ...]:
+    """Return the tokens that are these words, with a space before them and without, as in vLLM.
+
+    Raise InvalidRequest for a word of several tokens: llama.cpp forbids tokens, and no sequences.
+    """
+    found: list[int] = []
+    for word in words:
+        plain, spaced = (
+            tokens_of(ask, f"{space}{word.lstrip()}", add_special=False) for space in ("", " ")
+        )
+        if len(plain) != 1:
+            raise InvalidRequest(
+                f"Invalid 'bad_words': {word!r} has {len(plain)} tokens, and this model's engine "
+                "can only forbid words of one token.",
+                "bad_words",
+            )
+        found += plain + (spaced if len(spaced) == 1 else [])
+    return tuple(dict.fromkeys(found))
+
+
 def _tokens_delta(ask: Ask, request: GenerationRequest, text: str, index: int) -> TokensDelta:
     wanted, special = request.token_texts, request.add_special_tokens
     found = tokens_of(ask, text, add_special=special, with_pieces=wanted)
