@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from completions.models import StoredCompletion
-from inference_site.accounts.retention import kept_since
+from inference_site.accounts.models import kept_since
 from inference_site.storage.old_rows import delete_older
 
 _BATCH = 500

@@ -24,7 +24,7 @@ from completions.views.token import to_inputs
 from completions.wire.completion import CompletionRequest
 from completions.wire.embedding import EmbeddingRequest
 from inference_site.api.authentication import caller_of
-from inference_site.api.parsers import AnyJsonParser
+from inference_site.api.json_bodies import AnyJsonParser
 from inference_site.api.payload import WireRequest, parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView

@@ -25,6 +25,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.errors.api_errors import RateLimitError
 from inference_site.storage.redis_clients import client_options
 
 logger = logging.getLogger(__name__)
@@ -229,3 +230,19 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def counted(caller: Caller, tokens: int | None = None) -> dict[str, str]:
+    """Count a request of so many tokens, or of none; return headers for its answer.
+
+    Raise RateLimitError when there are too many a minute.
+    """
+    try:
+        return headers(hit(caller, tokens))
+    except RateLimited as exc:
+        wait_s = max(1, round(exc.window.reset_s))
+        raise RateLimitError(
+            f"Rate limit reached: {exc}. Please try again in {duration(wait_s)}.",
+            retry_after_s=wait_s,
+            headers=headers(exc.windows),
+        ) from exc

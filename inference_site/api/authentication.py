@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rest_framework.authentication import BaseAuthentication
+from django.contrib.auth import get_user
+from django.contrib.sessions.middleware import SessionMiddleware
+from django.http import HttpRequest, HttpResponse
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication
+from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
 from rest_framework.permissions import BasePermission
 
 from inference_site.accounts.keys import Caller, find_caller, given_secret
@@ -12,6 +16,7 @@ from inference_site.accounts.models import Scope
 from inference_site.errors.api_errors import AuthenticationError, ForbiddenError
 
 if TYPE_CHECKING:
+    from django.contrib.auth.base_user import AbstractBaseUser
     from rest_framework.request import Request
     from rest_framework.views import APIView
 
@@ -66,3 +71,38 @@ def authenticated(authorization: str, api_key: str) -> Caller:
 def _masked(secret: str) -> str:
     """Return enough of the key for its owner to recognise it, and no more."""
     return f"{secret[:5]}***{secret[-2:]}" if len(secret) > 16 else "***"
+
+
+class StaffSession(BaseAuthentication):
+    """A session opens what a key does not, and never the API; writes need the CSRF token too."""
+
+    def authenticate(self, request: Request) -> tuple[AbstractBaseUser, None]:
+        """Return the user. Raise AuthenticationError without a session of the staff."""
+        _sessions.process_request(request)
+        user = get_user(request)
+        if not (user.is_active and getattr(user, "is_staff", False)):
+            raise AuthenticationError("Log in to the admin.")
+        try:
+            SessionAuthentication().enforce_csrf(request)
+        except PermissionDenied as exc:
+            raise ForbiddenError(str(exc.detail), code="csrf_failed") from exc
+        except UnsupportedMediaType as exc:  # The token was looked for in a form.
+            raise ForbiddenError("CSRF Failed: CSRF token missing.", code="csrf_failed") from exc
+        return user, None
+
+
+class HasPermission(BasePermission):
+    """The user must have the ``permission`` of the view."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        """Return True. Raise ForbiddenError."""
+        if not request.user.has_perms(view.permissions):  # type: ignore[attr-defined]
+            raise ForbiddenError("Your user may not do this.", code="permission_denied")
+        return True
+
+
+def _no_response(_: HttpRequest) -> HttpResponse:
+    raise NotImplementedError("Only the request's half of the middleware is used.")
+
+
+_sessions = SessionMiddleware(_no_response)

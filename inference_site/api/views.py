@@ -11,8 +11,8 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
+from inference_site.accounts.rate_limits import counted
 from inference_site.api.authentication import caller_of
-from inference_site.api.counting import counted
 from inference_site.idempotency.requests import HEADER, once
 
 _OF_ITSELF = ("head", "post", "response")

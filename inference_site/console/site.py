@@ -22,9 +22,8 @@ from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
 from inference_site.console.settings_page.page import settings_page
 from inference_site.console.usage_page.page import firing, home_context, usage_csv
-from inference_site.people.login import mark_locked
+from inference_site.people.login import mark_locked, remember_browser
 from inference_site.people.login_log import write
-from inference_site.people.tries import remember_browser
 from inference_site.people.urls import urls as people_urls
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import kombu.exceptions
 import redis.exceptions
-from django.http import Http404
+from django.http import Http404, HttpRequest
 from rest_framework import exceptions as drf
+from rest_framework.response import Response
 
 from inference_site.domain import errors as domain
 from inference_site.errors.api_errors import (
@@ -25,6 +27,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
+from inference_site.observability.log_context import note
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
 
@@ -117,3 +120,27 @@ def api_error(exc: Exception) -> ApiError:
 
 LOAD_RETRY_S = 10
 """``Retry-After`` while a model is loading."""
+
+
+logger = logging.getLogger(__name__)
+
+
+def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
+    """Log a server error (5xx), with a traceback if the exception was not foreseen."""
+    if error.status < 500 or isinstance(exc, ApiError):
+        return
+    request_id = getattr(request, "request_id", "-")
+    traceback = exc if error.status == 500 else None
+    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
+    """Return the response for an exception that a DRF view raised."""
+    error = api_error(exc)
+    request = context["request"]._request
+    log_error(request, exc, error)
+    note(error_code=error.code or error.type)
+    headers = dict(error.headers)
+    if isinstance(error, MethodNotAllowedError):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(error.shown_at(request.path), status=error.status, headers=headers)

@@ -1,4 +1,4 @@
-"""Admin of users and roles."""
+"""Who may give which permissions: nobody gives, or takes over, more than they have."""
 
 from __future__ import annotations
 
@@ -8,16 +8,42 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
-from django.contrib.auth.models import Group, User
-from django.db.models import QuerySet
+from django.contrib.auth.models import Group, Permission, User
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.site_admin import SiteAdmin
-from inference_site.people.links import INVITATION, is_invited, mail_link, make_link, sends_mail
-from inference_site.people.rights import grantable_groups, held, may_manage
+from inference_site.people.password_links import (
+    INVITATION,
+    is_invited,
+    mail_link,
+    make_link,
+    sends_mail,
+)
+
+
+def held(user: Any) -> QuerySet[Permission]:
+    """Return the permissions of a user, also of one who has been deactivated."""
+    if user.is_superuser:
+        return Permission.objects.all()
+    return Permission.objects.filter(Q(user=user) | Q(group__user=user)).distinct()
+
+
+def grantable_groups(user: Any) -> QuerySet[Group]:
+    """Return the roles that hold nothing that the user does not hold."""
+    beyond = Permission.objects.exclude(pk__in=held(user).values("pk"))
+    return Group.objects.exclude(pk__in=Group.objects.filter(permissions__in=beyond).values("pk"))
+
+
+def may_manage(user: Any, other: User) -> bool:
+    """Return whether ``user`` holds all that ``other`` does."""
+    if user.is_superuser:
+        return True
+    return not (other.is_superuser or held(other).exclude(pk__in=held(user).values("pk")).exists())
+
 
 admin.site.unregister(User)
 admin.site.unregister(Group)

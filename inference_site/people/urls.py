@@ -9,10 +9,9 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from inference_site.people.links import INVITATION, RESET
-from inference_site.people.pages import AskForReset, SetPassword
+from inference_site.people.password_links import INVITATION, RESET, AskForReset, SetPassword
 
-_SINGLE_SIGN_ON = "inference_site.people.single_sign_on.flow"
+_SINGLE_SIGN_ON = "inference_site.people.single_sign_on"
 
 
 def urls() -> list[URLPattern]:

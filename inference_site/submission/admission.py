@@ -20,7 +20,7 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
-from inference_site.api.counting import counted
+from inference_site.accounts.rate_limits import counted
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec

@@ -8,15 +8,19 @@ itself writes no shared row, so no generation waits for another.
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import LockNotAvailable
+from redis.exceptions import RedisError
 
-from inference_site.accounts.rate_limits import Accounted
+from inference_site.accounts.rate_limits import Accounted, correct
 from inference_site.usage.histograms import MOVE_LATE, add_sql, counts_sql
 
 _MAX_ROWS = 5_000
+_LONGEST_S = 1.0
 _LOCK = 0x1F5A_ACC0
 """The advisory lock that allows one step at a time."""
 
@@ -159,3 +163,34 @@ def account(most: int = _MAX_ROWS, wait_ms: int = 0) -> list[Accounted]:
         accounted = [Accounted(*row) for row in cursor.fetchall()]
         _settle_budgets(cursor, ids)
         return accounted
+
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ROWS, _REQUEST_WAIT_MS = 500, 500
+"""Bounds of the step that a request runs before a budget refuses it."""
+
+
+def settle() -> list[Accounted]:
+    """Run one accounting step; return the generations, none while another step runs."""
+    return _corrected(account())
+
+
+def settle_for_request() -> None:
+    """Run an accounting step that is small enough for a waiting request."""
+    _corrected(account(_REQUEST_ROWS, _REQUEST_WAIT_MS))
+
+
+def _corrected(accounted: list[Accounted]) -> list[Accounted]:
+    try:
+        correct(accounted, time.time())
+    except RedisError as exc:
+        logger.warning("rate limits: token counts not corrected: %s", exc)
+    return accounted
+
+
+def account_ended() -> None:
+    """Account what has ended, and correct the tokens that limits have counted."""
+    until = time.monotonic() + _LONGEST_S
+    while settle() and time.monotonic() < until:
+        pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from inference_site.accounts.models.tenants import ApiKey, Project
+from inference_site.accounts.models import ApiKey, Project
 
 
 class Period(models.TextChoices):

@@ -16,9 +16,10 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from inference_site.generations.kinds import retentions
 from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
-from inference_site.site_settings.current import usage_log_days
+from inference_site.site_settings.models import usage_log_days
 from inference_site.storage.old_rows import delete_older
 from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 
@@ -29,6 +30,7 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 _LOGIN_FAILURE_DAYS = 90
+_LONGEST_S = 1.0
 
 
 def prune(until: float = math.inf) -> int:
@@ -76,3 +78,10 @@ def _delete(rows: models.QuerySet[Any], until: float) -> int:
     while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:BATCH])):
         deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
     return deleted
+
+
+def prune_old() -> None:
+    """Delete some of what is older than it is kept for."""
+    prune(time.monotonic() + _LONGEST_S)
+    for app in retentions():
+        app.prune(time.monotonic() + _LONGEST_S)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
 
 LENGTH = {
@@ -169,3 +170,26 @@ def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
     if span.models is not None:
         rows = rows.filter(model__in=span.models)
     return rows
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[list[Any]]:
+    """Yield the header, then the rows; groups are ``project_id``, ``api_key_id``, ``model``."""
+    projects = dict(Project.objects.values_list("pk", "name"))
+    keys = dict(ApiKey.objects.values_list("pk", "name"))
+    yield ["start", "project", "key", "model", *(field.name for field in fields(Usage))]
+    for (start, (project, key, model)), sums in usage.items():
+        names = (projects.get(project, project), keys.get(key, key), model)
+        yield [start.isoformat(), *map(_safe, names), *map(_number, astuple(sums))]
+
+
+def _safe(name: Any) -> str:
+    """Return the name, quoted if a spreadsheet would read it as a formula."""
+    text = str(name)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from django.db.models import Exists, OuterRef
 
-from inference_site.accounts.retention import kept_since
+from inference_site.accounts.models import kept_since
 from responses_api.models import ENDED, Conversation, StoredResponse
 from responses_api.state.deletion import delete, delete_conversation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.api.parsers import decoded_json
+from inference_site.api.json_bodies import decoded_json
 from inference_site.api.payload import parse
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
 from responses_api.output.events import payload

@@ -19,7 +19,7 @@ from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.embedding import EmbeddingRequest
 from completions.wire.tokens import DetokenizeRequest
-from inference_site.api import parsers
+from inference_site.api import json_bodies
 from inference_site.api.payload import WireRequest, parse
 from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.wire.conversations import ItemsRequest
@@ -146,9 +146,11 @@ def test_arrays_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any
             return 0
         return 1 + sum(map(count, inner.values() if isinstance(inner, dict) else inner))
 
-    with patch.object(parsers, "_MOST_CONTAINERS", 0):  # Below that, nothing is counted so exactly.
+    with patch.object(
+        json_bodies, "_MOST_CONTAINERS", 0
+    ):  # Below that, nothing is counted so exactly.
         for encoded in (orjson.dumps(value), json.dumps(value, indent=1).encode()):
-            assert parsers._containers(encoded) == count(value)
+            assert json_bodies._containers(encoded) == count(value)
 
 
 _TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)

@@ -9,7 +9,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference_site.people.single_sign_on.id_token import (
+from inference_site.people.openid_provider import (
     BadToken,
     checked_claims,
     merged_claims,

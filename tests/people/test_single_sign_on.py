@@ -15,14 +15,14 @@ from django.contrib.messages import get_messages
 from django.db import connections
 from django.test import Client
 
+from inference_site.people import openid_provider as metadata
 from inference_site.people.models import Identity
-from inference_site.people.single_sign_on import provider as metadata
-from inference_site.people.single_sign_on.users import user_of
+from inference_site.people.single_sign_on import user_of
 from inference_site.storage.redis_clients import site_client
 from tests.people.oidc_provider import Provider, oidc_provider
 
 BEGIN, CALLBACK = "/admin/single-sign-on/", "/admin/single-sign-on/callback/"
-BACKEND = "inference_site.people.single_sign_on.flow.SingleSignOn"
+BACKEND = "inference_site.people.single_sign_on.SingleSignOn"
 
 
 @pytest.fixture(scope="module")

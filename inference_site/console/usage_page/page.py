@@ -29,7 +29,6 @@ from inference_site.console.usage_page.tiles import (
     tiles_now,
     tiles_of,
 )
-from inference_site.usage.csv_export import usage_rows
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure
 from inference_site.usage.queries import (
@@ -40,6 +39,7 @@ from inference_site.usage.queries import (
     reading,
     total_by,
     usage_by,
+    usage_rows,
 )
 
 PERMISSION = "usage.view_usagerollup"

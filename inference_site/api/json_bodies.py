@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 import orjson
+from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
 
 from inference_site.errors.api_errors import InvalidRequestError
 
@@ -116,3 +119,28 @@ def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
+
+
+class JsonRenderer(BaseRenderer):
+    """Encodes with orjson."""
+
+    media_type = "application/json"
+    format = "json"
+    charset = None
+
+    def render(self, data: Any, accepted_media_type: Any = None, context: Any = None) -> bytes:
+        return b"" if data is None else orjson.dumps(data)
+
+
+class AlwaysJson(BaseContentNegotiation):
+    """Selects the first parser for the content type, and the only renderer."""
+
+    def select_parser(self, request: Request, parsers: Iterable[Any]) -> Any:
+        content_type = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((p for p in parsers if p.media_type in (content_type, "*/*")), None)
+
+    def select_renderer(
+        self, request: Request, renderers: Iterable[Any], format_suffix: str | None = None
+    ) -> tuple[Any, str]:
+        renderer = next(iter(renderers))
+        return renderer, renderer.media_type
