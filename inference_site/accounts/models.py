@@ -14,7 +14,8 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.admin_pages.labels import money
-from inference_site.site_settings.models import retention_field, site_settings
+from inference_site.site_settings.current import site_settings
+from inference_site.site_settings.models import retention_field
 
 
 class Scope(models.TextChoices):

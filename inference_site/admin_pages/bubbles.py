@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 from django.http import HttpRequest
 
-from inference_site.site_settings.models import site_settings
+from inference_site.site_settings.current import site_settings
 
 MOST_SHOWN = 20_000
 """The most characters of one text on a page; exports have the full text."""

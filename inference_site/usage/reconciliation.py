@@ -18,7 +18,7 @@ from django.utils import timezone
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.generations.models import Generation
-from inference_site.site_settings.models import usage_log_days
+from inference_site.site_settings.current import usage_log_days
 from inference_site.usage.accounting import (
     AFFECTS,
     HAS_RESERVATION,

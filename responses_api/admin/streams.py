@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from inference_site.api.authentication import HasPermission, StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, NotFoundError
-from inference_site.site_settings.models import site_settings
+from inference_site.site_settings.current import site_settings
 from responses_api.models import StoredResponse
 from responses_api.views.responses import stream
 

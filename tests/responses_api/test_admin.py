@@ -25,7 +25,7 @@ from inference_site.admin_pages import keyset
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from inference_site.site_settings.models import forget
+from inference_site.site_settings.current import forget
 from responses_api import search
 from responses_api.admin import export
 from responses_api.admin.requests import body_of

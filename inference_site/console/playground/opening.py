@@ -13,7 +13,7 @@ from completions.models import StoredCompletion
 from inference_site.api.authentication import StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
-from inference_site.site_settings.models import site_settings
+from inference_site.site_settings.current import site_settings
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.state.history import decoded, newest_before
 from responses_api.state.items import ItemData, to_data

@@ -16,7 +16,8 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWid
 
 from inference_site import environment
 from inference_site.admin_pages.audit import log_action
-from inference_site.site_settings.models import SiteSettings, forget
+from inference_site.site_settings.current import forget
+from inference_site.site_settings.models import SiteSettings
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
