@@ -1,9 +1,14 @@
-"""How often something may be tried. Redis counts, for all web processes.
+"""Password logins and their limits, which protect against guessing.
 
-An address may try ``OF_ADDRESS`` passwords a minute, whatever the user names: passwords are slow to
-check by design. A user name may be tried ``OF_NAME`` times an hour from browsers in which its user
-has never logged in, whatever the addresses. Browsers that know the user (a signed cookie) are not
-counted, so whoever spends the tries of a name does not lock its user out of them.
+- django-axes: ``AXES_FAILURE_LIMIT`` wrong passwords for a user name from one address lock that
+  pair for ``AXES_COOLOFF_TIME``. PostgreSQL holds the count.
+- ``LOGINS_PER_ADDRESS``: attempts from one address, whatever the user name. Checking a password is
+  slow by design, so this also bounds processor time.
+- ``LOGINS_PER_USERNAME``: attempts for one user name from all addresses together. Browsers in which
+  the user has logged in before (a signed cookie) are exempt, so an attacker who uses up these
+  attempts does not lock the user out.
+
+Redis counts the latter two for all web processes.
 """
 
 from __future__ import annotations
@@ -38,57 +43,54 @@ _COOKIE, _SALT, _YEAR_S = "known_browser", "known browser", 365 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """So many tries in so many seconds, from the first of them on."""
+class AttemptLimit:
+    """``max_attempts`` in ``window_s`` seconds; the window begins with the first attempt."""
 
     name: str
-    most: int
+    max_attempts: int
     window_s: int
 
-    def seconds_to_wait(self, who: str | None) -> int:
-        """Count a try; return how long no more is taken, or 0. While Redis is away, 0."""
+    def seconds_to_wait(self, subject: str | None) -> int:
+        """Count an attempt; return the seconds until the next allowed one, 0 if allowed now.
+
+        While Redis is unavailable, every attempt is allowed.
+        """
         try:
-            counted: Any = site_client().eval(_COUNT, 1, f"{self.name}:{who}", self.window_s)
+            counted: Any = site_client().eval(_COUNT, 1, f"{self.name}:{subject}", self.window_s)
         except RedisError as exc:
             logger.warning("a try is not counted: %s", exc)
             return 0
-        login, left_s = map(int, counted)
-        return max(1, left_s) if login > self.most else 0
+        attempts, left_s = map(int, counted)
+        return max(1, left_s) if attempts > self.max_attempts else 0
 
-    def forget(self, who: str) -> None:
-        """Begin to count anew."""
+    def reset(self, subject: str) -> None:
+        """Delete the count of this subject."""
         try:
-            site_client().delete(f"{self.name}:{who}")
+            site_client().delete(f"{self.name}:{subject}")
         except RedisError as exc:
             logger.warning("tries are not forgotten: %s", exc)
 
 
-OF_ADDRESS = Limit("logins", 30, 60)
-OF_NAME = Limit("logins-of", 50, 3_600)
-RESETS_OF_ADDRESS = Limit("resets", 10, 600)
-RESETS_OF_USER = Limit("resets-of", 3, 3_600)
+LOGINS_PER_ADDRESS = AttemptLimit("logins", 30, 60)
+LOGINS_PER_USERNAME = AttemptLimit("logins-of", 50, 3_600)
+RESETS_PER_ADDRESS = AttemptLimit("resets", 10, 600)
+RESETS_PER_USER = AttemptLimit("resets-of", 3, 3_600)
 
 
-def of_address(request: HttpRequest, limit: Limit = OF_ADDRESS) -> int:
-    """Count a try of the request's address; return how many seconds it must wait, or 0."""
+def count_address(request: HttpRequest, limit: AttemptLimit = LOGINS_PER_ADDRESS) -> int:
+    """Count an attempt from the client's address; return the seconds to wait, 0 if allowed."""
     return limit.seconds_to_wait(client_address(request))
 
 
-def of_name(request: HttpRequest, username: str) -> int:
-    """Count a try of this user name, unless its user has logged in in this browser before."""
-    known = request.get_signed_cookie(_COOKIE, default="", salt=_SALT, max_age=_YEAR_S)
-    return 0 if known == _digest(username) else OF_NAME.seconds_to_wait(_digest(username))
-
-
 def remember_browser(request: HttpRequest, response: HttpResponse) -> None:
-    """Have the browser show from now on that the user who is logged in uses it."""
+    """Set the cookie that exempts this browser from the limit of its user's name."""
     if not request.user.is_authenticated:
         return
-    name = _digest(request.user.get_username())
-    OF_NAME.forget(name)
+    digest = _digest(request.user.get_username())
+    LOGINS_PER_USERNAME.reset(digest)
     response.set_signed_cookie(
         _COOKIE,
-        name,
+        digest,
         salt=_SALT,
         max_age=_YEAR_S,
         path="/admin/",
@@ -103,18 +105,23 @@ def _digest(username: str) -> str:
 
 
 class LoginForm(AuthenticationForm):
-    """The form of the login page, which says until when a login is locked.
+    """The login form; its errors say when a locked login may be tried again.
 
-    It checks one password of a user from an address at a time: those that come at once would all
-    begin before the first of them is counted.
+    For each pair of user name and address it checks one password at a time. Otherwise concurrent
+    attempts would all start before the first failure is counted.
     """
 
     def clean(self) -> dict[str, Any]:
-        """Return the data of a login that succeeds. Raise ValidationError for any other."""
+        """Return the cleaned data of a successful login. Raise ValidationError otherwise."""
         if self.request is not None:
-            self._refuse_too_many(self.request)
+            self._check_limits(self.request)
+        address = None if self.request is None else client_address(self.request)
+        pair = f"login {address} {self.cleaned_data.get('username')}"
         with transaction.atomic():
-            if not self._is_alone():
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [pair])
+                has_lock = bool(cursor.fetchone()[0])
+            if not has_lock:
                 failure = ValidationError("Another login of this user is being checked. Try again.")
             else:
                 try:
@@ -122,37 +129,36 @@ class LoginForm(AuthenticationForm):
                     return data
                 except ValidationError as exc:
                     failure = exc
-        raise failure  # After the count of failures is committed.
+        raise failure  # Outside the transaction: an exception inside would undo the failure count.
 
-    def _refuse_too_many(self, request: HttpRequest) -> None:
-        """Raise ValidationError if the address, or the user name, was tried too often."""
-        if wait_s := of_address(request):
-            lock(request, wait_s)
+    def _check_limits(self, request: HttpRequest) -> None:
+        """Count this attempt. Raise ValidationError if the address or user name is over a limit."""
+        if wait_s := count_address(request):
+            lock_login(request, wait_s)
             raise ValidationError(
                 f"Too many logins from your address. Try again in {duration(wait_s)}."
             )
-        if wait_s := of_name(request, self.cleaned_data.get("username") or ""):
-            lock(request, wait_s)
+        digest = _digest(self.cleaned_data.get("username") or "")
+        known = request.get_signed_cookie(_COOKIE, default="", salt=_SALT, max_age=_YEAR_S)
+        if known != digest and (wait_s := LOGINS_PER_USERNAME.seconds_to_wait(digest)):
+            lock_login(request, wait_s)
             raise ValidationError(
                 f"Too many wrong passwords for this user. Try again in {duration(wait_s)}, use a "
                 "browser in which you have logged in before, or ask an administrator for a link."
             )
 
-    def _is_alone(self) -> bool:
-        """Keep others of this user and address out until the transaction ends, unless one is in."""
-        address = None if self.request is None else client_address(self.request)
-        pair = f"login {address} {self.cleaned_data.get('username')}"
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [pair])
-            return bool(cursor.fetchone()[0])
-
     def get_invalid_login_error(self) -> ValidationError:
-        """Return what the page says about a login that failed."""
-        if self.request is None or not is_locked_out(self.request):
+        """Return the error of a failed login; if django-axes has locked it, with the wait."""
+        if self.request is None or not _is_locked(self.request):
             error: ValidationError = super().get_invalid_login_error()
             return error
-        wait_s = _locked_s(self.request, self.cleaned_data.get("username"))
-        lock(self.request, wait_s)
+        attempts = AccessAttempt.objects.filter(
+            username=self.cleaned_data.get("username"), ip_address=client_address(self.request)
+        )
+        last = attempts.aggregate(last=Max("attempt_time"))["last"] or timezone.now()
+        left = last + settings.AXES_COOLOFF_TIME - timezone.now()
+        wait_s = max(1, round(left.total_seconds()))
+        lock_login(self.request, wait_s)
         return ValidationError(
             "Too many wrong passwords for this user from your address. "
             f"Try again in {duration(wait_s)}, or log in from another address.",
@@ -160,27 +166,18 @@ class LoginForm(AuthenticationForm):
         )
 
 
-def _locked_s(request: HttpRequest, username: str | None) -> int:
-    """Return for how many seconds django-axes takes no password of this user and address."""
-    tried = AccessAttempt.objects.filter(username=username, ip_address=client_address(request))
-    last = tried.aggregate(last=Max("attempt_time"))["last"] or timezone.now()
-    left = last + settings.AXES_COOLOFF_TIME - timezone.now()
-    return max(1, round(left.total_seconds()))
+def lock_login(request: HttpRequest, wait_s: int) -> None:
+    """Mark the request as a locked login, for django-axes and ``set_locked_status``."""
+    request.axes_locked_out = True  # type: ignore[attr-defined]  # The attribute that axes sets.
+    request.locked_for_s = wait_s  # type: ignore[attr-defined]  # For the header Retry-After.
 
 
-def lock(request: HttpRequest, wait_s: int) -> None:
-    """Note that the login that this request tries is locked for so many seconds."""
-    request.axes_locked_out = True  # type: ignore[attr-defined]  # As axes marks it.
-    request.locked_for_s = wait_s  # type: ignore[attr-defined]  # For the answer's header.
-
-
-def is_locked_out(request: HttpRequest | None) -> bool:
-    """Return whether the login that this request tried is locked."""
-    return getattr(request, "axes_locked_out", False)
-
-
-def mark_locked(request: HttpRequest, response: HttpResponse) -> None:
-    """Make the answer to a login that is locked a 429 that says when to try again."""
-    if is_locked_out(request):
+def set_locked_status(request: HttpRequest, response: HttpResponse) -> None:
+    """Make the response to a locked login a 429 with ``Retry-After``."""
+    if _is_locked(request):
         response.status_code = 429
         response["Retry-After"] = str(getattr(request, "locked_for_s", 60))
+
+
+def _is_locked(request: HttpRequest) -> bool:
+    return getattr(request, "axes_locked_out", False)

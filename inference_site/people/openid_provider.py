@@ -1,4 +1,7 @@
-"""What the provider of the single sign-on says of itself (OpenID Connect Discovery 1.0)."""
+"""The OpenID Connect provider: its metadata, its keys, and the check of its ID tokens.
+
+Sources: OpenID Connect Discovery 1.0; OpenID Connect Core 1.0, section 3.1.3.7; RFC 7517.
+"""
 
 from __future__ import annotations
 
@@ -12,105 +15,107 @@ import requests
 from django.conf import settings
 
 TIMEOUT_S = 5
-_KEPT_S, _AWAY_S = 600, 5
-_NEEDED = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+_METADATA_TTL_S, _RETRY_AFTER_S = 600, 5
+_REQUIRED_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+"""Asymmetric signatures only: ``none`` and keys that the client shares prove no origin."""
+_CLOCK_SKEW_S = 60
 
 
 class BadProvider(Exception):
-    """The provider's own description is not that of the issuer in the settings."""
+    """The provider's metadata or keys are invalid, or it did not answer."""
 
 
-class _Known:
-    """What was read last, for all threads of this process."""
+class BadToken(Exception):
+    """The provider has not issued this ID token for this client and login."""
+
+
+class _Cache:
+    """The metadata that was read last, for all threads of this process."""
 
     lock = threading.Lock()
-    found: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
     read_at = 0.0
-    away_until = 0.0
+    retry_at = 0.0
 
 
 def metadata() -> dict[str, Any]:
     """Return the provider's metadata, at most ten minutes old.
 
-    Raise BadProvider if it is of another issuer or incomplete, and requests.RequestException if it
-    cannot be read.
+    Raise BadProvider if it names another issuer or is incomplete, and requests.RequestException
+    if it cannot be read.
     """
-    with _Known.lock:
-        if _Known.found is None or time.monotonic() - _Known.read_at > _KEPT_S:
-            if time.monotonic() < _Known.away_until:  # Else each who waits would wait in turn.
+    with _Cache.lock:
+        if _Cache.metadata is None or time.monotonic() - _Cache.read_at > _METADATA_TTL_S:
+            # Without this, each thread that waits for the lock would wait for its own timeout.
+            if time.monotonic() < _Cache.retry_at:
                 raise BadProvider("it did not answer a moment ago")
             try:
-                _Known.found, _Known.read_at = _read(settings.OIDC_ISSUER), time.monotonic()
+                _Cache.metadata = _read_metadata(settings.OIDC_ISSUER)
             except requests.RequestException:
-                _Known.away_until = time.monotonic() + _AWAY_S
+                _Cache.retry_at = time.monotonic() + _RETRY_AFTER_S
                 raise
-        return _Known.found
+            _Cache.read_at = time.monotonic()
+        return _Cache.metadata
 
 
-def fetched_keys() -> dict[str, Any]:
-    """Return the keys with which the provider signs now. Raise as ``metadata`` does."""
-    keys = _fetched(metadata()["jwks_uri"])
+def clear_cache() -> None:
+    """Read the metadata again when it is next needed."""
+    _Cache.metadata, _Cache.retry_at = None, 0.0
+
+
+def _read_metadata(issuer: str) -> dict[str, Any]:
+    base = issuer.rstrip("/")
+    document = _get_json(f"{base}/.well-known/openid-configuration")
+    if not isinstance(document, dict) or str(document.get("issuer")).rstrip("/") != base:
+        raise BadProvider("its description is of another issuer")
+    for name in _REQUIRED_ENDPOINTS:
+        if urlsplit(str(document.get(name))).scheme not in ("https", urlsplit(issuer).scheme):
+            raise BadProvider(f"its {name} is missing, or not encrypted")
+    return document
+
+
+def fetch_keys() -> dict[str, Any]:
+    """Return the provider's current key set. Raise as ``metadata`` does."""
+    keys = _get_json(metadata()["jwks_uri"])
     if not isinstance(keys, dict):
         raise BadProvider("its keys are no set of keys")
     return keys
 
 
-def forget() -> None:
-    """Read it anew when it is needed."""
-    _Known.found, _Known.away_until = None, 0.0
-
-
-def _read(issuer: str) -> dict[str, Any]:
-    address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-    found = _fetched(address)
-    if not isinstance(found, dict) or str(found.get("issuer")).rstrip("/") != issuer.rstrip("/"):
-        raise BadProvider("its description is of another issuer")
-    for name in _NEEDED:
-        if urlsplit(str(found.get(name))).scheme not in ("https", urlsplit(issuer).scheme):
-            raise BadProvider(f"its {name} is missing, or not encrypted")
-    return found
-
-
-def _fetched(address: str) -> Any:
-    answer = requests.get(address, timeout=TIMEOUT_S, allow_redirects=False)
-    answer.raise_for_status()
-    return answer.json()
-
-
-_ALGORITHMS = (
-    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    *("ES256", "ES384", "ES512", "EdDSA"),
-)
-"""Signatures with a key pair. ``none``, and keys that the client shares, are no proof of origin."""
-_CLOCKS_DIFFER_S = 60
-
-
-class BadToken(Exception):
-    """The ID token is not one that this provider has made for this login."""
+def _get_json(url: str) -> Any:
+    response = requests.get(url, timeout=TIMEOUT_S, allow_redirects=False)
+    response.raise_for_status()
+    return response.json()
 
 
 def signing_key(token: str, keys: dict[str, Any]) -> jwt.PyJWK:
-    """Return the key of a set (RFC 7517) that a token names, or the only one that signs.
+    """Return the key of the set that the token names; if it names none, the only signing key.
 
-    Raise BadToken if there is none, or several to choose from.
+    Raise BadToken unless exactly one key matches.
     """
     try:
-        named = jwt.get_unverified_header(token).get("kid")
-        usable = jwt.PyJWKSet.from_dict(keys).keys
+        key_id = jwt.get_unverified_header(token).get("kid")
+        candidates = jwt.PyJWKSet.from_dict(keys).keys
     except (jwt.PyJWTError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise BadToken(type(exc).__name__) from exc
-    fitting = [
-        key for key in usable if key.public_key_use in (None, "sig") and named in (None, key.key_id)
+    matching = [
+        key
+        for key in candidates
+        if key.public_key_use in (None, "sig") and key_id in (None, key.key_id)
     ]
-    if len(fitting) != 1:
-        raise BadToken(f"{len(fitting)} keys of the provider fit it")
-    return fitting[0]
+    if len(matching) != 1:
+        raise BadToken(f"{len(matching)} keys of the provider fit it")
+    return matching[0]
 
 
-def checked_claims(
+def verify_id_token(
     token: str, key: Any, *, issuer: str, client_id: str, nonce: str | None
 ) -> dict[str, Any]:
-    """Return the claims of a token that the provider has made for this client and this login.
+    """Return the claims of a token that the provider issued for this client and this login.
 
     Raise BadToken for any other.
     """
@@ -121,7 +126,7 @@ def checked_claims(
             algorithms=list(_ALGORITHMS),
             audience=client_id,
             issuer=issuer,
-            leeway=_CLOCKS_DIFFER_S,
+            leeway=_CLOCK_SKEW_S,
             options={"require": ["iss", "sub", "aud", "exp", "iat"]},
         )
     except (jwt.PyJWTError, TypeError, ValueError) as exc:
@@ -135,10 +140,11 @@ def checked_claims(
     return claims
 
 
-def merged_claims(token: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-    """Return the claims of an ID token and of the user info, which goes first.
+def merge_claims(token: dict[str, Any], user_info: dict[str, Any]) -> dict[str, Any]:
+    """Return the claims of the ID token, overridden by those of the user info.
 
-    Whether an address is verified is said by where the address is from.
+    ``email_verified`` is taken from the source of the e-mail address: the other one may verify a
+    different address.
     """
-    of_email = info if "email" in info else token
-    return {**token, **info, "email_verified": of_email.get("email_verified")}
+    email_source = user_info if "email" in user_info else token
+    return {**token, **user_info, "email_verified": email_source.get("email_verified")}

@@ -1,7 +1,8 @@
-"""Links with which people set a password: invitations, and resets.
+"""Invitations and password resets: signed links, and the pages that send and open them.
 
-A link is signed by ``SECRET_KEY`` and works once: what it signs changes with the password. It ends
-after its lifetime, with the next login, and when a newer invitation is made.
+A link is signed by ``SECRET_KEY`` and works once, because the password hash is part of what is
+signed. It stops working after its lifetime, at the user's next login, and when a newer invitation
+is made.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from unfold.widgets import INPUT_CLASSES
 
 from inference_site.admin_pages.labels import duration
 from inference_site.people.login import (
-    RESETS_OF_ADDRESS,
-    RESETS_OF_USER,
-    lock,
-    mark_locked,
-    of_address,
+    RESETS_PER_ADDRESS,
+    RESETS_PER_USER,
+    count_address,
+    lock_login,
     remember_browser,
+    set_locked_status,
 )
-from inference_site.people.login_log import write
+from inference_site.people.login_log import log_own_action
 
 logger = logging.getLogger(__name__)
 
 
 class LinkTokens(PasswordResetTokenGenerator):
-    """Tokens of one kind of link: with a lifetime of its own, and no use as another kind.
+    """Tokens of one kind of link, with its own lifetime; they are not valid as another kind.
 
     ``settings.PASSWORD_RESET_TIMEOUT`` must not be shorter than any lifetime.
     """
@@ -60,11 +61,11 @@ class LinkTokens(PasswordResetTokenGenerator):
         self.key_salt = f"inference_site.people.{kind}"
 
     def check_token(self, user: Any, token: str | None) -> bool:
-        """Return whether the token is of this user, unused and young enough."""
+        """Return whether the token belongs to this user, is unused and has not expired."""
         if not super().check_token(user, token):
             return False
-        made = base36_to_int(str(token).partition("-")[0])
-        age_s = self._num_seconds(self._now()) - made
+        created_s = base36_to_int(str(token).partition("-")[0])
+        age_s = self._num_seconds(self._now()) - created_s
         return bool(age_s <= self.lifetime.total_seconds())
 
 
@@ -73,14 +74,15 @@ RESET = LinkTokens("reset", dt.timedelta(days=1))
 
 
 def is_invited(user: User) -> bool:
-    """Return whether the user has been invited, and has not set a password yet."""
+    """Return whether the user has been invited and has not set a password yet."""
     return not user.has_usable_password() and user.last_login is None
 
 
 def make_link(request: HttpRequest, user: User) -> tuple[str, LinkTokens]:
-    """Return a link for this user, and its kind; an invitation ends those made before it."""
+    """Return a link for this user and its kind; a new invitation makes earlier ones invalid."""
     if is_invited(user):
-        # What stands for no password has a random part. The user may be choosing one just now.
+        # An unusable password has a random part, so replacing it invalidates earlier links. The
+        # guard is for a user who sets a password at this moment.
         old, user.password = user.password, make_password(None)
         if not User.objects.filter(pk=user.pk, password=old).update(password=user.password):
             user.refresh_from_db()
@@ -95,14 +97,14 @@ def make_link(request: HttpRequest, user: User) -> tuple[str, LinkTokens]:
 def sends_mail() -> bool:
     """Return whether links are mailed.
 
-    With ``*`` in ``ALLOWED_HOSTS`` they are not: whoever asks for a reset could name the host that
-    the mailed link, with its token, leads to.
+    They are not while ``ALLOWED_HOSTS`` contains ``*``: the link takes its host from the request,
+    so an attacker could have a token mailed that leads to the attacker's host.
     """
     return bool(settings.EMAIL_HOST) and "*" not in settings.ALLOWED_HOSTS
 
 
 def mail_link(user: User, link: str, kind: LinkTokens) -> None:
-    """Mail a link on a thread: how long that takes must not tell who has an account."""
+    """Mail a link from a thread, so that response times do not show who has an account."""
     context = {"user": user, "link": link, "kind": kind.kind, "days": kind.lifetime.days}
     subject = "Your invitation" if kind is INVITATION else "Set a new password"
     text = render_to_string("people/link_mail.txt", context)
@@ -113,29 +115,26 @@ def mail_link(user: User, link: str, kind: LinkTokens) -> None:
 def _send(mail: EmailMessage, user_id: int) -> None:
     try:
         mail.send()
-    except Exception as exc:  # noqa: BLE001  # Whatever it is, the log must say it.
+    except Exception as exc:  # noqa: BLE001  # A thread has no caller: the log must have it.
         logger.warning("a link for user %s was not mailed: %s", user_id, type(exc).__name__)
 
 
-_BACKEND = "django.contrib.auth.backends.ModelBackend"
-
-
 class ResetForm(PasswordResetForm):
-    """The form that asks for a link by mail."""
+    """The form that requests a reset link by mail."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _style(self)
 
     def save(self, *_: Any, request: Any = None, **__: Any) -> None:
-        """Mail a link to each active user with this address and a password."""
+        """Mail a link to each active user who has this address and a password."""
         for user in self.get_users(self.cleaned_data["email"]):
-            if not RESETS_OF_USER.seconds_to_wait(str(user.pk)):
+            if not RESETS_PER_USER.seconds_to_wait(str(user.pk)):
                 mail_link(user, *make_link(request, user))
 
 
-class AskForReset(PasswordResetView):
-    """The page that mails a link. Its answer does not tell whether the address is known."""
+class RequestResetView(PasswordResetView):
+    """The page that mails a reset link; its response does not show whether the address is known."""
 
     form_class = ResetForm
     template_name = "people/ask_for_reset.html"
@@ -143,29 +142,29 @@ class AskForReset(PasswordResetView):
     title = "Set a new password"
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Return what the template shows."""
+        """Return the template's context."""
         site = admin.site.each_context(self.request)
         return {**site, "sends_mail": sends_mail(), **super().get_context_data(**kwargs)}
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Mail a link, unless the address asks too often or the site sends no mail."""
+        """Mail a link, unless the client's address is over its limit or mail is off."""
         if not sends_mail():
             return self.get(request, *args, **kwargs)
-        if wait_s := of_address(request, RESETS_OF_ADDRESS):
-            lock(request, wait_s)
+        if wait_s := count_address(request, RESETS_PER_ADDRESS):
+            lock_login(request, wait_s)
             form = self.get_form()
             form.add_error(None, f"Too many requests. Try again in {duration(wait_s)}.")
             refused = self.form_invalid(form)
-            mark_locked(request, refused)
+            set_locked_status(request, refused)
             return refused
         return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:
-        """Say the same to everybody."""
-        answer = super().form_valid(form)
+        """Show the same message for known and unknown addresses."""
+        response = super().form_valid(form)
         text = "If a user of the console has this e-mail address, a link is on its way to it."
         messages.info(self.request, text)
-        return answer
+        return response
 
 
 class NewPasswordForm(SetPasswordForm):  # type: ignore[type-arg]  # Not generic at run time.
@@ -176,8 +175,8 @@ class NewPasswordForm(SetPasswordForm):  # type: ignore[type-arg]  # Not generic
         _style(self)
 
 
-class SetPassword(PasswordResetConfirmView):
-    """The page that a link leads to. Whoever sets the password is logged in."""
+class SetPasswordView(PasswordResetConfirmView):
+    """The page that a link opens. Setting the password logs the user in."""
 
     form_class = NewPasswordForm
     template_name = "people/set_password.html"
@@ -185,30 +184,29 @@ class SetPassword(PasswordResetConfirmView):
     title = "Choose a password"
 
     def get_user(self, uidb64: str) -> Any:
-        """Return the user of the link; nobody if the user has been deactivated."""
+        """Return the link's user; None if the user has been deactivated."""
         user = super().get_user(uidb64)
         return user if user is not None and user.is_active else None
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Return what the template shows."""
+        """Return the template's context."""
         context = {**admin.site.each_context(self.request), **super().get_context_data(**kwargs)}
         return context if self.validlink else {**context, "title": "This link does not work"}
 
     def form_valid(self, form: Any) -> HttpResponse:
-        """Set the password and log in; of two that do so at once, one finds the link used."""
+        """Set the password and log in; of two concurrent requests, the second is refused."""
         with transaction.atomic():
-            # The page has a form only with a user.
             form.user = User.objects.select_for_update().get(pk=form.user.pk)
             token = self.request.session.get(INTERNAL_RESET_SESSION_TOKEN)
             self.validlink = self.token_generator.check_token(form.user, token)
             if not self.validlink:
                 return self.render_to_response(self.get_context_data(form=None))
-            answer = super().form_valid(form)
+            response = super().form_valid(form)
             kind = getattr(self.token_generator, "kind", "")
-            write(form.user, CHANGE, f"Set a password with a link ({kind}).")
-            login(self.request, form.user, _BACKEND)
-        remember_browser(self.request, answer)
-        return answer
+            log_own_action(form.user, CHANGE, f"Set a password with a link ({kind}).")
+            login(self.request, form.user, "django.contrib.auth.backends.ModelBackend")
+        remember_browser(self.request, response)
+        return response
 
 
 def _style(form: forms.Form) -> None:
