@@ -1,4 +1,4 @@
-"""Projects and API keys: tenants, their credentials, scopes and limits."""
+"""Projects (tenants) and API keys with their scopes, limits, budgets and retention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference_site.site_settings.models import retention_field
 
 
 class Scope(models.TextChoices):
-    """A right of a key. All but ``ADMIN`` give access to the key's own project only."""
+    """What a key may do. All scopes but ``MODELS`` and ``ADMIN`` cover the key's project only."""
 
     INFERENCE = "inference", "inference"  # Generate; read, change and delete stored objects.
     USAGE = "usage:read", "usage:read"  # Read the usage of the key's project.
@@ -29,23 +29,25 @@ class Scope(models.TextChoices):
 
 
 def default_scopes() -> list[str]:
-    """Return the scopes of a key that is created without any."""
+    """Return the scopes of a key that is created without naming any."""
     return [Scope.INFERENCE, Scope.USAGE]
 
 
-_OF_THE_SITE = "How long they are kept. Leave empty to use that of the site's settings."
-_SOME = [MinValueValidator(1)]
+_RETENTION_HELP = "How long they are kept. Leave empty to use that of the site's settings."
+_AT_LEAST_ONE = [MinValueValidator(1)]
 
 
 class Limited(models.Model):
     """Limits of a project or a key; an empty field means no limit."""
 
-    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_SOME)
-    tokens_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_SOME)
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, validators=_AT_LEAST_ONE
+    )
+    tokens_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_AT_LEAST_ONE)
     concurrent_runs = models.PositiveIntegerField(
         null=True,
         blank=True,
-        validators=_SOME,
+        validators=_AT_LEAST_ONE,
         help_text="Waiting and running generations at one time.",
     )
 
@@ -69,10 +71,10 @@ class Project(Limited):
             "client can read it again. Leave empty to use that of the site's settings."
         ),
     )
-    responses_days = retention_field("responses (days)", _OF_THE_SITE)
-    conversations_days = retention_field("conversations (days)", _OF_THE_SITE)
-    completions_days = retention_field("chat completions (days)", _OF_THE_SITE)
-    # The one project that the playground's usage is accounted to; its name may be any.
+    responses_days = retention_field("responses (days)", _RETENTION_HELP)
+    conversations_days = retention_field("conversations (days)", _RETENTION_HELP)
+    completions_days = retention_field("chat completions (days)", _RETENTION_HELP)
+    # The one project to which the playground's usage is accounted, whatever its name.
     is_playground = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -91,11 +93,11 @@ class Project(Limited):
 
 
 class ApiKey(Limited):
-    """A credential of one project, with its scopes and limits."""
+    """A credential of one project, with scopes and limits."""
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
     name = models.CharField(max_length=100)
-    # Set on playground keys only: the user whose session stands in for a secret.
+    # Set for playground keys only: the user's session replaces the secret.
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL,
         on_delete=models.SET_NULL,
@@ -120,7 +122,7 @@ class ApiKey(Limited):
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
-    # Written at most once a minute, not on every request.
+    # Written at most once a minute.
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
 
@@ -135,7 +137,7 @@ class ApiKey(Limited):
 class KeySecret(models.Model):
     """A secret of a key, stored as its SHA-256 only.
 
-    A key has one secret, and two during a rotation: the old one is valid until ``expires_at``.
+    A key has one secret; during a rotation two, of which the old one is valid until ``expires_at``.
     """
 
     api_key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="secrets")
@@ -205,7 +207,7 @@ class Budget(models.Model):
 class BudgetSpend(models.Model):
     """The amounts spent and reserved of a budget in one of its periods.
 
-    They are derived from the usage log; ``manage.py usage --check`` compares the two.
+    The amounts are derived from the usage log; ``manage.py usage --check`` compares them.
     """
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="spends")
@@ -222,16 +224,17 @@ class BudgetSpend(models.Model):
         return f"{self.budget.shown(self.spent)} since {self.start}"
 
 
-Kept = Literal["responses_days", "conversations_days", "completions_days"]
+StoredKind = Literal["responses_days", "conversations_days", "completions_days"]
 
 
-def kept_since(kind: Kept) -> list[tuple[int, dt.datetime]]:
-    """Return the projects that keep this kind for a time, and since when: what is older may go.
+def retention_cutoffs(kind: StoredKind) -> list[tuple[int, dt.datetime]]:
+    """Return (project id, cutoff) of each project with a retention; older objects may be deleted.
 
-    They come in any order, so that each is once the first when time is short.
+    A project's own retention takes precedence over the site's. The order is random, so that no
+    project is always the last when a deletion run ends early.
     """
-    now, of_all = timezone.now(), getattr(site_settings(), kind)
+    now, site_days = timezone.now(), getattr(site_settings(), kind)
     rows = list(Project.objects.values_list("pk", kind))
     random.shuffle(rows)
-    days = ((pk, of_all if own is None else own) for pk, own in rows)
+    days = ((pk, site_days if own is None else own) for pk, own in rows)
     return [(pk, now - dt.timedelta(days=count)) for pk, count in days if count is not None]
