@@ -142,7 +142,6 @@ class RequestResetView(PasswordResetView):
     title = "Set a new password"
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the template's context."""
         site = admin.site.each_context(self.request)
         return {**site, "sends_mail": sends_mail(), **super().get_context_data(**kwargs)}
 
@@ -189,7 +188,6 @@ class SetPasswordView(PasswordResetConfirmView):
         return user if user is not None and user.is_active else None
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the template's context."""
         context = {**admin.site.each_context(self.request), **super().get_context_data(**kwargs)}
         return context if self.validlink else {**context, "title": "This link does not work"}
 
