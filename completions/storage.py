@@ -16,7 +16,7 @@ from django.db.models.functions import Coalesce, Left
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.models import StoredCompletion
-from inference_site.accounts.retention import kept_since
+from inference_site.accounts.models import retention_cutoffs
 from inference_site.admin_pages.labels import PREVIEW_LENGTH
 from inference_site.domain.deltas import (
     Delta,
@@ -246,7 +246,7 @@ _BATCH = 500
 def prune(until: float) -> int:
     """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
     deleted = 0
-    for project, since in kept_since("completions_days"):
+    for project, since in retention_cutoffs("completions_days"):
         # The index of a project's rows is in the order of their ids.
         mine = StoredCompletion.objects.filter(project=project)
         deleted += delete_older(mine, since, until, _BATCH)

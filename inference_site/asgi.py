@@ -11,7 +11,7 @@ from django.core.asgi import get_asgi_application
 
 _django: Any = get_asgi_application()
 
-from inference_site.api.head import look_at  # noqa: E402  # Needs Django set up.
+from inference_site.api.head import check_head  # noqa: E402  # Needs Django set up.
 from inference_site.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.access import accounted  # noqa: E402  # As above.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
@@ -24,7 +24,7 @@ _RELAYED = (
     "/tokenizer_info",
     *("/health", "/version", "/metrics", "/console/"),
 )
-_relay, _pages = Relay(look_at), bounded_forms(_django)
+_relay, _pages = Relay(check_head), bounded_forms(_django)
 
 
 async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:

@@ -141,14 +141,14 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-PASSWORD_RESET_TIMEOUT = 7 * 86_400  # The longest lifetime of a link: people/links.py.
+PASSWORD_RESET_TIMEOUT = 7 * 86_400  # The longest lifetime in people/password_links.py.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "inference_site.people.addresses.client_address"
-AXES_CLIENT_STR_CALLABLE = "inference_site.people.addresses.one_line"
+AXES_CLIENT_IP_CALLABLE = "inference_site.people.login_log.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.people.login_log.describe_attempt"
 AXES_ENABLE_ACCESS_FAILURE_LOG = True
 AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
 AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.
@@ -163,7 +163,7 @@ OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_ROLES = environment.text_mapping("OIDC_ROLES")
 OIDC_NAME = environment.text("OIDC_NAME", "Log in with single sign-on")
 if OIDC_ISSUER:
-    AUTHENTICATION_BACKENDS.append("inference_site.people.single_sign_on.flow.SingleSignOn")
+    AUTHENTICATION_BACKENDS.append("inference_site.people.single_sign_on.SingleSignOnBackend")
     if not (OIDC_CLIENT_ID and OIDC_CLIENT_SECRET):
         raise ImproperlyConfigured("OIDC_ISSUER needs OIDC_CLIENT_ID and OIDC_CLIENT_SECRET.")
 
@@ -359,11 +359,11 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.api.authentication.KeyAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["inference_site.api.authentication.HasScope"],
-    "DEFAULT_PARSER_CLASSES": ["inference_site.api.parsers.JsonParser"],
-    "DEFAULT_RENDERER_CLASSES": ["inference_site.api.renderers.JsonRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.api.renderers.AlwaysJson",
+    "DEFAULT_PARSER_CLASSES": ["inference_site.api.json_bodies.JsonParser"],
+    "DEFAULT_RENDERER_CLASSES": ["inference_site.api.json_bodies.JsonRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.api.json_bodies.AlwaysJson",
     "DEFAULT_SCHEMA_CLASS": "inference_site.api.openapi.ViewSchema",
-    "EXCEPTION_HANDLER": "inference_site.errors.answers.exception_handler",
+    "EXCEPTION_HANDLER": "inference_site.api.views.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 

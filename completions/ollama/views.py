@@ -28,7 +28,7 @@ from completions.wire.chat import DialectChat
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import EmbeddingRequest
 from inference_site.api.authentication import caller_of
-from inference_site.api.parsers import AnyJsonParser
+from inference_site.api.json_bodies import AnyJsonParser
 from inference_site.api.payload import WireRequest, parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView

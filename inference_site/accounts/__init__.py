@@ -1,1 +1,1 @@
-"""Projects, API keys, budgets and rate limits; everything of the web may import it."""
+"""Projects, API keys, budgets and rate limits; any package of the web process may import it."""

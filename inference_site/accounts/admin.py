@@ -28,28 +28,27 @@ from inference_site.accounts.models import (
 )
 from inference_site.admin_pages.site_admin import SiteAdmin
 
-_OVERLAP = dt.timedelta(days=1)
+_ROTATION_OVERLAP = dt.timedelta(days=1)
 RETENTION = ("responses_days", "conversations_days", "completions_days")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
 class UndeletedAdmin(SiteAdmin):
-    """Admin of objects that the usage log refers to: they are deactivated, never deleted."""
+    """Admin of objects that the usage log refers to; they are deactivated, never deleted."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
 
 class AmountField(forms.DecimalField):
-    """An amount without zeros at its end."""
+    """A decimal field that shows no trailing zeros."""
 
     def prepare_value(self, value: Any) -> Any:
-        """Return what the form shows."""
         return f"{value.normalize():f}" if isinstance(value, Decimal) else value
 
 
 class BudgetForm(forms.ModelForm[Budget]):
-    """A budget, on its own page and on that of its project."""
+    """The form of a budget, on its own page and on the page of its project."""
 
     class Meta:
         model = Budget
@@ -65,7 +64,7 @@ class BudgetInline(TabularInline):
     extra = 0
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Name each field, whose column does not; leave out the menu beside the key."""
+        """Label each input for screen readers; remove the icons beside the key."""
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
         if field is not None:
             field.widget = getattr(field.widget, "widget", field.widget)
@@ -106,7 +105,7 @@ _PERMISSIONS = {
 
 
 class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """The form of a key, with a check box for each scope; a key without any could do nothing."""
+    """The form of a key, with a check box for each scope; at least one is required."""
 
     scopes = forms.MultipleChoiceField(
         label="Permissions",
@@ -119,7 +118,7 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
 
 
 class KeyStateFilter(admin.SimpleListFilter):
-    """Whether a key is accepted."""
+    """Filter by whether a key is accepted."""
 
     title, parameter_name = "status", "state"
 
@@ -140,7 +139,7 @@ class KeyStateFilter(admin.SimpleListFilter):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(UndeletedAdmin):
-    """Admin of keys; the secret is shown once, when it is created or rotated, later its prefix."""
+    """Admin of keys; a secret is shown once, after creation or rotation, later only its prefix."""
 
     form = ApiKeyForm
     list_display = ("name", "shown_prefix", "project", "last_used_at", "expires_at", "revoked_at")
@@ -177,18 +176,18 @@ class ApiKeyAdmin(UndeletedAdmin):
         permissions=["change"],
     )
     def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        """Give the keys new secrets, and show each once."""
+        """Issue new secrets and show each once."""
         if queryset.exclude(user=None).exists():
             messages.error(request, "Playground keys have no secret and were not rotated.")
         for record in queryset.filter(revoked_at=None, user=None):
-            secret = rotate_key(record, _OVERLAP)
+            secret = rotate_key(record, _ROTATION_OVERLAP)
             self.log_change(request, record, "Rotated.")
             text = f"{record.name}: copy the key now; it is not shown again: {secret}"
             messages.warning(request, text)
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> TemplateResponse | None:
-        """Revoke the selected keys, after a page that names them and asks."""
+        """Revoke the selected keys after a confirmation page."""
         if "confirmed" not in request.POST:
             context = {
                 **self.admin_site.each_context(request),
@@ -219,11 +218,11 @@ class BudgetAdmin(SiteAdmin):
         return False  # Budgets are added on the page of their project, which offers its keys.
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
-        """Read the amounts spent this month in one query for all budgets."""
+        """Prefetch the amounts spent since the start of the month."""
         first = period_start(Budget.Every.MONTH, timezone.now())
         month = BudgetSpend.objects.filter(start__gte=first)
-        found: QuerySet[Budget] = super().get_queryset(request)
-        return found.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
+        budgets: QuerySet[Budget] = super().get_queryset(request)
+        return budgets.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
 
     @admin.display(description="API key")
     def shown_key(self, budget: Budget) -> str:

@@ -1,4 +1,4 @@
-"""Reservations of budgets: an accepted generation reserves the usage it is estimated to need.
+"""Budget reservations: an accepted generation reserves its estimated usage.
 
 When the generation has ended, accounting replaces the reservation by the actual usage. So
 concurrent requests together exceed a budget by less than the usage in flight.
@@ -17,7 +17,7 @@ from inference_site.accounts.models import Budget, BudgetSpend
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The usage that a generation is estimated to need."""
+    """The estimated usage of a generation."""
 
     tokens: int
     cost: Decimal
@@ -28,7 +28,7 @@ class Estimate:
 
 
 class BudgetExhausted(Exception):
-    """A budget has no room; its next period begins in ``retry_after_s``."""
+    """A budget is used up; its next period begins in ``retry_after_s``."""
 
     def __init__(self, budget: Budget, retry_after_s: int) -> None:
         super().__init__(f"the budget of {budget}")
@@ -52,41 +52,37 @@ def period_end(every: str, now: dt.datetime) -> dt.datetime:
 def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.datetime) -> None:
     """Reserve the estimate in every budget of the key and the project, or in none.
 
-    Call this in the transaction that accepts the generation. Raise BudgetExhausted when a budget
-    has no room. A budget with no reservation and some amount left takes any estimate; otherwise a
-    request larger than the remainder could never run.
+    Call this in the transaction that accepts the generation. Raise BudgetExhausted if the estimate
+    exceeds what is left of a budget. A budget without reservations accepts any estimate until it
+    is spent; otherwise a request larger than the remainder could never run.
     """
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)
     budgets = list(Budget.objects.filter(is_affected, project=project_id).order_by("pk"))
     if not budgets:
         return
     starts = {budget.pk: period_start(budget.every, now) for budget in budgets}
-    spends = _locked(starts)
+    spends = _lock_spends(starts)
     if len(spends) < len(budgets):
         rows = [BudgetSpend(budget_id=pk, start=start) for pk, start in starts.items()]
         BudgetSpend.objects.bulk_create(rows, ignore_conflicts=True)
-        spends = _locked(starts)
+        spends = _lock_spends(starts)
     for budget in budgets:
-        if not _has_room(budget, spends[budget.pk], estimate):
+        spend = spends[budget.pk]
+        fits = spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount
+        if not fits and (spend.reserved or spend.spent >= budget.amount):
             left = period_end(budget.every, now) - now
             raise BudgetExhausted(budget, max(1, round(left.total_seconds())))
-    of_cost = Q(budget__in=[budget.pk for budget in budgets if budget.unit == Budget.Unit.COST])
+    in_money = Q(budget__in=[budget.pk for budget in budgets if budget.unit == Budget.Unit.COST])
     BudgetSpend.objects.filter(pk__in=[spend.pk for spend in spends.values()]).update(
         reserved=F("reserved")
-        + Case(When(of_cost, then=estimate.cost), default=Decimal(estimate.tokens))
+        + Case(When(in_money, then=estimate.cost), default=Decimal(estimate.tokens))
     )
 
 
-def _locked(starts: dict[int, dt.date]) -> dict[int, BudgetSpend]:
-    """Lock and return the existing counters of the budgets in these periods."""
+def _lock_spends(starts: dict[int, dt.date]) -> dict[int, BudgetSpend]:
+    """Lock and return the existing counters of these periods, by budget id."""
     wanted = Q()
     for pk, start in starts.items():
         wanted |= Q(budget=pk, start=start)
     spends = BudgetSpend.objects.filter(wanted).order_by("id").select_for_update()
     return {spend.budget_id: spend for spend in spends}
-
-
-def _has_room(budget: Budget, spend: BudgetSpend, estimate: Estimate) -> bool:
-    if not spend.reserved and spend.spent < budget.amount:
-        return True
-    return spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount

@@ -1,4 +1,4 @@
-"""Creating, looking up, rotating and revoking API keys."""
+"""API keys: create, rotate, revoke, and find the caller of a secret."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from inference_site.storage.prepared import execute_prepared
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
-"""How long a revoked key may still be accepted by a process that did not revoke it."""
+"""How long a process may accept a key after another process has revoked it."""
 _CACHE_SIZE = 10_000
-_USED = dt.timedelta(seconds=60)
-"""The time of a key's last use is written at most this often."""
+_LAST_USED_INTERVAL = dt.timedelta(seconds=60)
+"""``last_used_at`` of a key is written at most this often."""
 
 _CALLER = """
 WITH found AS (
@@ -81,7 +81,7 @@ class Caller:
 def create_key(project: Project, name: str, **fields: Any) -> tuple[ApiKey, str]:
     """Create a key; return its record and its secret, which is not stored in plain text.
 
-    ``fields`` are further fields of the record, such as scopes and limits.
+    ``fields`` are further model fields, such as scopes and limits.
     """
     record = ApiKey(project=project, name=name, **fields)
     return record, issue_key(record)
@@ -99,11 +99,11 @@ def issue_key(record: ApiKey) -> str:
 
 def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
     """Give the key a new secret and return it; the current one expires after ``overlap``."""
-    secret, until = _new_secret(), timezone.now() + overlap
+    secret = _new_secret()
     with transaction.atomic():
         current = record.secrets.select_for_update().filter(expires_at=None)
-        _forget(current.values_list("digest", flat=True))
-        current.update(expires_at=until)
+        _evict(current.values_list("digest", flat=True))
+        current.update(expires_at=timezone.now() + overlap)
         KeySecret.objects.create(api_key=record, digest=digest_of(secret))
         ApiKey.objects.filter(pk=record.pk).update(prefix=secret[:_PREFIX_LENGTH])
     record.prefix = secret[:_PREFIX_LENGTH]
@@ -113,11 +113,14 @@ def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
 def revoke_key(record: ApiKey) -> None:
     """Revoke the key: at once in this process, within ``_CACHE_S`` in others."""
     ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
-    _forget(record.secrets.values_list("digest", flat=True))
+    _evict(record.secrets.values_list("digest", flat=True))
 
 
-def given_secret(authorization: str, api_key: str) -> str:
-    """Return the secret that the two headers hold. Raise AuthenticationError if they hold none."""
+def read_secret(authorization: str, api_key: str) -> str:
+    """Return the secret from the values of the headers ``Authorization`` and ``x-api-key``.
+
+    Raise AuthenticationError if neither has one.
+    """
     scheme, _, secret = authorization.partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()
@@ -132,33 +135,33 @@ _cache: dict[str, tuple[float, Caller]] = {}
 def find_caller(secret: str) -> Caller | None:
     """Return the caller of this secret; None if the key is unknown, expired or revoked.
 
-    The result of the one indexed read is cached for ``_CACHE_S``.
+    Callers are cached for ``_CACHE_S``, so that most requests need no query.
     """
     digest = digest_of(secret)
     now = time.monotonic()
     cached = _cache.get(digest)
     if cached is not None and cached[0] > now:
         return cached[1]
-    found = _read(_BY_SECRET, digest=digest)
-    if found is None:
+    caller = _query_caller(_BY_SECRET, digest=digest)
+    if caller is None:
         _cache.pop(digest, None)
         return None
     if len(_cache) >= _CACHE_SIZE:
         _cache.clear()
-    _cache[digest] = (now + _CACHE_S, found)
-    return found
+    _cache[digest] = (now + _CACHE_S, caller)
+    return caller
 
 
-def known_caller(secret: str) -> tuple[Caller | None, bool]:
-    """Return the caller that was found for this secret, at once, and whether that counts still."""
+def cached_caller(secret: str) -> tuple[Caller | None, bool]:
+    """Return the cached caller of this secret without a query, and whether it is still valid."""
     expires_at, caller = _cache.get(digest_of(secret), (0.0, None))
     return caller, expires_at > time.monotonic()
 
 
 def owners_of(digests: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return project and key of secrets by their digests, also of keys that are refused now."""
-    found = KeySecret.objects.filter(digest__in=list(digests))
-    rows = found.values_list("digest", "api_key__project_id", "api_key_id")
+    """Return (project id, key id) by secret digest; also for expired and revoked keys."""
+    issued = KeySecret.objects.filter(digest__in=list(digests))
+    rows = issued.values_list("digest", "api_key__project_id", "api_key_id")
     return {digest: (project, key) for digest, project, key in rows}
 
 
@@ -167,13 +170,14 @@ def caller_of_key(pk: int) -> Caller | None:
 
     For requests that staff make on behalf of a key.
     """
-    return _read(_BY_KEY, key=pk)
+    return _query_caller(_BY_KEY, key=pk)
 
 
-def _read(statement: str, **given: object) -> Caller | None:
-    """Return the caller that one of the statements above finds, and note that its key is in use."""
+def _query_caller(statement: str, **params: object) -> Caller | None:
+    """Return the caller that ``_BY_SECRET`` or ``_BY_KEY`` selects, and update ``last_used_at``."""
     now = timezone.now()
-    row = execute_prepared(statement, {**given, "now": now, "used_before": now - _USED}).fetchone()
+    times = {"now": now, "used_before": now - _LAST_USED_INTERVAL}
+    row = execute_prepared(statement, {**params, **times}).fetchone()
     if row is None:
         return None
     key, project, name, scopes, models, *rest, grace_s, has_budget = row
@@ -194,12 +198,14 @@ def _new_secret() -> str:
     return f"sk-{secrets.token_urlsafe(36)}"
 
 
-def _forget(digests: Iterable[str]) -> None:
+def _evict(digests: Iterable[str]) -> None:
     for digest in digests:
         _cache.pop(digest, None)
 
 
 def digest_of(secret: str) -> str:
-    """Return what is stored of a secret."""
-    # A slow password hash is not needed: the secret has 288 random bits.
+    """Return the digest that is stored for a secret.
+
+    A slow password hash is not needed: the secret has 288 random bits.
+    """
     return hashlib.sha256(secret.encode()).hexdigest()

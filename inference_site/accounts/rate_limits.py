@@ -23,8 +23,9 @@ from limits import RateLimitItemPerMinute
 from limits.storage import RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from inference_site.accounts.keys import Caller, Limits
+from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.errors.api_errors import RateLimitError
 from inference_site.storage.redis_clients import client_options
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ _NO_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Accounted:
-    """An accounted generation, with the tokens reserved for it and the tokens it used."""
+class AccountedGeneration:
+    """The tokens that a generation reserved when it was accepted, and those that it used."""
 
     project_id: int
     api_key_id: int
@@ -46,7 +47,7 @@ class Accounted:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The state of one window after a request: what remains, and the seconds until it resets."""
+    """The state of a window: its limit, what remains of it, and the seconds until it resets."""
 
     unit: str
     amount: int
@@ -69,16 +70,27 @@ class _Limit:
         return RateLimitItemPerMinute(self.amount), (self.unit, self.owner, str(self.id))
 
     def cost(self, tokens: int) -> int:
-        """Return the cost of a request of so many tokens, at most the whole limit."""
+        """Return the cost of a request with this number of tokens, at most the whole limit."""
         return 1 if self.unit == "requests" else min(tokens, self.amount)
 
+    def window(self) -> Window:
+        """Return the current state of the window."""
+        item, identifiers = self.item
+        stats = _limiter().get_window_stats(item, *identifiers)
+        reset_s = max(0.0, stats.reset_time - time.time())
+        return Window(self.unit, self.amount, stats.remaining, reset_s)
 
-class RateLimited(Exception):
-    """The window has no room for the request."""
-
-    def __init__(self, owner: str, window: Window, windows: list[Window]) -> None:
-        super().__init__(f"{window.amount} {window.unit} a minute of this {owner}")
-        self.window, self.windows = window, windows
+    def change_count(self, change: int) -> None:
+        """Change the count of the current window; the limit does not apply."""
+        item, identifiers = self.item
+        key = item.key_for(*identifiers)
+        storage = _limiter().storage
+        assert isinstance(storage, RedisStorage)
+        if change < 0:  # Not below zero: the previous window gives no credit.
+            _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
+            change = max(change, -current)
+        if change:
+            storage.acquire_sliding_window_entry(key, _NO_LIMIT, _WINDOW_S, change)
 
 
 @cache
@@ -87,29 +99,55 @@ def _limiter() -> SlidingWindowCounterRateLimiter:
     return SlidingWindowCounterRateLimiter(storage)
 
 
+def _limits_of(caller: Caller) -> Iterator[_Limit]:
+    for owner, id_, limits in (
+        ("key", caller.api_key_id, caller.key_limits),
+        ("project", caller.project_id, caller.project_limits),
+    ):
+        if limits.requests_per_minute is not None:
+            yield _Limit(owner, id_, "requests", limits.requests_per_minute)
+        if limits.tokens_per_minute is not None:
+            yield _Limit(owner, id_, "tokens", limits.tokens_per_minute)
+
+
+def has_token_limit(caller: Caller) -> bool:
+    """Return whether the caller's key or project has a token limit."""
+    return any(limit.unit == "tokens" for limit in _limits_of(caller))
+
+
+def count_request(caller: Caller, tokens: int | None = None) -> dict[str, str]:
+    """Count a request; return the rate limit headers of its response. Raise as ``hit`` does."""
+    return headers(hit(caller, tokens))
+
+
 def hit(caller: Caller, tokens: int | None) -> list[Window]:
-    """Count a request of so many tokens; return the state of each window.
+    """Count a request with an estimate of its tokens; return the state of each window.
 
-    With None the request generates nothing, and no window of tokens is looked at.
+    ``tokens=None`` is for a request that generates nothing: it is not checked against token limits.
 
-    Raise RateLimited if a window has no room; a refused request counts for nothing. When Redis is
+    Raise RateLimitError if a window has no room; a refused request is not counted. When Redis is
     down, raise redis' error, or with ``RATE_LIMITS_FAIL_OPEN`` accept the request uncounted.
     """
     windows: list[Window] = []
-    taken: list[_Limit] = []
+    counted: list[_Limit] = []
     try:
-        for limit in _limits(caller):
+        for limit in _limits_of(caller):
             if limit.unit == "tokens" and tokens is None:
                 continue
             item, identifiers = limit.item
-            is_in = _limiter().hit(item, *identifiers, cost=limit.cost(tokens or 0))
-            stats = _limiter().get_window_stats(item, *identifiers)
-            reset_s = max(0.0, stats.reset_time - time.time())
-            windows.append(Window(limit.unit, limit.amount, stats.remaining, reset_s))
-            if not is_in:
-                _release(taken, tokens or 0)
-                raise RateLimited(limit.owner, windows[-1], windows)
-            taken.append(limit)
+            has_room = _limiter().hit(item, *identifiers, cost=limit.cost(tokens or 0))
+            windows.append(limit.window())
+            if not has_room:
+                for earlier in counted:
+                    earlier.change_count(-earlier.cost(tokens or 0))
+                wait_s = max(1, round(windows[-1].reset_s))
+                raise RateLimitError(
+                    f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
+                    f"{limit.owner}. Please try again in {duration(wait_s)}.",
+                    retry_after_s=wait_s,
+                    headers=headers(windows),
+                )
+            counted.append(limit)
     except redis.exceptions.RedisError as exc:
         if not settings.RATE_LIMITS_FAIL_OPEN:
             raise
@@ -117,99 +155,56 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     return windows
 
 
-def used(tenant: ApiKey | Project) -> list[Window]:
-    """Return the windows of a key or a project as they are now. Raise redis' errors."""
-    owner = "key" if isinstance(tenant, ApiKey) else "project"
-    windows = []
-    for unit in ("requests", "tokens"):
-        amount: int | None = getattr(tenant, f"{unit}_per_minute")
-        if amount is not None:
-            item, identifiers = _Limit(owner, tenant.pk, unit, amount).item
-            stats = _limiter().get_window_stats(item, *identifiers)
-            reset_s = max(0.0, stats.reset_time - time.time())
-            windows.append(Window(unit, amount, stats.remaining, reset_s))
-    return windows
-
-
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
     try:
-        _release(_limits(caller), tokens)
+        for limit in _limits_of(caller):
+            limit.change_count(-limit.cost(tokens))
     except redis.exceptions.RedisError as exc:
         logger.warning("rate limits: count of a refused request not undone: %s", exc)
 
 
-def _release(limits: Iterable[_Limit], tokens: int) -> None:
-    for limit in limits:
-        _shift(limit, -limit.cost(tokens))
+def used(tenant: ApiKey | Project) -> list[Window]:
+    """Return the current windows of a key or a project. Raise redis' errors."""
+    owner = "key" if isinstance(tenant, ApiKey) else "project"
+    amounts = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
+    return [
+        _Limit(owner, tenant.pk, unit, amount).window()
+        for unit, amount in amounts.items()
+        if amount is not None
+    ]
 
 
-def has_token_limit(caller: Caller) -> bool:
-    """Return whether the caller's key or project has a token limit."""
-    return any(
-        limits.tokens_per_minute is not None
-        for limits in (caller.key_limits, caller.project_limits)
-    )
-
-
-def _limits(caller: Caller) -> Iterator[_Limit]:
-    yield from _of("key", caller.api_key_id, caller.key_limits)
-    yield from _of("project", caller.project_id, caller.project_limits)
-
-
-def _of(owner: str, id_: int, limits: Limits) -> Iterator[_Limit]:
-    if limits.requests_per_minute is not None:
-        yield _Limit(owner, id_, "requests", limits.requests_per_minute)
-    if limits.tokens_per_minute is not None:
-        yield _Limit(owner, id_, "tokens", limits.tokens_per_minute)
-
-
-def correct(accounted: Iterable[Accounted], now_s: float) -> None:
+def correct(accounted: Iterable[AccountedGeneration], now_s: float) -> None:
     """Replace the estimated tokens in the windows by the tokens that were used."""
     estimated = [row for row in accounted if row.reserved_tokens]
-    keys = _limited(ApiKey, {row.api_key_id for row in estimated})
-    projects = _limited(Project, {row.project_id for row in estimated})
-    shifts: Counter[_Limit] = Counter()
+    keys = _token_limits(ApiKey, {row.api_key_id for row in estimated})
+    projects = _token_limits(Project, {row.project_id for row in estimated})
+    changes: Counter[_Limit] = Counter()
     for row in estimated:
         for limit in (keys.get(row.api_key_id), projects.get(row.project_id)):
-            if limit is not None:
-                shifts[limit] += _correction(row, limit, now_s)
-    for limit, more in shifts.items():
-        _shift(limit, more)
+            if limit is None:
+                continue
+            change = row.used_tokens - limit.cost(row.reserved_tokens)
+            # An estimate of more than a minute ago is no longer in the window.
+            has_expired = now_s - row.created_at.timestamp() > _WINDOW_S
+            changes[limit] += 0 if change < 0 and has_expired else change
+    for limit, change in changes.items():
+        limit.change_count(change)
 
 
-def _correction(row: Accounted, limit: _Limit, now_s: float) -> int:
-    more = row.used_tokens - limit.cost(row.reserved_tokens)
-    # An estimate from more than a minute ago has left the window by itself.
-    has_left = now_s - row.created_at.timestamp() > _WINDOW_S
-    return 0 if more < 0 and has_left else more
-
-
-def _limited(kind: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, _Limit]:
+def _token_limits(model: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, _Limit]:
     if not ids:
         return {}
-    owner = "key" if kind is ApiKey else "project"
-    rows: QuerySet[Any] = kind._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
+    owner = "key" if model is ApiKey else "project"
+    rows: QuerySet[Any] = model._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
     amounts = rows.values_list("pk", "tokens_per_minute")
     return {pk: _Limit(owner, pk, "tokens", amount) for pk, amount in amounts}
 
 
-def _shift(limit: _Limit, more: int) -> None:
-    """Change the count of the current window, without regard to its limit."""
-    item, identifiers = limit.item
-    key = item.key_for(*identifiers)
-    storage = _limiter().storage
-    assert isinstance(storage, RedisStorage)
-    if more < 0:  # Never below zero: the previous window gives no credit.
-        _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
-        more = max(more, -current)
-    if more:
-        storage.acquire_sliding_window_entry(key, _NO_LIMIT, _WINDOW_S, more)
-
-
 def headers(windows: list[Window]) -> dict[str, str]:
-    """Return the ``x-ratelimit-*`` headers of the window with the least left, for each unit."""
-    found = {}
+    """Return the ``x-ratelimit-*`` headers: for each unit, the window with the least remaining."""
+    values = {}
     for unit in ("requests", "tokens"):
         least = min(
             (window for window in windows if window.unit == unit),
@@ -217,10 +212,10 @@ def headers(windows: list[Window]) -> dict[str, str]:
             default=None,
         )
         if least is not None:
-            found[f"x-ratelimit-limit-{unit}"] = str(least.amount)
-            found[f"x-ratelimit-remaining-{unit}"] = str(least.remaining)
-            found[f"x-ratelimit-reset-{unit}"] = duration(least.reset_s)
-    return found
+            values[f"x-ratelimit-limit-{unit}"] = str(least.amount)
+            values[f"x-ratelimit-remaining-{unit}"] = str(least.remaining)
+            values[f"x-ratelimit-reset-{unit}"] = duration(least.reset_s)
+    return values
 
 
 def duration(seconds: float) -> str:

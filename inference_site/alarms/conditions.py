@@ -27,7 +27,14 @@ from inference_site.storage.redis_clients import all_clients, memory_of
 from inference_site.storage.repeated import repeated
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure, Period
-from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by
+from inference_site.usage.queries import (
+    Span,
+    Usage,
+    floor,
+    histograms,
+    total_by,
+    without_table_scans,
+)
 
 MOST_FOUND = 50
 """Subjects of one rule that fire at one time."""
@@ -114,7 +121,7 @@ def _ttft(rule: Rule) -> Iterator[Finding]:
 
 def _recent() -> dict[str, Usage]:
     now = timezone.now()
-    with reading():
+    with without_table_scans():
         totals = total_by(Span(Period.MINUTE, now - _RECENT, now), "model")
     busy = {model: usage for (model,), usage in totals.items() if usage.requests >= _LEAST_REQUESTS}
     return dict(islice(busy.items(), MOST_FOUND))
@@ -127,7 +134,7 @@ def _today() -> dt.datetime:
 # Whole days before this one: they do not change any more.
 @lru_cache(maxsize=2)
 def _usual_usage(today: dt.datetime) -> dict[Any, Usage]:
-    with reading():
+    with without_table_scans():
         return total_by(Span(Period.DAY, today - _USUAL, today), "model")
 
 
@@ -137,7 +144,7 @@ def _usual_ttft(model: str, today: dt.datetime) -> float | None:
 
 
 def _p95(span: Span) -> float | None:
-    with reading():
+    with without_table_scans():
         counts = histograms(span)[Measure.TTFT]
     together: Counter[int] = sum(counts.values(), Counter())
     return percentile(together, 0.95)

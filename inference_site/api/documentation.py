@@ -1,8 +1,8 @@
-"""``/v1/openapi.json`` and ``/docs``, the page that shows it.
+"""``/v1/openapi.json``, and ``/docs``, which shows it with Swagger UI.
 
-The document is built once for a release and kept beside its bytecode: to build it takes as much
-processor time as to import all views, and each stream of the process would stand still meanwhile.
-What it is built with is imported only then.
+The document is built once per release and cached beside the bytecode. Building it takes as much
+processor time as importing all views and would stall every stream of the process, so the builder
+is imported only if there is no cached document.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,10 +25,10 @@ from rest_framework.request import Request
 from inference_site.api.schema import documented
 from inference_site.api.views import OpenView
 
-_KEPT_IN = Path(__file__).parent / "__pycache__"
+_CACHE_DIR = Path(__file__).parent / "__pycache__"
 _PACKAGES = ("inference_site", "completions", "responses_api")
 _LIBRARIES = ("pydantic", "drf-spectacular", "djangorestframework")
-_building = threading.Lock()
+_lock = threading.Lock()
 
 
 class OpenApiView(OpenView):
@@ -42,51 +41,49 @@ class OpenApiView(OpenView):
 
 
 def documentation(request: HttpRequest) -> HttpResponseBase:
-    """Show the document with Swagger UI."""
+    """Show the document with Swagger UI; imported here, since web processes rarely need it."""
     from drf_spectacular.views import SpectacularSwaggerSplitView
 
     return SpectacularSwaggerSplitView.as_view(url_name="openapi")(request)
 
 
-def document(kept_in: Path = _KEPT_IN) -> bytes:
-    """Return the document, encoded: as it is kept for this source, else built now and kept."""
-    with _building:
-        return _document(kept_in)
+def document(cache_dir: Path = _CACHE_DIR) -> bytes:
+    """Return the encoded document: the cached one of this source, or a new one, which is cached."""
+    with _lock:
+        return _document(cache_dir)
 
 
 @cache
-def _document(kept_in: Path) -> bytes:
-    kept = kept_in / f"openapi-{_of_source()}.json"
+def _document(cache_dir: Path) -> bytes:
+    cached = cache_dir / f"openapi-{_source_digest()}.json"
     with contextlib.suppress(OSError):
-        return kept.read_bytes()
+        return cached.read_bytes()
     from inference_site.api.openapi import document as build
 
     built = build()
-    with contextlib.suppress(OSError):  # An image is read-only, and has it from its build.
-        kept_in.mkdir(exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(
+        OSError
+    ):  # Images are read-only; theirs is cached when they are built.
+        cache_dir.mkdir(exist_ok=True)
+        part = cached.with_suffix(f".{os.getpid()}")
         part.write_bytes(built)
-        for old in kept_in.glob("openapi-*.json"):
+        for old in cache_dir.glob("openapi-*.json"):
             old.unlink(missing_ok=True)
-        part.rename(kept)
+        part.rename(cached)
     return built
 
 
 def prepare_document() -> None:
-    """Have the document ready for the first request; build it on a thread if it is not kept."""
+    """Load or build the document on a thread, so that the first request does not wait for it."""
     threading.Thread(target=document, name="openapi", daemon=True).start()
 
 
-def _of_source() -> str:
-    """Return a digest of all that the document is made of: 15 ms for the whole project."""
+def _source_digest() -> str:
+    """Return a digest of everything that the document depends on; it takes 15 ms."""
     digest = hashlib.blake2b(sys.version.encode(), digest_size=8)
     for library in _LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())
-    for path in _sources():
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources() -> Iterator[Path]:
     for package in _PACKAGES:
-        yield from sorted((settings.BASE_DIR / package).rglob("*.py"))
+        for path in sorted((settings.BASE_DIR / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

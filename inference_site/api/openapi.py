@@ -1,7 +1,7 @@
-"""The OpenAPI document, built from the views' declarations (``schema.py``).
+"""Builds the OpenAPI document from the views' declarations (``schema.py``).
 
-``documentation.py`` keeps what is built here. The JSON schemas of all declared types are
-generated together, so that models with the same name in several apps get different component names.
+``documentation.py`` serves and caches it. The JSON schemas of all declared types are generated
+together, so that models with the same name in several apps get different component names.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _METRICS: Schema = {
         },
     },
 }
-"""``GET /metrics``, which is no view of the API."""
+"""``GET /metrics``, which is not a DRF view."""
 
 
 @cache
 def document() -> bytes:
     """Return the document, encoded."""
-    generator = Generator()  # type: ignore[no-untyped-call]  # Untyped there.
+    generator = Generator()  # type: ignore[no-untyped-call]  # Untyped library.
     return orjson.dumps(generator.get_schema(public=True))
 
 
@@ -72,18 +72,15 @@ class ViewSchema(AutoSchema):
     """Describes the declared methods of a view."""
 
     @property
-    def _declared(self) -> documented | None:
-        return getattr(getattr(self.view, self.method.lower()), "documented", None)
-
-    @property
     def _endpoint(self) -> documented:
-        assert self._declared is not None
-        return self._declared
+        endpoint: documented = getattr(self.view, self.method.lower()).documented
+        return endpoint
 
     def is_excluded(self) -> bool:
-        # The same without /v1 is described there.
-        is_other_path = self.path in ("/tokenize", "/detokenize", "/tokenizer_info")
-        return self._declared is None or is_other_path
+        # These are described under /v1.
+        is_second_path = self.path in ("/tokenize", "/detokenize", "/tokenizer_info")
+        is_declared = hasattr(getattr(self.view, self.method.lower()), "documented")
+        return is_second_path or not is_declared
 
     def get_operation(self, *args: Any) -> Schema | None:
         operation: Schema | None = super().get_operation(*args)
@@ -143,7 +140,19 @@ class ViewSchema(AutoSchema):
             yield from (api_errors.RateLimitError, api_errors.QueueTimeoutError)
 
     def get_override_parameters(self) -> list[Any]:
-        return [*self._query(), *self._headers()]
+        parameters = list(self._query())
+        parameters += [
+            _header("x-request-id", str, True, "The id in the request, if it is valid."),
+            _header("openai-processing-ms", int, True, "Time until the answer began."),
+            _header("Retry-After", int, [429, 503, 504], "Seconds."),
+            _header("WWW-Authenticate", str, [401], "`Bearer`."),
+        ]
+        if self._endpoint.queued:
+            parameters += [
+                OpenApiParameter(name, type_, "header", description=text, response=[200])
+                for name, type_, text in _QUEUED_HEADERS
+            ]
+        return parameters
 
     def _query(self) -> Iterator[OpenApiParameter]:
         if self._endpoint.query is None:
@@ -160,40 +169,22 @@ class ViewSchema(AutoSchema):
                 default=field.get("default"),
             )
 
-    def _headers(self) -> Iterator[OpenApiParameter]:
-        yield _header("x-request-id", str, True, "The id in the request, if it is valid.")
-        yield _header("openai-processing-ms", int, True, "Time until the answer began.")
-        yield _header("Retry-After", int, [429, 503, 504], "Seconds.")
-        yield _header("WWW-Authenticate", str, [401], "`Bearer`.")
-        if self._endpoint.queued:
-            yield OpenApiParameter(
-                "x-unsupported-params",
-                str,
-                "header",
-                description="Fields of the request that were ignored, separated by commas.",
-                response=[200],
-            )
-            yield OpenApiParameter(
-                "x-model",
-                str,
-                "header",
-                description="The model that answers; of a route, the one that was chosen.",
-                response=[200],
-            )
-            yield OpenApiParameter(
-                "x-queue-position",
-                int,
-                "header",
-                description="How many starts it takes until it has begun; 0: a slot is free.",
-                response=[200],
-            )
-            yield OpenApiParameter(
-                "x-queue-estimated-wait",
-                int,
-                "header",
-                description="In about how many seconds it begins, where that is known.",
-                response=[200],
-            )
+
+_QUEUED_HEADERS = (
+    (
+        "x-unsupported-params",
+        str,
+        "Fields of the request that were ignored, separated by commas.",
+    ),
+    ("x-model", str, "The model that answers; of a route, the one that was chosen."),
+    ("x-queue-position", int, "How many starts it takes until it has begun; 0: a slot is free."),
+    (
+        "x-queue-estimated-wait",
+        int,
+        "In about how many seconds it begins, where that is known.",
+    ),
+)
+"""Response headers of endpoints that a worker answers; each may be missing."""
 
 
 def _header(
@@ -203,7 +194,7 @@ def _header(
     return OpenApiParameter(name, type_, "header", True, text, response=statuses)
 
 
-class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # Untyped there.
+class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # Untyped library.
     """The API key, in either of two headers."""
 
     target_class = "inference_site.api.authentication.KeyAuthentication"
@@ -220,7 +211,7 @@ class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call
 
 
 class _WireSchema(GenerateJsonSchema):
-    """Generates schemas of sent objects: only fields that default to None are optional."""
+    """Generates schemas of responses: only fields that default to None are optional."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         schema = field["schema"]
@@ -236,7 +227,7 @@ def _schema(type_: Any, mode: JsonSchemaMode = "serialization") -> Schema:
 
 @cache
 def _schemas() -> tuple[dict[tuple[int, JsonSchemaMode], Schema], Schema]:
-    """Return the schemas of all declared types, by id and mode, and their components."""
+    """Return the schemas of all declared types, by (id of type, mode), and their components."""
     types: dict[tuple[int, JsonSchemaMode], Any] = {}
     for endpoint in declared:
         streamed = (endpoint.event, endpoint.lines)

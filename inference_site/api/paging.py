@@ -1,4 +1,4 @@
-"""Keyset paging, which every list of the API uses."""
+"""Keyset paging of the API's lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.errors.api_errors import InvalidRequestError
 
-_DEFAULT_LIMIT, _MOST = 20, 100
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 class PageQuery(BaseModel):
@@ -21,7 +21,7 @@ class PageQuery(BaseModel):
     after: str | SkipJsonSchema[None] = Field(
         None, description="The id of the last entry of the previous page."
     )
-    limit: Annotated[int, Field(ge=1, le=_MOST)] = _DEFAULT_LIMIT
+    limit: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] = _DEFAULT_LIMIT
     order: Literal["asc", "desc"] = "asc"
 
 
@@ -35,11 +35,11 @@ class Page:
 
 
 def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
-    """Return the page that the query requests. Raise InvalidRequestError with the parameter."""
+    """Return the requested page. Raise InvalidRequestError for an invalid parameter."""
     limit = query.get("limit", str(_DEFAULT_LIMIT))
-    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MOST:
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MAX_LIMIT:
         raise InvalidRequestError(
-            f"Invalid 'limit': expected a whole number from 1 to {_MOST}.", param="limit"
+            f"Invalid 'limit': expected a whole number from 1 to {_MAX_LIMIT}.", param="limit"
         )
     order = query.get("order", default_order)
     if order not in ("asc", "desc"):
@@ -52,7 +52,7 @@ def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
 
 
 def parse_metadata(query: QueryDict) -> dict[str, str]:
-    """Return the pairs of the parameters ``metadata[key]=value``."""
+    """Return the metadata filter from the parameters ``metadata[key]=value``."""
     return {
         name[len("metadata[") : -1]: str(query[name])
         for name in query
@@ -63,7 +63,7 @@ def parse_metadata(query: QueryDict) -> dict[str, str]:
 def list_object(
     entries: Sequence[dict[str, Any]], page: Page, id_of: Callable[[dict[str, Any]], str]
 ) -> dict[str, Any]:
-    """Return the list object. One entry more than the limit means that another page exists."""
+    """Return the list object. Pass one entry more than the limit if there is another page."""
     shown = list(entries[: page.limit])
     return {
         "object": "list",

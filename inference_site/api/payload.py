@@ -18,21 +18,21 @@ from pydantic_core import CoreSchema, ErrorDetails
 
 from inference_site.errors.api_errors import InvalidRequestError
 
-_MOST_NAMES = 32
-"""The most ignored fields that a header and a row name."""
-_MOST_LOOKED_AT = 1_000
-"""Undeclared fields, of which those names are taken."""
-_MOST_ENTRIES = 2048
-"""The most entries of an array or object of a request whose field sets no other bound."""
+_MAX_IGNORED_NAMES = 32
+"""Names of ignored fields that the response header and the log row list."""
+_MAX_IGNORED_SCANNED = 1_000
+"""Undeclared fields that are scanned for these names."""
+_MAX_ENTRIES = 2048
+"""Entries of an array or object in a request whose field declares no bound."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
-_LONGEST_ECHO = 100
-"""Characters of a bad value that its error repeats."""
+_MAX_ECHO = 100
+"""Characters of an invalid value that the error message repeats."""
 
 
 def _bound(schema: Any) -> None:
-    """Have every array and object of a schema stop at its first error, and bound its entries.
+    """Make every array and object of a schema stop at its first error, and bound its entries.
 
-    Tokens, and arrays in free-form JSON, are bounded by the body's size and its number of values.
+    Arrays of integers (tokens) and of free-form JSON are bounded by the size of the body only.
     """
     if isinstance(schema, list):
         for inner in schema:
@@ -43,16 +43,16 @@ def _bound(schema: Any) -> None:
         schema["fail_fast"] = True
         entries = schema.get("items_schema") or schema.get("values_schema") or {"type": "any"}
         if schema["type"] == "dict" or entries["type"] not in ("any", "int"):
-            schema.setdefault("max_length", _MOST_ENTRIES)
+            schema.setdefault("max_length", _MAX_ENTRIES)
     for inner in schema.values():
         _bound(inner)
 
 
 class WireRequest(BaseModel):
-    """Base of request bodies. Undeclared fields are kept, to be named in the answer.
+    """Base of request bodies. Undeclared fields are ignored, and the response lists their names.
 
-    Arrays and objects are validated up to their first invalid entry: only one error is answered,
-    and a megabyte of them would take seconds and hundreds of megabytes to build.
+    Validation of an array or object stops at the first invalid entry: the response reports one
+    error, and building a megabyte of errors would take seconds and hundreds of megabytes.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -67,27 +67,27 @@ class WireRequest(BaseModel):
     def ignored_params(self) -> list[str]:
         """The names of fields that were sent and are ignored, in order, each once.
 
-        A field of a nested object is named by its path without positions: ``messages[].name``.
-        Names that do not fit a response header are left out; no API has such a field.
+        A field of a nested object has its path without indexes: ``messages[].name``. Names that
+        are not valid in a response header are omitted; no API has such a field.
         """
-        found = dict.fromkeys(itertools.islice(self._ignored(), _MOST_LOOKED_AT))
-        return list(itertools.islice(filter(_NAME.fullmatch, found), _MOST_NAMES))
+        names = dict.fromkeys(itertools.islice(self._ignored(), _MAX_IGNORED_SCANNED))
+        return list(itertools.islice(filter(_NAME.fullmatch, names), _MAX_IGNORED_NAMES))
 
     def _ignored(self) -> Iterator[str]:
         yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
         for field, value in vars(self).items():
-            if value is None:  # Most are, and pydantic's instance checks are slow.
+            if value is None:  # The common case; isinstance is slow for pydantic models.
                 continue
             if isinstance(value, WireRequest):
                 yield from (f"{field}.{name}" for name in value._ignored())
             elif isinstance(value, list):
-                first = itertools.islice(value, _MOST_ENTRIES)
+                first = itertools.islice(value, _MAX_ENTRIES)
                 parts = (part for part in first if isinstance(part, WireRequest))
                 yield from (f"{field}[].{name}" for part in parts for name in part._ignored())
 
 
 class WireObject(BaseModel):
-    """Base of objects that the server sends: a misspelt field fails at construction."""
+    """Base of objects in responses; a misspelt field name raises at construction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -99,9 +99,9 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
     """Return the body as a wire model. Raise InvalidRequestError for the first invalid field."""
     if not isinstance(body, dict):
         raise InvalidRequestError("The JSON body of your request must be an object.")
-    if len(body) > _MOST_ENTRIES:
+    if len(body) > _MAX_ENTRIES:
         raise InvalidRequestError(
-            f"The JSON body of your request has more than {_MOST_ENTRIES} parameters."
+            f"The JSON body of your request has more than {_MAX_ENTRIES} parameters."
         )
     try:
         request = model.model_validate(body)
@@ -129,7 +129,9 @@ def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
     # Of the branches of a union, report the one that matched the body most deeply.
     error = max(errors, key=lambda e: len(_path(e, body)))
-    param = _format(_path(error, body))
+    param = ""
+    for part in _path(error, body):
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
     code, message = _describe(error, param)
     return InvalidRequestError(message, param=param or None, code=code)
 
@@ -147,23 +149,14 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
         elif isinstance(value, list) and isinstance(part, int):
             path.append(part)
             value = value[part] if part < len(value) else None
-    return [*path, *_discriminator(error)]
+    # Pydantic's location of a missing or invalid tag ends at the object that has the tag.
+    discriminator = str(error.get("ctx", {}).get("discriminator", ""))
+    if discriminator.startswith("'"):
+        path.append(discriminator.strip("'"))
+    return path
 
 
-def _discriminator(error: ErrorDetails) -> list[str]:
-    """Return the discriminator field of a union, if that field is invalid."""
-    name = str(error.get("ctx", {}).get("discriminator", ""))
-    return [name.strip("'")] if name.startswith("'") else []
-
-
-def _format(path: list[int | str]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
-
-
-_KINDS = {
+_TYPE_NAMES = {
     "string_type": "a string",
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -191,22 +184,22 @@ _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
 
 
 def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
-    """Return the code and the message."""
+    """Return the error's code and message."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     if kind in ("missing", "union_tag_not_found"):
         return "missing_required_parameter", f"Missing required parameter: '{param}'."
-    if kind in _KINDS:
+    if kind in _TYPE_NAMES:
+        got = next((name for type_, name in _JSON_TYPES if isinstance(given, type_)), "null")
         return (
             "invalid_type",
-            (
-                f"Invalid type for '{param}': expected {_KINDS[kind]}, "
-                f"but got {_json_type(given)} instead."
-            ),
+            (f"Invalid type for '{param}': expected {_TYPE_NAMES[kind]}, but got {got} instead."),
         )
     if kind in ("literal_error", "union_tag_invalid"):
         supported = _listed(context.get("expected") or context["expected_tags"])
-        echo = repr(_shown(context.get("tag", given)))
-        return "invalid_value", f"Invalid value: {echo}. Supported values are: {supported}."
+        value = context.get("tag", given)
+        # reprlib bounds the time for a large value.
+        echo = (value if isinstance(value, str) else reprlib.repr(value))[:_MAX_ECHO]
+        return "invalid_value", f"Invalid value: {echo!r}. Supported values are: {supported}."
     if kind in _BOUNDS:
         side, what, sign, key = _BOUNDS[kind]
         bound = context[key]
@@ -239,19 +232,9 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
     return "invalid_value", f"Invalid '{param}': {error['msg']}."
 
 
-def _shown(value: Any) -> str:
-    """Return the beginning of a bad value, at a cost that does not depend on its size."""
-    text = value if isinstance(value, str) else reprlib.repr(value)
-    return text[:_LONGEST_ECHO]
-
-
 def _listed(quoted: str) -> str:
     """Return pydantic's list of quoted values as the API writes it: ``'a', 'b', and 'c'``."""
     values = re.findall(r"'[^']*'", quoted)
     if len(values) < 3:
         return " and ".join(values)
     return f"{', '.join(values[:-1])}, and {values[-1]}"
-
-
-def _json_type(value: Any) -> str:
-    return next((name for type_, name in _JSON_TYPES if isinstance(value, type_)), "null")

@@ -1,7 +1,7 @@
 """Declarations of the request and response types of view methods, for the OpenAPI document.
 
 A declaration is an attribute of the method. ``openapi.py`` reads it when it builds the document, so
-requests pay nothing for it. Methods without a declaration are not in the document.
+it costs requests nothing. Methods without a declaration are not in the document.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ EntryT = TypeVar("EntryT")
 class documented:  # Lower case, because it is used as a decorator.
     """Decorator that declares one view method; the first line of its docstring is the summary.
 
-    ``answer`` is the body of a 200, ``event`` the data of an SSE event, ``body`` the request body;
-    pydantic must know these types. ``lines`` is that of a line, where streams are lines of JSON.
-    ``error`` is the body of errors. Each field of ``query`` is a query parameter. ``queued`` means
-    that a worker answers, which adds the errors of models and the queue. ``errors`` are further
-    errors, beyond those that follow from the path and the key. ``also`` maps statuses to bodies
-    that are no such body.
+    ``answer`` is the body of a 200, ``event`` the data of an SSE event, ``lines`` a line of a
+    stream of JSON lines, and ``body`` the request body: types that pydantic can describe. ``error``
+    is the body of errors, by default ``ErrorEnvelope``; ``also`` maps statuses to other bodies.
+    Each field of ``query`` is a query parameter. ``queued`` means that a worker generates the
+    answer, which adds the errors of models and the queue. ``errors`` are further errors, beyond
+    those that follow from the path and the key.
     """
 
     answer: Any
@@ -46,7 +46,7 @@ class documented:  # Lower case, because it is used as a decorator.
 
     def __call__(self, method: FunctionT) -> FunctionT:
         declared.append(self)
-        method.documented = self  # type: ignore[attr-defined]  # Functions take attributes.
+        method.documented = self  # type: ignore[attr-defined]  # Functions accept attributes.
         return method
 
 

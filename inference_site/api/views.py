@@ -1,4 +1,4 @@
-"""What the views of the API have in common."""
+"""Base classes of the API's views, and DRF's exception handler."""
 
 from __future__ import annotations
 
@@ -8,60 +8,76 @@ from typing import Any, ClassVar
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
+from inference_site.accounts.rate_limits import count_request
 from inference_site.api.authentication import caller_of
-from inference_site.api.counting import counted
+from inference_site.errors.api_errors import MethodNotAllowedError
+from inference_site.errors.exceptions import api_error, log_error
 from inference_site.idempotency.requests import HEADER, once
+from inference_site.observability.log_context import note
 
-_OF_ITSELF = ("head", "post", "response")
-"""Attributes by which a view refers to itself: Django's, those below, and DRF's."""
+_SELF_REFERENCES = ("head", "post", "response")
+"""Attributes of a view that refer back to it: set by Django, by ``initial`` below, and by DRF."""
 
 
 class ApiView(APIView):
-    """A view of the API: short, synchronous, JSON in and out, for holders of a key."""
+    """A view of the API: short and synchronous, JSON in and out, authenticated by API key."""
 
     scope: ClassVar[Scope] = Scope.INFERENCE
-    """What the key must open."""
+    """The scope that the key must have."""
 
     counts_writes: ClassVar[bool] = False
-    """Whether its POST and DELETE count as requests here. What generates counts when submitted.
+    """Whether POST and DELETE count against the request limits here.
 
-    A POST that counts here only writes to the database: with an idempotency key, it is one
-    transaction.
+    False for views that generate: submission counts those. A POST that counts here only writes to
+    the database; with an idempotency key, it runs in one transaction.
     """
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Answer, and leave no cycle of references.
+        """Handle the request, then break the reference cycles of the view.
 
-        So what a request holds, its body above all, is freed when it is answered, not at a later
-        garbage collection, which frees that of many requests at once.
+        This frees the request and its body at once; otherwise they stay until the garbage
+        collector runs, which then frees those of many requests at once.
         """
         try:
             return super().dispatch(request, *args, **kwargs)
         finally:
             getattr(self.request, "parser_context", {}).clear()  # DRF puts the request into it.
-            for name in _OF_ITSELF:
+            for name in _SELF_REFERENCES:
                 vars(self).pop(name, None)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Check who calls; have a POST with an idempotency key run once."""
+        """Authenticate, count the request, and make a POST with an idempotency key run once."""
         super().initial(request, *args, **kwargs)
         if self.counts_writes and request.method in ("POST", "DELETE"):
-            self.headers = counted(caller_of(request))  # DRF adds them to the answer.
+            self.headers = count_request(caller_of(request))  # DRF adds them to the response.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
-            # An attribute of this one view, which serves one request, goes before the method.
+            # The instance serves one request, and its attribute takes precedence over the method.
             vars(self)["post"] = partial(once, self.post, caller_of(request), self.counts_writes)
 
     @property
     def default_response_headers(self) -> dict[str, str]:
-        """None: DRF would name the allowed methods on every answer, streams included."""
+        """Empty: DRF would add the header ``Allow`` to every response, streams included."""
         return {}
 
 
 class OpenView(ApiView):
-    """A view that needs no key."""
+    """A view without authentication."""
 
     authentication_classes = ()
     permission_classes = ()
+
+
+def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
+    """Return the response for an exception that a DRF view raised."""
+    error = api_error(exc)
+    request = context["request"]._request
+    log_error(request, exc, error)
+    note(error_code=error.code or error.type)
+    headers = dict(error.headers)
+    if isinstance(error, MethodNotAllowedError):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(error.shown_at(request.path), status=error.status, headers=headers)

@@ -22,9 +22,8 @@ from inference_site.console.queue import queue_context, run_action
 from inference_site.console.request_log.page import requests_context, save_filter
 from inference_site.console.settings_page.page import settings_page
 from inference_site.console.usage_page.page import firing, home_context, usage_csv
-from inference_site.people.login import mark_locked
-from inference_site.people.login_log import write
-from inference_site.people.tries import remember_browser
+from inference_site.people.login import remember_browser, set_locked_status
+from inference_site.people.login_log import log_own_action
 from inference_site.people.urls import urls as people_urls
 
 
@@ -96,7 +95,7 @@ class ConsoleSite(UnfoldAdminSite):
             request.META[name] = request.META.get(name, "").replace("\0", "")
         shown = {"single_sign_on": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
         page: HttpResponse = super().login(request, {**shown, **(extra_context or {})})
-        mark_locked(request, page)
+        set_locked_status(request, page)
         if request.method == "POST":
             remember_browser(request, page)
         return page
@@ -107,7 +106,7 @@ class ConsoleSite(UnfoldAdminSite):
         """Let users change their own passwords, and log that."""
         page = super().password_change(request, extra_context)
         if request.method == "POST" and page.status_code == HTTPStatus.FOUND:
-            write(request.user, CHANGE, "Changed the own password.")
+            log_own_action(request.user, CHANGE, "Changed the own password.")
         return cast(TemplateResponse, page)  # Or a redirect, which Django's types do not know.
 
     def _page(

@@ -6,18 +6,20 @@
     ├── ForbiddenError          403  the key is valid, but lacks the permission
     ├── NotFoundError           404
     ├── MethodNotAllowedError   405
-    ├── RequestTimeoutError     408  the body did not come in time
+    ├── RequestTimeoutError     408  the body did not arrive in time
     ├── ConflictError           409
     ├── PayloadTooLargeError    413
+    ├── UriTooLongError         414
     ├── UnsupportedMediaError   415
     ├── RateLimitError          429  try again; carries Retry-After
     │   └── QuotaError               a budget is used up
+    ├── HeadersTooLargeError    431
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
-        ├── StreamLostError          the answer may be completed: then it carries its usage
+        ├── StreamLostError          carries the usage if the generation has completed
         └── QueueTimeoutError   504
 
-``api_error`` is the one table that maps every other exception to one of these.
+``exceptions.api_error`` maps every other exception to one of these.
 """
 
 from __future__ import annotations
@@ -244,14 +246,14 @@ class StreamLostError(UnavailableError):
     def __init__(
         self, tokens: tuple[int, int] | None = None, *, has_completed: bool = False
     ) -> None:
-        """``tokens`` are the input and output tokens of a generation that has ended."""
+        """``tokens`` are the (input, output) tokens of a generation that has ended."""
         message = "The answer was completed and counted, but its stream was lost."
         super().__init__(message if has_completed else None)
         self._tokens = tokens
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """The response body. Of a generation that has ended the error has its ``usage``."""
+        """The response body; ``error`` has ``usage`` if the generation has ended."""
         envelope = super().envelope
         if self._tokens is not None:
             input_tokens, output_tokens = self._tokens

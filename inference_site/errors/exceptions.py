@@ -1,13 +1,14 @@
-"""The one table that maps exceptions to API errors."""
+"""The one table that maps exceptions to API errors. Web and worker processes use it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import kombu.exceptions
 import redis.exceptions
-from django.http import Http404
+from django.http import Http404, HttpRequest
 from rest_framework import exceptions as drf
 
 from inference_site.domain import errors as domain
@@ -27,15 +28,17 @@ from inference_site.errors.api_errors import (
 )
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
+logger = logging.getLogger(__name__)
+
+LOAD_RETRY_S = 10
+"""``Retry-After`` while a model is loading."""
+
 
 def _retry_after_s(exc: domain.EngineUnavailable) -> int:
     return RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
 
 
-_Make = Callable[[Any], ApiError]
-
-
-_TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
+_TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...] = (
     (
         (domain.ContextLengthExceeded,),
         lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
@@ -100,20 +103,24 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], _Make], ...] = (
     ((drf.NotAuthenticated, drf.AuthenticationFailed), lambda _: AuthenticationError()),
     ((Http404,), lambda _: NotFoundError()),
 )
-"""The API error of each exception; the first matching row applies."""
-
+"""Exceptions, and how to make their API error; the first matching row applies."""
 
 STORAGE_CODES = frozenset({"database_unavailable", "queue_unavailable"})
-"""The codes of a failure of PostgreSQL or Redis."""
+"""The codes of errors that PostgreSQL or Redis caused."""
 
 
 def api_error(exc: Exception) -> ApiError:
-    """Return the API error for this exception: a 500 if the table has no matching row."""
+    """Return the API error for this exception; InternalError if the table has no matching row."""
     if isinstance(exc, ApiError):
         return exc
     make = next((make for types, make in _TABLE if isinstance(exc, types)), None)
     return InternalError() if make is None else make(exc)
 
 
-LOAD_RETRY_S = 10
-"""``Retry-After`` while a model is loading."""
+def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
+    """Log a server error (5xx); with a traceback if the table has no row for the exception."""
+    if error.status < 500 or isinstance(exc, ApiError):
+        return
+    request_id = getattr(request, "request_id", "-")
+    traceback = exc if error.status == 500 else None
+    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from inference_site.accounts.keys import digest_of, given_secret
+from inference_site.accounts.keys import digest_of, read_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.gateway.head import resolved
 from inference_site.gateway.http_answers import SAFE_HEADERS, Headers
@@ -160,7 +160,7 @@ def _digest(scope: Scope) -> str:
     """Return the digest of the key that came with a request; empty if there was none."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     try:
-        secret = given_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
+        secret = read_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
     except AuthenticationError:
         return ""
     return digest_of(secret)

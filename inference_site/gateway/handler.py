@@ -25,9 +25,8 @@ from django.urls import resolve, set_script_prefix, set_urlconf
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
-from inference_site.errors.answers import log_error
 from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotFoundError
-from inference_site.errors.exceptions import api_error
+from inference_site.errors.exceptions import api_error, log_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
 from inference_site.gateway.head import require_no_nul

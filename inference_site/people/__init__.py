@@ -1,1 +1,1 @@
-"""The people who use the console: their roles, how they come in, and what is noted of that."""
+"""Users of the console: roles, invitations, logins and single sign-on."""

@@ -1,4 +1,8 @@
-"""Admin of users and roles."""
+"""Admin of users and roles.
+
+Nobody can grant permissions that they do not have, or manage a user who has more: a password reset
+link would let them take over that user.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,43 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
-from django.contrib.auth.models import Group, User
-from django.db.models import QuerySet
+from django.contrib.auth.models import Group, Permission, User
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.site_admin import SiteAdmin
-from inference_site.people.links import INVITATION, is_invited, mail_link, make_link, sends_mail
-from inference_site.people.rights import grantable_groups, held, may_manage
+from inference_site.people.password_links import (
+    INVITATION,
+    is_invited,
+    mail_link,
+    make_link,
+    sends_mail,
+)
+
+
+def permissions_of(user: Any) -> QuerySet[Permission]:
+    """Return the user's permissions; unlike Django's, also those of a deactivated user."""
+    if user.is_superuser:
+        return Permission.objects.all()
+    return Permission.objects.filter(Q(user=user) | Q(group__user=user)).distinct()
+
+
+def grantable_groups(user: Any) -> QuerySet[Group]:
+    """Return the roles whose permissions the user has all of."""
+    missing = Permission.objects.exclude(pk__in=permissions_of(user).values("pk"))
+    return Group.objects.exclude(pk__in=Group.objects.filter(permissions__in=missing).values("pk"))
+
+
+def may_manage(user: Any, other: User) -> bool:
+    """Return whether ``user`` has all permissions of ``other``."""
+    if user.is_superuser:
+        return True
+    missing = permissions_of(other).exclude(pk__in=permissions_of(user).values("pk"))
+    return not (other.is_superuser or missing.exists())
+
 
 admin.site.unregister(User)
 admin.site.unregister(Group)
@@ -31,13 +62,13 @@ class InvitationForm(forms.ModelForm[User]):
         fields = ("username", "email", "groups")
 
     def clean_groups(self) -> Any:
-        """Return the roles. Raise ValidationError for none: the user could open no page."""
+        """Return the roles. Raise ValidationError for none: such a user could not open any page."""
         if not self.cleaned_data["groups"]:
             raise forms.ValidationError("Choose at least one role.")
         return self.cleaned_data["groups"]
 
     def save(self, commit: bool = True) -> User:
-        """Make the user a member of the staff, without a password."""
+        """Make the user a staff member without a password."""
         self.instance.is_staff = True
         self.instance.set_unusable_password()
         return super().save(commit)
@@ -45,19 +76,19 @@ class InvitationForm(forms.ModelForm[User]):
 
 @admin.register(User)
 class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme types its own.
-    """Users that may log in to the console. The audit log refers to them: they are deactivated."""
+    """Users of the console. The audit log refers to them, so they are deactivated, not deleted."""
 
     form = UserChangeForm
     add_form = InvitationForm
     add_form_template = "people/invite.html"
     add_fieldsets: Any = ((None, {"fields": ("username", "email", "groups")}),)
     change_password_form = AdminPasswordChangeForm
-    list_display = ("username", "email", "roles", "state", "came_in")
+    list_display = ("username", "email", "roles", "state", "last_login_time")
     list_filter = ("is_active", "groups")
     filter_horizontal = ()
-    readonly_fields = ("last_login", "date_joined", "signs_in_with")
+    readonly_fields = ("last_login", "date_joined", "provider_accounts")
     fieldsets = (
-        (None, {"fields": ("username", "password", "signs_in_with")}),
+        (None, {"fields": ("username", "password", "provider_accounts")}),
         ("Person", {"fields": ("first_name", "last_name", "email")}),
         ("Access", {"fields": ("is_active", "is_staff", "is_superuser", "groups")}),
         ("More permissions", {"fields": ("user_permissions",)}),
@@ -67,8 +98,8 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         """Read the roles of all users in one query."""
-        found: QuerySet[User] = super().get_queryset(request)
-        return found.prefetch_related("groups")
+        users: QuerySet[User] = super().get_queryset(request)
+        return users.prefetch_related("groups")
 
     @admin.display(description="roles")
     def roles(self, user: User) -> str:
@@ -83,65 +114,65 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
         return status_label("invited" if is_invited(user) else "active")
 
     @admin.display(description="last login (UTC)", ordering="last_login")
-    def came_in(self, user: User) -> str:
+    def last_login_time(self, user: User) -> str:
         return time_label(user.last_login)
 
     @admin.display(description="single sign-on")
-    def signs_in_with(self, user: User) -> str:
+    def provider_accounts(self, user: User) -> str:
         return ", ".join(map(str, user.identities.all())) or "—"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Let only superusers make superusers."""
-        of_all = super().get_readonly_fields(request, obj)
-        return of_all if request.user.is_superuser else (*of_all, "is_superuser")
+        names = super().get_readonly_fields(request, obj)
+        return names if request.user.is_superuser else (*names, "is_superuser")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         allowed: bool = super().has_change_permission(request, obj)
         return allowed and (obj is None or may_manage(request.user, obj))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether it is a user who has never come in, and so has done nothing."""
+        """Allow it only for users who have never logged in: nothing refers to them."""
         allowed: bool = super().has_delete_permission(request, obj)
         is_new = obj is not None and obj.last_login is None
         return allowed and is_new and may_manage(request.user, obj)
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer the roles and permissions that the user may give."""
+        """Offer only roles and permissions that the user can grant."""
         kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
         if db_field.name == "groups":
             kwargs["queryset"] = grantable_groups(request.user).order_by("name")
             kwargs |= {"label": "Roles", "help_text": ""}
         else:
-            kwargs["queryset"] = held(request.user).select_related("content_type")
+            kwargs["queryset"] = permissions_of(request.user).select_related("content_type")
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Leave out the menu beside the roles, which would add one in a window of its own."""
+        """Remove the icons beside the roles, which would add or edit one in a popup."""
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
             field.widget = field.widget.widget
         return field
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Show the link of the invitation, once."""
-        answer: HttpResponse = super().response_add(request, obj, post_url_continue)
-        _hand_over(request, obj)
-        return answer
+        """Show the invitation link, once."""
+        response: HttpResponse = super().response_add(request, obj, post_url_continue)
+        _show_link(request, obj)
+        return response
 
     @admin.action(description="Make a link to set a password", permissions=["change"])
     def make_links(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
-        """Make each user a new invitation or, after their first login, a link for a reset."""
+        """Make each user an invitation link or, after the first login, a reset link."""
         for user in queryset:
             if user.is_active and may_manage(request.user, user):
-                kind = _hand_over(request, user)
+                kind = _show_link(request, user)
                 self.log_change(request, user, f"Made a link to set a password ({kind}).")
             else:
                 why = "has more permissions than you" if user.is_active else "is deactivated"
                 messages.error(request, f"No link for {user.username}: the user {why}.")
 
 
-def _hand_over(request: HttpRequest, user: User) -> str:
-    """Show a new link for this user, and mail it; return its kind."""
+def _show_link(request: HttpRequest, user: User) -> str:
+    """Make a link for this user, show it and mail it; return its kind."""
     link, kind = make_link(request, user)
     name = "The invitation of" if kind is INVITATION else "The reset of the password of"
     days = f"{kind.lifetime.days} day{'s' if kind.lifetime.days > 1 else ''}"
@@ -155,7 +186,7 @@ def _hand_over(request: HttpRequest, user: User) -> str:
 
 @admin.register(Group)
 class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
-    """Roles: sets of permissions that several users share."""
+    """Admin of roles: sets of permissions that users share."""
 
     filter_horizontal = ()
 
@@ -168,8 +199,8 @@ class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
         return allowed and _is_within(request, obj)
 
     def formfield_for_manytomany(self, db_field: Any, request: Any = None, **kwargs: Any) -> Any:
-        """Offer the permissions that the user may give."""
-        kwargs["queryset"] = held(request.user)
+        """Offer only permissions that the user can grant."""
+        kwargs["queryset"] = permissions_of(request.user)
         kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 

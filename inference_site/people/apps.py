@@ -1,5 +1,3 @@
-"""The Django application."""
-
 from django.apps import AppConfig
 
 
@@ -11,7 +9,7 @@ class PeopleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have logins, failed logins and logouts written to the audit log."""
+        """Connect the receivers that write login events to the audit log."""
         from inference_site.people import login_log
 
         login_log.connect()

@@ -1,12 +1,21 @@
-"""Logging in to the admin with a password: when no more is tried, and until when.
+"""Password logins and their limits, which protect against guessing.
 
-``AXES_FAILURE_LIMIT`` wrong passwords from one address lock the user name for that address, for
-``AXES_COOLOFF_TIME`` (django-axes). PostgreSQL keeps that count for all web processes. ``tries.py``
-has the limits of an address and of a user name.
+- django-axes: ``AXES_FAILURE_LIMIT`` wrong passwords for a user name from one address lock that
+  pair for ``AXES_COOLOFF_TIME``. PostgreSQL holds the count.
+- ``LOGINS_PER_ADDRESS``: attempts from one address, whatever the user name. Checking a password is
+  slow by design, so this also bounds processor time.
+- ``LOGINS_PER_USERNAME``: attempts for one user name from all addresses together. Browsers in which
+  the user has logged in before (a signed cookie) are exempt, so an attacker who uses up these
+  attempts does not lock the user out.
+
+Redis counts the latter two for all web processes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from dataclasses import dataclass
 from typing import Any
 
 from axes.models import AccessAttempt
@@ -16,26 +25,103 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from redis.exceptions import RedisError
 from unfold.forms import AuthenticationForm
 
 from inference_site.admin_pages.labels import duration
-from inference_site.people import tries
-from inference_site.people.addresses import client_address
+from inference_site.people.login_log import client_address
+from inference_site.storage.redis_clients import site_client
+
+logger = logging.getLogger(__name__)
+
+_COUNT = """
+local tries = redis.call('INCR', KEYS[1])
+if tries == 1 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
+return {tries, redis.call('TTL', KEYS[1])}
+"""
+_COOKIE, _SALT, _YEAR_S = "known_browser", "known browser", 365 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimit:
+    """``max_attempts`` in ``window_s`` seconds; the window begins with the first attempt."""
+
+    name: str
+    max_attempts: int
+    window_s: int
+
+    def seconds_to_wait(self, subject: str | None) -> int:
+        """Count an attempt; return the seconds until the next allowed one, 0 if allowed now.
+
+        While Redis is unavailable, every attempt is allowed.
+        """
+        try:
+            counted: Any = site_client().eval(_COUNT, 1, f"{self.name}:{subject}", self.window_s)
+        except RedisError as exc:
+            logger.warning("a try is not counted: %s", exc)
+            return 0
+        attempts, left_s = map(int, counted)
+        return max(1, left_s) if attempts > self.max_attempts else 0
+
+    def reset(self, subject: str) -> None:
+        """Delete the count of this subject."""
+        try:
+            site_client().delete(f"{self.name}:{subject}")
+        except RedisError as exc:
+            logger.warning("tries are not forgotten: %s", exc)
+
+
+LOGINS_PER_ADDRESS = AttemptLimit("logins", 30, 60)
+LOGINS_PER_USERNAME = AttemptLimit("logins-of", 50, 3_600)
+RESETS_PER_ADDRESS = AttemptLimit("resets", 10, 600)
+RESETS_PER_USER = AttemptLimit("resets-of", 3, 3_600)
+
+
+def count_address(request: HttpRequest, limit: AttemptLimit = LOGINS_PER_ADDRESS) -> int:
+    """Count an attempt from the client's address; return the seconds to wait, 0 if allowed."""
+    return limit.seconds_to_wait(client_address(request))
+
+
+def remember_browser(request: HttpRequest, response: HttpResponse) -> None:
+    """Set the cookie that exempts this browser from the limit of its user's name."""
+    if not request.user.is_authenticated:
+        return
+    digest = _digest(request.user.get_username())
+    LOGINS_PER_USERNAME.reset(digest)
+    response.set_signed_cookie(
+        _COOKIE,
+        digest,
+        salt=_SALT,
+        max_age=_YEAR_S,
+        path="/admin/",
+        secure=settings.SESSION_COOKIE_SECURE,
+        httponly=True,
+        samesite="Lax",
+    )
+
+
+def _digest(username: str) -> str:
+    return hashlib.sha256(username.encode(errors="replace")).hexdigest()[:32]
 
 
 class LoginForm(AuthenticationForm):
-    """The form of the login page, which says until when a login is locked.
+    """The login form; its errors say when a locked login may be tried again.
 
-    It checks one password of a user from an address at a time: those that come at once would all
-    begin before the first of them is counted.
+    For each pair of user name and address it checks one password at a time. Otherwise concurrent
+    attempts would all start before the first failure is counted.
     """
 
     def clean(self) -> dict[str, Any]:
-        """Return the data of a login that succeeds. Raise ValidationError for any other."""
+        """Return the cleaned data of a successful login. Raise ValidationError otherwise."""
         if self.request is not None:
-            self._refuse_too_many(self.request)
+            self._check_limits(self.request)
+        address = None if self.request is None else client_address(self.request)
+        pair = f"login {address} {self.cleaned_data.get('username')}"
         with transaction.atomic():
-            if not self._is_alone():
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [pair])
+                has_lock = bool(cursor.fetchone()[0])
+            if not has_lock:
                 failure = ValidationError("Another login of this user is being checked. Try again.")
             else:
                 try:
@@ -43,37 +129,36 @@ class LoginForm(AuthenticationForm):
                     return data
                 except ValidationError as exc:
                     failure = exc
-        raise failure  # After the count of failures is committed.
+        raise failure  # Outside the transaction: an exception inside would undo the failure count.
 
-    def _refuse_too_many(self, request: HttpRequest) -> None:
-        """Raise ValidationError if the address, or the user name, was tried too often."""
-        if wait_s := tries.of_address(request):
-            lock(request, wait_s)
+    def _check_limits(self, request: HttpRequest) -> None:
+        """Count this attempt. Raise ValidationError if the address or user name is over a limit."""
+        if wait_s := count_address(request):
+            lock_login(request, wait_s)
             raise ValidationError(
                 f"Too many logins from your address. Try again in {duration(wait_s)}."
             )
-        if wait_s := tries.of_name(request, self.cleaned_data.get("username") or ""):
-            lock(request, wait_s)
+        digest = _digest(self.cleaned_data.get("username") or "")
+        known = request.get_signed_cookie(_COOKIE, default="", salt=_SALT, max_age=_YEAR_S)
+        if known != digest and (wait_s := LOGINS_PER_USERNAME.seconds_to_wait(digest)):
+            lock_login(request, wait_s)
             raise ValidationError(
                 f"Too many wrong passwords for this user. Try again in {duration(wait_s)}, use a "
                 "browser in which you have logged in before, or ask an administrator for a link."
             )
 
-    def _is_alone(self) -> bool:
-        """Keep others of this user and address out until the transaction ends, unless one is in."""
-        address = None if self.request is None else client_address(self.request)
-        pair = f"login {address} {self.cleaned_data.get('username')}"
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [pair])
-            return bool(cursor.fetchone()[0])
-
     def get_invalid_login_error(self) -> ValidationError:
-        """Return what the page says about a login that failed."""
-        if self.request is None or not is_locked_out(self.request):
+        """Return the error of a failed login; if django-axes has locked it, with the wait."""
+        if self.request is None or not _is_locked(self.request):
             error: ValidationError = super().get_invalid_login_error()
             return error
-        wait_s = _locked_s(self.request, self.cleaned_data.get("username"))
-        lock(self.request, wait_s)
+        attempts = AccessAttempt.objects.filter(
+            username=self.cleaned_data.get("username"), ip_address=client_address(self.request)
+        )
+        last = attempts.aggregate(last=Max("attempt_time"))["last"] or timezone.now()
+        left = last + settings.AXES_COOLOFF_TIME - timezone.now()
+        wait_s = max(1, round(left.total_seconds()))
+        lock_login(self.request, wait_s)
         return ValidationError(
             "Too many wrong passwords for this user from your address. "
             f"Try again in {duration(wait_s)}, or log in from another address.",
@@ -81,27 +166,18 @@ class LoginForm(AuthenticationForm):
         )
 
 
-def _locked_s(request: HttpRequest, username: str | None) -> int:
-    """Return for how many seconds django-axes takes no password of this user and address."""
-    tried = AccessAttempt.objects.filter(username=username, ip_address=client_address(request))
-    last = tried.aggregate(last=Max("attempt_time"))["last"] or timezone.now()
-    left = last + settings.AXES_COOLOFF_TIME - timezone.now()
-    return max(1, round(left.total_seconds()))
+def lock_login(request: HttpRequest, wait_s: int) -> None:
+    """Mark the request as a locked login, for django-axes and ``set_locked_status``."""
+    request.axes_locked_out = True  # type: ignore[attr-defined]  # The attribute that axes sets.
+    request.locked_for_s = wait_s  # type: ignore[attr-defined]  # For the header Retry-After.
 
 
-def lock(request: HttpRequest, wait_s: int) -> None:
-    """Note that the login that this request tries is locked for so many seconds."""
-    request.axes_locked_out = True  # type: ignore[attr-defined]  # As axes marks it.
-    request.locked_for_s = wait_s  # type: ignore[attr-defined]  # For the answer's header.
-
-
-def is_locked_out(request: HttpRequest | None) -> bool:
-    """Return whether the login that this request tried is locked."""
-    return getattr(request, "axes_locked_out", False)
-
-
-def mark_locked(request: HttpRequest, response: HttpResponse) -> None:
-    """Make the answer to a login that is locked a 429 that says when to try again."""
-    if is_locked_out(request):
+def set_locked_status(request: HttpRequest, response: HttpResponse) -> None:
+    """Make the response to a locked login a 429 with ``Retry-After``."""
+    if _is_locked(request):
         response.status_code = 429
         response["Retry-After"] = str(getattr(request, "locked_for_s", 60))
+
+
+def _is_locked(request: HttpRequest) -> bool:
+    return getattr(request, "axes_locked_out", False)

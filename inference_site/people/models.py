@@ -1,4 +1,4 @@
-"""Who a user is at the provider of the single sign-on."""
+"""Accounts at the single sign-on provider."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class Identity(models.Model):
-    """An account at a provider. It finds its user at each login; e-mail and names may change."""
+    """A user's account at the provider, identified by issuer and subject; these never change."""
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="identities"

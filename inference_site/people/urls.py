@@ -1,4 +1,4 @@
-"""Routes of the pages before a login, for the admin site."""
+"""Routes of the pages before a login; ``ConsoleSite.extra_urls`` adds them to the admin."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from inference_site.people.links import INVITATION, RESET
-from inference_site.people.pages import AskForReset, SetPassword
+from inference_site.people.password_links import (
+    INVITATION,
+    RESET,
+    RequestResetView,
+    SetPasswordView,
+)
 
-_SINGLE_SIGN_ON = "inference_site.people.single_sign_on.flow"
+_SINGLE_SIGN_ON = "inference_site.people.single_sign_on"
 
 
 def urls() -> list[URLPattern]:
-    """Return the routes; single sign-on is a 404 unless it is set up."""
+    """Return the routes; those of single sign-on are a 404 unless it is configured."""
     if settings.OIDC_ISSUER:
-        import_module(_SINGLE_SIGN_ON)  # Before the process serves.
-    invitation = SetPassword.as_view(token_generator=INVITATION)
-    reset = SetPassword.as_view(token_generator=RESET)
+        import_module(_SINGLE_SIGN_ON)  # Now, so that no request waits for it.
+    invitation = SetPasswordView.as_view(token_generator=INVITATION)
+    reset = SetPasswordView.as_view(token_generator=RESET)
     return [
-        path("reset/", AskForReset.as_view(), name="admin_password_reset"),
+        path("reset/", RequestResetView.as_view(), name="admin_password_reset"),
         path("reset/<uidb64>/<token>/", reset, name="people_reset"),
         path("invitation/<uidb64>/<token>/", invitation, name="people_invitation"),
-        path("single-sign-on/", _begin, name="single_sign_on"),
-        path("single-sign-on/callback/", _callback, name="single_sign_on_callback"),
+        path("single-sign-on/", _single_sign_on("StartView"), name="single_sign_on"),
+        path(
+            "single-sign-on/callback/",
+            _single_sign_on("CallbackView"),
+            name="single_sign_on_callback",
+        ),
     ]
 
 
-def _begin(request: HttpRequest) -> HttpResponse:
-    return _step("Begin", request)
+def _single_sign_on(view_name: str) -> Any:
+    """Return a view that imports its class at the first request: its libraries take 10 MB."""
 
+    def view(request: HttpRequest) -> HttpResponse:
+        views: Any = import_module(_SINGLE_SIGN_ON)
+        response: HttpResponse = getattr(views, view_name).as_view()(request)
+        return response
 
-def _callback(request: HttpRequest) -> HttpResponse:
-    return _step("Callback", request)
-
-
-def _step(name: str, request: HttpRequest) -> HttpResponse:
-    # Imported where it is used: its libraries take some ten megabytes.
-    views: Any = import_module(_SINGLE_SIGN_ON)
-    answer: HttpResponse = getattr(views, name).as_view()(request)
-    return answer
+    return view

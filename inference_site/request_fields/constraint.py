@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from inference_site.api.parsers import is_too_deep
+from inference_site.api.json_bodies import is_too_deep
 from inference_site.domain.request import Constraint
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint_bounds import checked, encoded_schema

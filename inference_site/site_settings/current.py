@@ -1,4 +1,4 @@
-"""The settings as they are now, at most two seconds old: requests ask for them."""
+"""The current site settings, cached for two seconds, because requests read them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from inference_site.storage.recent import Recent
 
 logger = logging.getLogger(__name__)
 
-_FRESH_S = 2.0
+_TTL_S = 2.0
 _last = SiteSettings()
 
 
 def _read() -> SiteSettings:
-    global _last  # noqa: PLW0603  # One copy for the process.
+    global _last  # noqa: PLW0603  # One value for the process.
     try:
         _last = SiteSettings.objects.first() or SiteSettings()
     except django.db.Error as exc:
@@ -28,27 +28,30 @@ def _read() -> SiteSettings:
     return _last
 
 
-_recent = Recent(_read, _FRESH_S)
+_recent = Recent(_read, _TTL_S)
 
 
 def site_settings() -> SiteSettings:
-    """Return the settings; those known before while the database cannot be asked."""
+    """Return the settings; while the database is unavailable, the last known ones."""
     return _recent.now()
 
 
 def forget() -> None:
-    """Read the settings anew when they are asked for next."""
+    """Read the settings from the database at the next use."""
     _recent.forget()
 
 
 def disconnect_grace_s(own: int | None) -> int:
-    """Return for how long a stored response outlives its client; ``own`` is its project's."""
+    """Return for how long a stored response continues without its client.
+
+    ``own`` is the setting of its project, which takes precedence.
+    """
     if own is not None:
         return own
-    changed = site_settings().disconnect_grace_s
-    return settings.DISCONNECT_GRACE_S if changed is None else changed
+    site_s = site_settings().disconnect_grace_s
+    return settings.DISCONNECT_GRACE_S if site_s is None else site_s
 
 
 def usage_log_days() -> int:
-    """Return for how many days generations are kept; 0 is for ever."""
+    """Return for how many days generations are kept; 0 means forever."""
     return site_settings().usage_log_days or settings.USAGE_LOG_DAYS

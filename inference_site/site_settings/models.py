@@ -1,4 +1,4 @@
-"""SiteSettings: the one row of what operators change while the site runs."""
+"""SiteSettings: one row of settings that operators change while the site runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 LONGEST_DAYS = 36_500
-"""The longest retention; a moment so long ago is still a date."""
+"""The longest retention: 100 years ago is still a valid date."""
 LONGEST_DEBUG_HOURS = 24
 _DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
 
 
 def retention_field(label: str, help_text: str) -> Any:
-    """Return a field for how many days something is kept; empty where another decides."""
+    """Return a field for a retention in days; an empty value means another setting decides."""
     return models.PositiveIntegerField(
         label, null=True, blank=True, validators=_DAYS, help_text=help_text
     )
 
 
 class SiteSettings(models.Model):
-    """What holds for all projects. An empty field leaves it to the environment's setting."""
+    """Settings of all projects. For an empty field, the environment's setting applies."""
 
     disconnect_grace_s = models.PositiveIntegerField(
         "disconnect grace (s)",

@@ -20,7 +20,7 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
-from inference_site.api.counting import counted
+from inference_site.accounts.rate_limits import count_request
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
@@ -84,7 +84,7 @@ def admitted(
     Raise RateLimitError when there are too many a minute, QuotaError when a budget has no room.
     """
     estimate = estimate_of(caller, request)
-    headers = counted(caller, estimate.tokens)
+    headers = count_request(caller, estimate.tokens)
     try:
         yield Admission(caller, estimate, timezone.now(), headers, with_row)
     except BudgetExhausted as exc:

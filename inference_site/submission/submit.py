@@ -28,7 +28,7 @@ from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.submission.context_bound import fitted
 from inference_site.submission.loading import loading_comment
-from inference_site.usage.settlement import settle_for_request
+from inference_site.usage.accounting import settle_for_request
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ class UsageConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have a new or changed budget count the usage of its current period."""
+        """Count the usage of the current period whenever a budget is created or changed."""
         from inference_site.accounts.models import Budget
 
         post_save.connect(_on_budget_saved, sender=Budget)

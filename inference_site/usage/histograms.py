@@ -1,7 +1,7 @@
-"""Histograms of latencies and speeds, which can be added up, as percentiles cannot.
+"""Latency histograms. Unlike percentiles, histograms of several periods can be added up.
 
-Bucket ``b`` holds the values from ``√2^b`` up to ``√2^(b+1)``, so a percentile read from it is
-less than 20 % too high or too low. Each count is kept three times: for its key, for all keys of its
+Bucket ``b`` counts the values from ``√2^b`` up to ``√2^(b+1)``, so a percentile computed from the
+buckets is off by less than 20 %. Each count is stored three times: for its key, for all keys of its
 project, and for all projects.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-LEAST = 0.01
+MIN_VALUE = 0.01
 """Smaller values count as this one (milliseconds, or tokens per second)."""
 
 
 def bucket_sql(value: str) -> str:
-    """Return the SQL expression of the bucket for the SQL expression of a value."""
-    return f"floor(2 * ln(greatest({value}, {LEAST})::float) / ln(2::float))::smallint"
+    """Return the SQL expression for the bucket of ``value``, an SQL expression."""
+    return f"floor(2 * ln(greatest({value}, {MIN_VALUE})::float) / ln(2::float))::smallint"
 
 
 _KEYS = "coalesce(project_id, 0) AS project_id, coalesce(api_key_id, 0) AS api_key_id"
@@ -39,9 +39,10 @@ _MEASURES = f"""LATERAL (VALUES
 
 
 def counts_sql(start: str, periods: str, where: str) -> str:
-    """Return the SQL that counts generations: the columns of ``KEY`` and ``count``.
+    """Return the query that counts generations, with the columns of ``KEY`` and ``count``.
 
-    ``start`` is the start of a generation's bucket by ``period``, which ``periods`` selects from.
+    ``start`` is the SQL expression for the start of a generation's period, ``periods`` is the FROM
+    item that has the column ``period``, and ``where`` is the condition on generations.
     """
     bucket = bucket_sql("value")
     return f"""
@@ -53,8 +54,10 @@ def counts_sql(start: str, periods: str, where: str) -> str:
 
 
 def sums_sql(source: str) -> str:
-    """Return the SQL that adds up counts of keys, which ``source`` has in columns of these names:
-    the columns of ``KEY`` and ``count``, for each key, each project and all."""
+    """Return the query that sums the counts of keys for each key, each project and all projects.
+
+    ``source`` is a table with the columns of ``KEY`` and ``count``; so is the result.
+    """
     return f"""
     SELECT period, start, {_KEYS}, model, measure, bucket, sum(count) AS count FROM {source}
     GROUP BY period, start, model, measure, bucket, {_EACH_SUM}
@@ -62,7 +65,7 @@ def sums_sql(source: str) -> str:
 
 
 def add_sql(counts: str) -> str:
-    """Return the SQL that adds counts to those that are kept."""
+    """Return the statement that adds the result of the query ``counts`` to the stored counts."""
     return f"""
     INSERT INTO usage_latencyhistogram AS kept ({KEY}, count) {counts}
     ON CONFLICT ({KEY}) DO UPDATE SET count = kept.count + excluded.count
@@ -72,28 +75,28 @@ def add_sql(counts: str) -> str:
 MOVE_LATE = "WITH late AS (DELETE FROM usage_latencyrollup RETURNING *) " + add_sql(  # noqa: S608
     sums_sql("late")
 )
-"""Moves what processes of the release before have written since the migration."""
+"""Moves counts that processes of the previous release have written since the migration."""
 
 
 def bucket_of(value: float) -> int:
-    """Return the bucket of a value."""
-    return math.floor(2 * math.log2(max(value, LEAST)))
+    """Return the bucket of a value; ``bucket_sql`` computes the same."""
+    return math.floor(2 * math.log2(max(value, MIN_VALUE)))
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
     """Return the value below which this share (0…1) of the values lies; None without values.
 
-    Values are assumed to be spread evenly on a logarithmic scale within a bucket.
+    Within a bucket, interpolate on a logarithmic scale.
     """
     total = sum(counts.values())
     if not total:
         return None
-    wanted = share * total
-    passed = 0
+    rank = share * total
+    below = 0
     for bucket in sorted(counts):
         count = counts[bucket]
-        if passed + count >= wanted:
-            part = (wanted - passed) / count if count else 0.0
-            return float(2 ** ((bucket + part) / 2))
-        passed += count
+        if below + count >= rank:
+            fraction = (rank - below) / count if count else 0.0
+            return float(2 ** ((bucket + fraction) / 2))
+        below += count
     return float(2 ** ((max(counts) + 1) / 2))

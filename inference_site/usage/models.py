@@ -1,18 +1,18 @@
-"""Roll-ups: sums of the usage log by minute, hour and day; all reports read these tables."""
+"""Roll-ups: sums of the usage log by minute, hour and day. Reports read only these tables."""
 
 from __future__ import annotations
 
 from django.db import models
 
-from inference_site.accounts.models.tenants import ApiKey, Project
+from inference_site.accounts.models import ApiKey, Project
 
 
 class Period(models.TextChoices):
-    """The length of time that one row of a roll-up covers; periods begin at UTC boundaries."""
+    """The length of time that a roll-up row covers; periods begin at UTC boundaries."""
 
     MINUTE = "minute", "minute"  # Kept for two days.
     HOUR = "hour", "hour"  # Kept for thirteen months.
-    DAY = "day", "day"  # Kept for ever.
+    DAY = "day", "day"  # Kept forever.
 
 
 class Rollup(models.Model):
@@ -66,7 +66,7 @@ class UsageRollup(Rollup):
 
 
 class Measure(models.TextChoices):
-    """What histograms are kept of."""
+    """What a histogram measures."""
 
     QUEUE = "queue", "queue wait (ms)"
     TTFT = "ttft", "time to first token (ms)"
@@ -76,12 +76,12 @@ class Measure(models.TextChoices):
 class LatencyHistogram(Rollup):
     """One bucket of a histogram: how many generations had a measure in this range.
 
-    The sums over the keys of a project have rows of their own, with ``EVERY`` for the key, and so
-    have the sums over all projects. A report of a week would add up a million rows without them.
+    Sums over all keys of a project have their own rows, with ``EVERY`` as the key, and so do sums
+    over all projects. Without them a report of a week would add up a million rows.
     """
 
     EVERY = 0
-    """Stands for all keys, and for all projects; no key and no project has this primary key."""
+    """Means all keys, or all projects; no key and no project has this primary key."""
 
     measure = models.CharField(max_length=8, choices=Measure.choices)
     # inference_site.usage.histograms defines the bounds of buckets.
@@ -105,7 +105,7 @@ class LatencyHistogram(Rollup):
 
 
 class LatencyRollup(Rollup):
-    """What processes of the release before still write; accounting moves it into histograms.
+    """Histograms as processes of the previous release write them; accounting moves the rows.
 
     To be dropped in the next release.
     """

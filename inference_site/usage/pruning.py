@@ -1,6 +1,6 @@
 """Retention: deletes old roll-ups, generations, refused requests and failed logins.
 
-Rows are deleted in batches, oldest first, one transaction for each batch, so that writers of the
+Rows are deleted in batches, oldest first, with a transaction for each batch, so that writers of the
 same table wait for one batch at most.
 """
 
@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from inference_site.generations.kinds import retentions
 from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
 from inference_site.site_settings.current import usage_log_days
@@ -29,10 +30,18 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 _LOGIN_FAILURE_DAYS = 90
+_MAX_RUN_S = 1.0
+
+
+def prune_old() -> None:
+    """Delete some of the rows past their retention, also those of the API apps. Beat calls this."""
+    prune(time.monotonic() + _MAX_RUN_S)
+    for app in retentions():
+        app.prune(time.monotonic() + _MAX_RUN_S)
 
 
 def prune(until: float = math.inf) -> int:
-    """Delete rows past their retention time; return the number of deleted rows.
+    """Delete rows past their retention; return the number of deleted rows.
 
     Stop after the batch during which the monotonic clock passes ``until``.
     """
@@ -58,13 +67,11 @@ def prune_log(limit: dt.datetime, until: float) -> int:
     """Delete accounted generations that were created before ``limit``."""
     deleted, after = 0, 0
     while time.monotonic() < until:
-        # Ids grow with time: all old rows come before the first younger one.
+        # Ids grow with time, so the scan ends at the first row that is younger.
         rows = Generation.objects.filter(pk__gt=after).order_by("pk")
         oldest = list(rows.values_list("pk", "is_accounted", "created_at")[:BATCH])
-        gone = [
-            pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit
-        ]
-        deleted += Generation.objects.filter(pk__in=gone).delete()[0]
+        old = [pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit]
+        deleted += Generation.objects.filter(pk__in=old).delete()[0]
         if len(oldest) < BATCH or oldest[-1][2] >= limit:
             break
         after = oldest[-1][0]

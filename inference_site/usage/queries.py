@@ -1,21 +1,22 @@
-"""Queries of usage: sums and histograms by time bucket, read from the roll-ups only."""
+"""Queries of usage: sums and histograms by time bucket. They read only the roll-ups."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
 
-LENGTH = {
+PERIOD_LENGTH = {
     Period.MINUTE: dt.timedelta(minutes=1),
     Period.HOUR: dt.timedelta(hours=1),
     Period.DAY: dt.timedelta(days=1),
@@ -43,9 +44,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The range of a query: whole buckets of one period, from ``start`` to before ``end``.
+    """The range and filters of a query: buckets of one period that begin before ``end``.
 
-    ``projects`` and ``api_keys`` (primary keys) and ``models`` (ids) are filters; None means all.
+    The first bucket is the one that contains ``start``. ``projects`` and ``api_keys`` (primary
+    keys) and ``models`` (ids) are filters; None means all.
     """
 
     period: Period
@@ -60,7 +62,7 @@ class Span:
         start = floor(self.start, self.period)
         while start < self.end:
             yield start
-            start += LENGTH[self.period]
+            start += PERIOD_LENGTH[self.period]
 
 
 def floor(moment: dt.datetime, period: Period) -> dt.datetime:
@@ -72,8 +74,8 @@ def floor(moment: dt.datetime, period: Period) -> dt.datetime:
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Have PostgreSQL read roll-ups through their index in this block.
+def without_table_scans() -> Iterator[None]:
+    """Make PostgreSQL read roll-ups by index in this block.
 
     The planner assumes that period and time are independent, and would scan the whole table for a
     week of hours: 1 s instead of 0.17 s with four million rows.
@@ -88,40 +90,43 @@ GroupKey = tuple[Any, ...]
 
 
 def usage_by(
-    span: Span, *group_by: str, most: int | None = None
+    span: Span, *group_by: str, max_results: int | None = None
 ) -> dict[tuple[dt.datetime, GroupKey], Usage]:
     """Return the usage of each bucket and group in order of time, without empty buckets.
 
-    ``group_by`` names any of ``project_id``, ``api_key_id``, ``model``; a group is their values.
-    There are at most ``most``.
+    ``group_by`` names any of ``project_id``, ``api_key_id``, ``model``; the key of a group is the
+    tuple of their values. At most the first ``max_results`` are returned.
     """
-    sums = _sums(span, "start", *group_by, most=most)
+    sums = _sums(span, "start", *group_by, max_results=max_results)
     return {(start, tuple(group)): usage for (start, *group), usage in sums.items()}
 
 
 def first_usage_by(
-    span: Span, most: int, *group_by: str
+    span: Span, max_results: int, *group_by: str
 ) -> tuple[dict[tuple[dt.datetime, GroupKey], Usage], Span]:
-    """Return usage as ``usage_by`` does, of the first whole buckets with at most ``most`` groups
-    together, and the span of these buckets. One bucket is returned whatever it has."""
-    found = usage_by(span, *group_by, most=most + 1)
-    if len(found) <= most:
-        return found, span
-    starts = [start for start, _ in found]
-    first, end = starts[0], starts[-1]  # Of the last one there may be more.
-    if first == end:
-        only = replace(span, start=first, end=first + LENGTH[span.period])
+    """Return the usage of the first buckets, and the span of these buckets.
+
+    Whole buckets are taken while they have at most ``max_results`` groups together, but at least
+    one.
+    """
+    usage = usage_by(span, *group_by, max_results=max_results + 1)
+    if len(usage) <= max_results:
+        return usage, span
+    starts = [start for start, _ in usage]
+    first, last = starts[0], starts[-1]  # The last bucket may be incomplete.
+    if first == last:
+        only = replace(span, start=first, end=first + PERIOD_LENGTH[span.period])
         return usage_by(only, *group_by), replace(span, end=only.end)
-    return {key: usage for key, usage in found.items() if key[0] < end}, replace(span, end=end)
+    return {key: sums for key, sums in usage.items() if key[0] < last}, replace(span, end=last)
 
 
 def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
     """Return the usage of each group over the whole span."""
-    # values() without a column would mean all columns; "period" is the same in all rows.
+    # values() without a column would select all; "period" is the same in all rows.
     return {group[1:]: usage for group, usage in _sums(span, "period", *group_by).items()}
 
 
-def _sums(span: Span, *columns: str, most: int | None = None) -> dict[GroupKey, Usage]:
+def _sums(span: Span, *columns: str, max_results: int | None = None) -> dict[GroupKey, Usage]:
     rows = _rows(UsageRollup, span).values(*columns).order_by(*columns)
     names = [field.name for field in fields(Usage)]
     summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
@@ -129,7 +134,7 @@ def _sums(span: Span, *columns: str, most: int | None = None) -> dict[GroupKey, 
         tuple(row[column] for column in columns): Usage(
             **{name: row[f"sum_{name}"] for name in names}
         )
-        for row in summed[:most]
+        for row in summed[:max_results]
     }
 
 
@@ -138,24 +143,16 @@ Histograms = dict[str, dict[dt.datetime, Counter[int]]]
 
 
 def histograms(span: Span) -> Histograms:
-    """Return the histograms of all measures with one query; see ``histograms.percentile``.
-
-    Counts of several time buckets can be added up; percentiles cannot.
-    """
-    kept = _rows(LatencyHistogram, _with_sums(span))
-    rows = kept.values_list("measure", "start", "bucket").order_by()
-    found: Histograms = defaultdict(lambda: defaultdict(Counter))
+    """Return the histograms of all measures with one query, for ``histograms.percentile``."""
+    if span.api_keys is None:  # Then read the stored sums over all keys, or over all projects.
+        every = [LatencyHistogram.EVERY]
+        projects = every if span.projects is None else span.projects
+        span = replace(span, projects=projects, api_keys=every)
+    rows = _rows(LatencyHistogram, span).values_list("measure", "start", "bucket").order_by()
+    counts: Histograms = defaultdict(lambda: defaultdict(Counter))
     for measure, start, bucket, count in rows.annotate(Sum("count")):
-        found[measure][start][bucket] = count
-    return found
-
-
-def _with_sums(span: Span) -> Span:
-    """Return the span that names the rows with the sums where it names no keys."""
-    if span.api_keys is not None:
-        return span
-    every = [LatencyHistogram.EVERY]
-    return replace(span, projects=every if span.projects is None else span.projects, api_keys=every)
+        counts[measure][start][bucket] = count
+    return counts
 
 
 def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
@@ -169,3 +166,20 @@ def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
     if span.models is not None:
         rows = rows.filter(model__in=span.models)
     return rows
+
+
+def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[list[Any]]:
+    """Yield CSV rows, the header first; groups are ``project_id``, ``api_key_id``, ``model``."""
+    projects = dict(Project.objects.values_list("pk", "name"))
+    keys = dict(ApiKey.objects.values_list("pk", "name"))
+    yield ["start", "project", "key", "model", *(field.name for field in fields(Usage))]
+    for (start, (project, key, model)), sums in usage.items():
+        names = (projects.get(project, project), keys.get(key, key), model)
+        numbers = (f"{n:.3f}" if isinstance(n, float) else str(n) for n in astuple(sums))
+        yield [start.isoformat(), *map(_without_formula, names), *numbers]
+
+
+def _without_formula(name: Any) -> str:
+    """Return the name, quoted if a spreadsheet would read it as a formula."""
+    text = str(name)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,14 +1,13 @@
-"""Reconciliation: checks that roll-ups and budgets equal the usage log, or rebuilds them.
+"""Reconciliation: compares roll-ups and budgets with the usage log, or rebuilds them from it.
 
-The usage log is the source of truth. A check compares both sides in one snapshot; a rebuild holds
-the accounting lock and the locks of budget counters.
+The usage log is the source of truth. The comparison runs in one snapshot; a rebuild holds the
+accounting lock and the row locks of the budget counters.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +61,12 @@ class Difference:
 
     counter: str
     where: dict[str, Any]
-    kept: Any
+    stored: Any
     true: Any
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={value}" for name, value in self.where.items())
-        return f"{self.counter} {where}: stored {self.kept}, usage log {self.true}"
+        return f"{self.counter} {where}: stored {self.stored}, usage log {self.true}"
 
 
 def differences() -> list[Difference]:
@@ -83,105 +82,91 @@ def differences() -> list[Difference]:
 
 def rebuild() -> None:
     """Rebuild roll-ups and budget counters from the usage log, as far back as it reaches."""
-    with _locked() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
+        hold_lock(cursor)
         cursor.execute(MOVE_LATE)
         for period in Period.values:
             _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
             _rewrite(cursor, LatencyHistogram, period, _LATENCY, f"{LATENCY_KEY}, count")
-        _recount(cursor, list(Budget.objects.values_list("pk", flat=True)))
+        _recount_spends(cursor, list(Budget.objects.values_list("pk", flat=True)))
 
 
 def count_spends(budget_id: int) -> None:
     """Rebuild the counters of one budget for its current period from the usage log."""
-    with _locked() as cursor:
-        _recount(cursor, [budget_id])
-
-
-@contextmanager
-def _locked() -> Iterator[Any]:
     with transaction.atomic(), connection.cursor() as cursor:
         hold_lock(cursor)
-        yield cursor
+        _recount_spends(cursor, [budget_id])
 
 
-def _since(kind: type[UsageRollup | LatencyHistogram], period: str) -> dt.datetime:
-    """Return the time from which both sides are complete; earlier rows may have been pruned."""
-    now, since = timezone.now(), _log_since()
-    if (days := KEPT_DAYS[kind].get(period)) is not None:
-        since = max(since, now - dt.timedelta(days=days))
-    whole = since.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return whole if whole == since else whole + dt.timedelta(days=1)
-
-
-def _log_since() -> dt.datetime:
+def _complete_since(rollup: type[UsageRollup | LatencyHistogram], period: str) -> dt.datetime:
+    """Return the first midnight since which neither the roll-up nor the usage log was pruned."""
+    since = _BEGINNING
     oldest = Generation.objects.order_by("pk").values_list("created_at", flat=True).first()
-    if not usage_log_days() or oldest is None:
-        return _BEGINNING
-    # Pruned generations may have ended after the oldest kept one began; no run lasts a day.
-    return oldest + dt.timedelta(days=1)
+    if usage_log_days() and oldest is not None:
+        # A pruned generation may have ended after the oldest one began, but no run lasts a day.
+        since = oldest + dt.timedelta(days=1)
+    if (days := KEPT_DAYS[rollup].get(period)) is not None:
+        since = max(since, timezone.now() - dt.timedelta(days=days))
+    midnight = since.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight if midnight == since else midnight + dt.timedelta(days=1)
 
 
 def _compare(
-    cursor: Any, kind: Any, period: str, truth: str, key: str, counters: tuple[str, ...]
+    cursor: Any, rollup: Any, period: str, log: str, key: str, counters: tuple[str, ...]
 ) -> Iterator[Difference]:
+    """Yield the differences between a roll-up table and the query ``log``."""
     names = key.split(", ")
-    table = kind._meta.db_table
     columns = ", ".join(f"coalesce(kept.{n}, 0), coalesce(log.{n}, 0)" for n in counters)
-    differs = " OR ".join(_differs(name) for name in counters)
+    # Sums of floats depend on the order of addition, so milliseconds may differ by one.
+    differs = " OR ".join(
+        f"abs(coalesce(kept.{n}, 0) - coalesce(log.{n}, 0)) > {1 if n.endswith('_ms') else 0}"
+        for n in counters
+    )
     cursor.execute(
         f"""SELECT {key}, {columns}
-        FROM (SELECT * FROM {table} WHERE period = %(period)s AND start >= %(since)s) kept
-        FULL JOIN ({truth}) log USING ({key})
+        FROM (SELECT * FROM {rollup._meta.db_table}
+              WHERE period = %(period)s AND start >= %(since)s) kept
+        FULL JOIN ({log}) log USING ({key})
         WHERE {differs} LIMIT 100""",  # noqa: S608
-        {"period": period, "since": _since(kind, period)},
+        {"period": period, "since": _complete_since(rollup, period)},
     )
     for row in cursor.fetchall():
         where = dict(zip(names, row, strict=False))
         values = row[len(names) :]
-        for name, kept, true in zip(counters, values[::2], values[1::2], strict=True):
-            if kept != true:
-                yield Difference(name, where, kept, true)
+        for name, stored, true in zip(counters, values[::2], values[1::2], strict=True):
+            if stored != true:
+                yield Difference(name, where, stored, true)
 
 
-def _differs(counter: str) -> str:
-    # Sums of floats depend on the order of addition, so milliseconds may differ a little.
-    apart = f"abs(coalesce(kept.{counter}, 0) - coalesce(log.{counter}, 0))"
-    return f"{apart} > {1 if counter.endswith('_ms') else 0}"
-
-
-def _rewrite(cursor: Any, kind: Any, period: str, truth: str, columns: str) -> None:
-    since = _since(kind, period)
-    kind.objects.filter(period=period, start__gte=since).delete()
-    insert = f"INSERT INTO {kind._meta.db_table} ({columns}) {truth}"
+def _rewrite(cursor: Any, rollup: Any, period: str, log: str, columns: str) -> None:
+    """Replace the rows of a roll-up table by the result of the query ``log``."""
+    since = _complete_since(rollup, period)
+    rollup.objects.filter(period=period, start__gte=since).delete()
+    insert = f"INSERT INTO {rollup._meta.db_table} ({columns}) {log}"
     cursor.execute(insert, {"period": period, "since": since})
 
 
-def _spends(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
-    """Return spent and reserved in the current periods, computed from the usage log."""
+def _spends_of_log(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
+    """Return (spent, reserved) by (budget id, period start) since the start of this month."""
     month = timezone.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
     return {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
 
 
-def _month() -> dt.date:
-    return period_start(Budget.Every.MONTH, timezone.now())
-
-
 def _compare_spends(cursor: Any) -> list[Difference]:
-    budgets = list(Budget.objects.values_list("pk", flat=True))
-    true = _spends(cursor, budgets)
+    true = _spends_of_log(cursor, list(Budget.objects.values_list("pk", flat=True)))
     cursor.execute(
         "SELECT budget_id, start, spent, reserved FROM accounts_budgetspend WHERE start >= %s",
-        [_month()],
+        [period_start(Budget.Every.MONTH, timezone.now())],
     )
-    kept = {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
+    stored = {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
     nothing = (0, 0)
     return [
         Difference(counter, {"budget": budget, "start": start}, mine, theirs)
-        for budget, start in sorted(true.keys() | kept.keys())
+        for budget, start in sorted(true.keys() | stored.keys())
         for counter, mine, theirs in zip(
             ("spent", "reserved"),
-            kept.get((budget, start), nothing),
+            stored.get((budget, start), nothing),
             true.get((budget, start), nothing),
             strict=True,
         )
@@ -189,29 +174,31 @@ def _compare_spends(cursor: Any) -> list[Difference]:
     ]
 
 
-def _recount(cursor: Any, budgets: list[int]) -> None:
-    of_month = {"budgets": budgets, "month": _month()}
+def _recount_spends(cursor: Any, budgets: list[int]) -> None:
+    """Replace the counters of these budgets since the start of this month."""
+    month = period_start(Budget.Every.MONTH, timezone.now())
+    params = {"budgets": budgets, "month": month}
     # The rows of the current periods must exist so that they can be locked against reservations.
     cursor.execute(
         """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
         SELECT id, date_trunc(every, now(), 'UTC')::date, 0, 0
         FROM accounts_budget WHERE id = ANY(%(budgets)s) ORDER BY id ON CONFLICT DO NOTHING""",
-        of_month,
+        params,
     )
     cursor.execute(
         """SELECT id FROM accounts_budgetspend
         WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s ORDER BY id FOR UPDATE""",
-        of_month,
+        params,
     )
     cursor.execute(
         """UPDATE accounts_budgetspend SET spent = 0, reserved = 0
         WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",
-        of_month,
+        params,
     )
     cursor.executemany(
         """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
         VALUES (%s, %s, %s, %s)
         ON CONFLICT (budget_id, start) DO UPDATE
         SET spent = excluded.spent, reserved = excluded.reserved""",
-        [(*key, *values) for key, values in _spends(cursor, budgets).items()],
+        [(*key, *values) for key, values in _spends_of_log(cursor, budgets).items()],
     )

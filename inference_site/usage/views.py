@@ -1,42 +1,129 @@
-"""``GET /v1/usage`` and ``GET /v1/organization/usage/completions``: usage by time bucket."""
+"""The usage API: ``GET /v1/usage`` and ``GET /v1/organization/usage/completions``.
+
+Source of the wire models: API reference, "Usage", "Completions".
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from django.http import QueryDict
 from django.utils import timezone
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
-from inference_site.api.payload import parse_query
+from inference_site.api.payload import WireObject, parse_query
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, Usage, first_usage_by, floor
-from inference_site.usage.wire import (
-    CompletionsUsage,
-    OrganizationUsageQuery,
-    UsageBucket,
-    UsagePage,
-    UsageQuery,
-)
+from inference_site.usage.queries import PERIOD_LENGTH, Span, first_usage_by, floor
+
+GroupBy = Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]
+BucketWidth = Literal["1m", "1h", "1d"]
+_Time = Annotated[int, Field(ge=0, lt=10**10)]
+
+
+class CompletionsUsage(WireObject):
+    """The usage of one group in one bucket; ``cost`` and the fields after it are extensions.
+
+    An id is null unless the request groups by it.
+    """
+
+    object: Literal["organization.usage.completions.result"] = (
+        "organization.usage.completions.result"
+    )
+    input_tokens: int
+    input_cached_tokens: int
+    input_uncached_tokens: int
+    output_tokens: int
+    input_audio_tokens: int = 0
+    output_audio_tokens: int = 0
+    num_model_requests: int
+    project_id: str | None = None
+    user_id: str | None = None
+    api_key_id: str | None = None
+    model: str | None = None
+    batch: bool | None = None
+    service_tier: str | None = None
+    cost: float
+    reasoning_tokens: int
+    num_failed_requests: int
+    num_cancelled_requests: int
+
+
+class UsageBucket(WireObject):
+    """A minute, hour or day of UTC, in Unix seconds; ``end_time`` is exclusive."""
+
+    object: Literal["bucket"] = "bucket"
+    start_time: int
+    end_time: int
+    results: list[CompletionsUsage]
+
+
+class UsagePage(WireObject):
+    """Buckets in order of time; send ``next_page`` as ``page`` to get the next page."""
+
+    object: Literal["page"] = "page"
+    data: list[UsageBucket]
+    has_more: bool
+    next_page: str | None
+
+
+class UsageQuery(BaseModel):
+    """Query parameters of a project's usage. Names of list parameters may end in ``[]``."""
+
+    start_time: _Time | SkipJsonSchema[None] = Field(
+        None, description="Unix seconds. Default: six days ago, so that today is the seventh day."
+    )
+    end_time: _Time | SkipJsonSchema[None] = Field(
+        None, description="Unix seconds, exclusive. Default: now."
+    )
+    bucket_width: BucketWidth = "1d"
+    api_key_ids: list[str] | SkipJsonSchema[None] = None
+    models: list[str] | SkipJsonSchema[None] = None
+    group_by: list[GroupBy] | SkipJsonSchema[None] = None
+    limit: Annotated[int, Field(ge=1)] | SkipJsonSchema[None] = Field(
+        None,
+        description=(
+            "Buckets per page: 7 days (at most 31), 24 hours (at most 168) or 60 minutes "
+            "(at most 1440). A page ends earlier when its buckets have 1,500 results together."
+        ),
+    )
+    page: str | SkipJsonSchema[None] = Field(
+        None, description="``next_page`` of the previous answer."
+    )
+
+
+class OrganizationUsageQuery(UsageQuery):
+    """Query parameters of the usage of all projects."""
+
+    start_time: _Time
+    project_ids: list[str] | SkipJsonSchema[None] = None
+    user_ids: list[str] | SkipJsonSchema[None] = Field(
+        None, description="Matches nothing: keys belong to projects, not to users."
+    )
+    batch: bool | SkipJsonSchema[None] = Field(
+        None, description="true matches nothing: there are no batches."
+    )
+
 
 _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
-_PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+_PAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """The default and the greatest number of buckets per page, by bucket width."""
-_MOST_RESULTS = 1500
-"""Results in the buckets of a page. A day of minutes by key and model had 43,000 in one page of
-17 MB, and kept the web process from other requests for half a second at a time."""
-_LISTS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
-_COLUMNS = ("project_id", "api_key_id", "model")
-"""The fields that roll-ups can be grouped by; all other fields are always null."""
+_MAX_RESULTS = 1500
+"""Results in the buckets of a page. Without it, a day of minutes by key and model was one page of
+43,000 results and 17 MB, which blocked the web process for half a second at a time."""
+_LIST_PARAMETERS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
+_GROUP_COLUMNS = ("project_id", "api_key_id", "model")
+"""The values of ``group_by`` that have an effect; the others are always null."""
 _PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
 
 
@@ -48,7 +135,7 @@ class ProjectUsageView(ApiView):
     @documented(query=UsageQuery, answer=UsagePage)
     def get(self, request: Request) -> Response:
         """Get the usage of the project."""
-        query = parse_query(UsageQuery, _values(request._request.GET))
+        query = parse_query(UsageQuery, _query_values(request._request.GET))
         return Response(_page(query, [caller_of(request).project_id]).model_dump())
 
 
@@ -60,7 +147,7 @@ class OrganizationUsageView(ApiView):
     @documented(query=OrganizationUsageQuery, answer=UsagePage)
     def get(self, request: Request) -> Response:
         """Get the usage of all projects."""
-        query = parse_query(OrganizationUsageQuery, _values(request._request.GET))
+        query = parse_query(OrganizationUsageQuery, _query_values(request._request.GET))
         projects = None
         if query.user_ids or query.batch:
             projects = []
@@ -69,12 +156,12 @@ class OrganizationUsageView(ApiView):
         return Response(_page(query, projects).model_dump())
 
 
-def _values(given: QueryDict) -> dict[str, Any]:
-    """Return the query parameters; list parameters may end in ``[]``."""
+def _query_values(given: QueryDict) -> dict[str, Any]:
+    """Return the query parameters; the names of list parameters may end in ``[]``."""
     values: dict[str, Any] = {}
     for name in given:
         plain = name.removesuffix("[]")
-        if plain in _LISTS:
+        if plain in _LIST_PARAMETERS:
             values.setdefault(plain, []).extend(given.getlist(name))
         else:
             values[name] = given[name]
@@ -82,28 +169,46 @@ def _values(given: QueryDict) -> dict[str, Any]:
 
 
 def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
+    """Return a page of buckets; a page ends early when it would have too many results."""
     span, has_more = _span(query, projects)
     group_by = query.group_by or []
-    columns = [name for name in _COLUMNS if name in group_by]
+    columns = [name for name in _GROUP_COLUMNS if name in group_by]
+    usages, page_span = first_usage_by(span, _MAX_RESULTS, *columns)
     results: dict[dt.datetime, list[CompletionsUsage]] = defaultdict(list)
-    found, first = first_usage_by(span, _MOST_RESULTS, *columns)
-    has_more, span = has_more or first != span, first
-    for (start, group), usage in found.items():
-        results[start].append(_result(usage, dict(zip(columns, group, strict=True))))
+    for (start, group), usage in usages.items():
+        ids = {
+            name: f"{_PREFIXES.get(name, '')}{value}"
+            for name, value in zip(columns, group, strict=True)
+        }
+        results[start].append(
+            CompletionsUsage(
+                input_tokens=usage.input_tokens,
+                input_cached_tokens=usage.cached_tokens,
+                input_uncached_tokens=usage.input_tokens - usage.cached_tokens,
+                output_tokens=usage.output_tokens,
+                num_model_requests=usage.requests,
+                cost=float(usage.cost),
+                reasoning_tokens=usage.reasoning_tokens,
+                num_failed_requests=usage.failed,
+                num_cancelled_requests=usage.cancelled,
+                **ids,
+            )
+        )
     data = [
         UsageBucket(
             start_time=int(start.timestamp()),
-            end_time=int((start + LENGTH[span.period]).timestamp()),
+            end_time=int((start + PERIOD_LENGTH[span.period]).timestamp()),
             results=results[start],
         )
-        for start in span.starts()
+        for start in page_span.starts()
     ]
-    next_page = f"page_{int(span.end.timestamp())}" if has_more else None
+    has_more = has_more or page_span != span
+    next_page = f"page_{int(page_span.end.timestamp())}" if has_more else None
     return UsagePage(data=data, has_more=has_more, next_page=next_page)
 
 
 def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool]:
-    """Return the range of one page, and whether there are buckets after it."""
+    """Return the range of one page, and whether the query covers buckets after it."""
     period = _PERIODS[query.bucket_width]
     now = timezone.now()
     start = now - dt.timedelta(days=6) if query.start_time is None else _moment(query.start_time)
@@ -112,39 +217,25 @@ def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool
         raise InvalidRequestError(
             "Invalid 'end_time': it must be later than 'start_time'.", param="end_time"
         )
-    start = max(start, _page_start(query.page)) if query.page else start
-    last = floor(start, period) + _limit(query) * LENGTH[period]
-    span = Span(
-        period,
-        start,
-        min(last, end),
-        projects,
-        None if query.api_key_ids is None else _primary_keys(query.api_key_ids, "api_key_id"),
-        query.models,
-    )
-    return span, last < end
-
-
-def _limit(query: UsageQuery) -> int:
-    usual, most = _PAGES[query.bucket_width]
-    if query.limit is None:
-        return usual
-    if query.limit > most:
+    if query.page:
+        seconds = query.page.removeprefix("page_")
+        if not seconds.isdecimal() or len(seconds) > 10:
+            raise InvalidRequestError(
+                "Invalid 'page': send 'next_page' of the last answer.", param="page"
+            )
+        start = max(start, _moment(int(seconds)))
+    default_limit, max_limit = _PAGE_LIMITS[query.bucket_width]
+    limit = default_limit if query.limit is None else query.limit
+    if limit > max_limit:
         raise InvalidRequestError(
-            f"Invalid 'limit': at most {most} buckets of '{query.bucket_width}' a page.",
+            f"Invalid 'limit': at most {max_limit} buckets of '{query.bucket_width}' a page.",
             param="limit",
             code="integer_above_max_value",
         )
-    return query.limit
-
-
-def _page_start(page: str) -> dt.datetime:
-    seconds = page.removeprefix("page_")
-    if not seconds.isdecimal() or len(seconds) > 10:
-        raise InvalidRequestError(
-            "Invalid 'page': send 'next_page' of the last answer.", param="page"
-        )
-    return _moment(int(seconds))
+    page_end = floor(start, period) + limit * PERIOD_LENGTH[period]
+    api_keys = None if query.api_key_ids is None else _primary_keys(query.api_key_ids, "api_key_id")
+    span = Span(period, start, min(page_end, end), projects, api_keys, query.models)
+    return span, page_end < end
 
 
 def _moment(seconds: int) -> dt.datetime:
@@ -155,23 +246,3 @@ def _primary_keys(ids: Sequence[str], name: str) -> list[int]:
     """Return the primary keys of public ids; malformed ids are skipped."""
     numbers = (id_.removeprefix(_PREFIXES[name]) for id_ in ids)
     return [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
-
-
-def _result(usage: Usage, group: dict[str, Any]) -> CompletionsUsage:
-    return CompletionsUsage(
-        input_tokens=usage.input_tokens,
-        input_cached_tokens=usage.cached_tokens,
-        input_uncached_tokens=usage.input_tokens - usage.cached_tokens,
-        output_tokens=usage.output_tokens,
-        num_model_requests=usage.requests,
-        cost=float(usage.cost),
-        reasoning_tokens=usage.reasoning_tokens,
-        num_failed_requests=usage.failed,
-        num_cancelled_requests=usage.cancelled,
-        **dict(_public(group)),
-    )
-
-
-def _public(group: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in group.items():
-        yield name, f"{_PREFIXES.get(name, '')}{value}"

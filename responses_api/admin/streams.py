@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from inference_site.api.staff import HasPermission, StaffSession
+from inference_site.api.authentication import HasPermission, StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, NotFoundError
 from inference_site.site_settings.current import site_settings

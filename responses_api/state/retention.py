@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from django.db.models import Exists, OuterRef
 
-from inference_site.accounts.retention import kept_since
+from inference_site.accounts.models import retention_cutoffs
 from responses_api.models import ENDED, Conversation, StoredResponse
 from responses_api.state.deletion import delete, delete_conversation
 
@@ -23,12 +23,12 @@ Row = TypeVar("Row")
 def prune(until: float) -> int:
     """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
     deleted = 0
-    for project, since in kept_since("responses_days"):
+    for project, since in retention_cutoffs("responses_days"):
         while time.monotonic() < until and (found := _responses(project, since)):
             for stored in _in_time(found, until):
                 delete(stored)
                 deleted += 1
-    for project, since in kept_since("conversations_days"):
+    for project, since in retention_cutoffs("conversations_days"):
         while time.monotonic() < until and (conversations := _conversations(project, since)):
             for conversation in _in_time(conversations, until):
                 delete_conversation(conversation)

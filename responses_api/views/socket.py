@@ -20,7 +20,7 @@ from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import authenticated, require_scope
+from inference_site.api.authentication import authenticate_headers, require_scope
 from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
@@ -207,7 +207,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     def _authenticated(self) -> Caller:
         """Return the caller as its key is now: a socket lives longer than a key may."""
-        caller = authenticated(*self._given)
+        caller = authenticate_headers(*self._given)
         require_scope(caller, Scope.INFERENCE)
         return caller
 

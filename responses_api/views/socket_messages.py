@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.api.parsers import decoded_json
+from inference_site.api.json_bodies import decode_json
 from inference_site.api.payload import parse
 from inference_site.errors.api_errors import ApiError, InvalidRequestError
 from responses_api.output.events import payload
@@ -21,7 +21,7 @@ def decoded(message: str | bytes) -> dict[str, Any]:
     The server takes no message that is larger than a body may be.
     """
     try:
-        decoded = decoded_json(message.encode() if isinstance(message, str) else message)
+        decoded = decode_json(message.encode() if isinstance(message, str) else message)
     except InvalidRequestError as exc:
         raise InvalidRequestError(exc.message, code="invalid_json") from exc
     if not isinstance(decoded, dict):

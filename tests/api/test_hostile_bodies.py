@@ -18,7 +18,7 @@ from completions.wire import completion
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import DetokenizeRequest, EmbeddingRequest
-from inference_site.api import parsers
+from inference_site.api import json_bodies
 from inference_site.api.payload import WireRequest, parse
 from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.wire.conversations import ItemsRequest
@@ -145,9 +145,10 @@ def test_arrays_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any
             return 0
         return 1 + sum(map(count, inner.values() if isinstance(inner, dict) else inner))
 
-    with patch.object(parsers, "_MOST_CONTAINERS", 0):  # Below that, nothing is counted so exactly.
+    # Up to the limit, the count is only an upper bound.
+    with patch.object(json_bodies, "_MAX_CONTAINERS", 0):
         for encoded in (orjson.dumps(value), json.dumps(value, indent=1).encode()):
-            assert parsers._containers(encoded) == count(value)
+            assert json_bodies._count_containers(encoded) == count(value)
 
 
 _TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from django.http import QueryDict
 
+from inference_site.api.json_bodies import JsonParser
 from inference_site.api.paging import parse_page
-from inference_site.api.parsers import JsonParser
 from inference_site.errors.api_errors import InvalidRequestError
 
 

@@ -9,11 +9,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference_site.people.single_sign_on.id_token import (
+from inference_site.people.openid_provider import (
     BadToken,
-    checked_claims,
-    merged_claims,
+    merge_claims,
     signing_key,
+    verify_id_token,
 )
 
 KEY, OTHER_KEY = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -29,7 +29,7 @@ GOOD: dict[str, Any] = {
 
 
 def check(token: str, nonce: str | None = "n") -> dict[str, Any]:
-    return checked_claims(
+    return verify_id_token(
         token, KEY.public_key(), issuer="https://id.example.org", client_id="site", nonce=nonce
     )
 
@@ -97,7 +97,7 @@ def test_the_key_is_the_one_that_the_token_names_or_the_only_one() -> None:
     named = signed(kid="1")
     for token, keys in ((named, [first, second]), (signed(), [jwk(KEY)])):
         key = signing_key(token, {"keys": keys})
-        claims = checked_claims(token, key, issuer=GOOD["iss"], client_id="site", nonce="n")
+        claims = verify_id_token(token, key, issuer=GOOD["iss"], client_id="site", nonce="n")
         assert claims["sub"] == "ada"
     hostile: list[Any] = [[second], [], [{"kty": "oct", "k": "c2VjcmV0", "kid": "2"}], None, "x"]
     for keys in hostile:
@@ -115,9 +115,9 @@ def jwk(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
 
 def test_an_address_is_verified_only_by_whom_it_is_from() -> None:
     verified = {"email": "mine@example.org", "email_verified": True, "groups": ["a"]}
-    merged = merged_claims(verified, {"email": "yours@example.org"})
+    merged = merge_claims(verified, {"email": "yours@example.org"})
     assert (merged["email"], merged["email_verified"]) == ("yours@example.org", None)
-    merged = merged_claims({"email": "yours@example.org"}, {"email_verified": True})
+    merged = merge_claims({"email": "yours@example.org"}, {"email_verified": True})
     assert (merged["email"], merged["email_verified"]) == ("yours@example.org", None)
-    merged = merged_claims(verified, {"sub": "s"})
+    merged = merge_claims(verified, {"sub": "s"})
     assert (merged["email"], merged["email_verified"]) == ("mine@example.org", True)

@@ -15,14 +15,14 @@ from django.contrib.messages import get_messages
 from django.db import connections
 from django.test import Client
 
+from inference_site.people import openid_provider
 from inference_site.people.models import Identity
-from inference_site.people.single_sign_on import provider as metadata
-from inference_site.people.single_sign_on.users import user_of
+from inference_site.people.single_sign_on import user_for_claims
 from inference_site.storage.redis_clients import site_client
 from tests.people.oidc_provider import Provider, oidc_provider
 
 BEGIN, CALLBACK = "/admin/single-sign-on/", "/admin/single-sign-on/callback/"
-BACKEND = "inference_site.people.single_sign_on.flow.SingleSignOn"
+BACKEND = "inference_site.people.single_sign_on.SingleSignOnBackend"
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def provider(
     settings.OIDC_CLIENT_SECRET = running.client_secret
     settings.OIDC_ROLES = {"ops": "operator", "look": "viewer"}
     settings.AUTHENTICATION_BACKENDS = [*settings.AUTHENTICATION_BACKENDS, BACKEND]
-    monkeypatch.setattr(metadata, "TIMEOUT_S", 120)
-    metadata.forget()
+    monkeypatch.setattr(openid_provider, "TIMEOUT_S", 120)
+    openid_provider.clear_cache()
     yield running
-    metadata.forget()
+    openid_provider.clear_cache()
 
 
 def begin(browser: Client, **asked: str) -> str:
@@ -212,7 +212,7 @@ def test_a_provider_in_trouble_is_said_and_passwords_still_work(
         settings.OIDC_ISSUER = provider.issuer.replace("127.0.0.1", "localhost") + "/x"
         answer = browser.get(BEGIN)
     else:
-        monkeypatch.setattr(metadata, "TIMEOUT_S", 0.3)
+        monkeypatch.setattr(openid_provider, "TIMEOUT_S", 0.3)
         provider.process.send_signal(signal.SIGSTOP)
         answer = browser.get(BEGIN)
         provider.process.send_signal(signal.SIGCONT)
@@ -230,7 +230,7 @@ def test_two_logins_of_a_new_person_at_once_make_one_user(settings: Any) -> None
     def log_in() -> None:
         both.wait()
         claims = {"sub": "twice", "email": "t@example.org", "email_verified": True}
-        found.append(user_of("https://id.example.org", claims).pk)
+        found.append(user_for_claims("https://id.example.org", claims).pk)
         connections.close_all()
 
     threads = [threading.Thread(target=log_in) for _ in range(2)]

@@ -107,7 +107,7 @@ def test_concurrent_steps_count_every_generation_once() -> None:
     ]
 
     def work() -> None:
-        while account(most=7):
+        while account(max_rows=7):
             pass
         connection.close()
 

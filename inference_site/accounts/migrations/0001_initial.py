@@ -4,7 +4,7 @@ import django.contrib.postgres.fields
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
-import inference_site.accounts.models.tenants
+import inference_site.accounts.models
 from decimal import Decimal
 from django.conf import settings
 from django.db import migrations, models
@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
                 ('concurrent_runs', models.PositiveIntegerField(blank=True, help_text='Waiting and running generations at one time.', null=True, validators=[django.core.validators.MinValueValidator(1)])),
                 ('name', models.CharField(max_length=100)),
                 ('prefix', models.CharField(editable=False, max_length=16)),
-                ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(choices=[('inference', 'inference'), ('usage:read', 'usage:read'), ('debug', 'debug'), ('models:write', 'models:write'), ('admin', 'admin')], max_length=32), blank=True, default=inference_site.accounts.models.tenants.default_scopes, size=None)),
+                ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(choices=[('inference', 'inference'), ('usage:read', 'usage:read'), ('debug', 'debug'), ('models:write', 'models:write'), ('admin', 'admin')], max_length=32), blank=True, default=inference_site.accounts.models.default_scopes, size=None)),
                 ('allowed_models', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=200), blank=True, default=list, help_text='Model ids, separated by commas. Leave empty to allow all models.', size=None)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('expires_at', models.DateTimeField(blank=True, null=True)),

@@ -1,7 +1,7 @@
 """The console calls the scopes of a key its permissions; the column stays as it is."""
 
 import django.contrib.postgres.fields
-import inference_site.accounts.models.tenants
+import inference_site.accounts.models
 from django.db import migrations, models
 
 
@@ -15,6 +15,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='apikey',
             name='scopes',
-            field=django.contrib.postgres.fields.ArrayField(base_field=models.CharField(choices=[('inference', 'inference'), ('usage:read', 'usage:read'), ('debug', 'debug'), ('models:write', 'models:write'), ('admin', 'admin')], max_length=32), blank=True, default=inference_site.accounts.models.tenants.default_scopes, size=None, verbose_name='permissions'),
+            field=django.contrib.postgres.fields.ArrayField(base_field=models.CharField(choices=[('inference', 'inference'), ('usage:read', 'usage:read'), ('debug', 'debug'), ('models:write', 'models:write'), ('admin', 'admin')], max_length=32), blank=True, default=inference_site.accounts.models.default_scopes, size=None, verbose_name='permissions'),
         ),
     ]

@@ -28,7 +28,7 @@ from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, floor
+from inference_site.usage.queries import PERIOD_LENGTH, Span, floor
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
 CHANGE = "generations.change_generation"
@@ -163,7 +163,7 @@ def _capabilities(spec: ModelSpec, places: list[Place]) -> frozenset[str]:
 
 def _tiles(model: str) -> list[Tile]:
     """Return the usage of the last 24 hours."""
-    end = floor(timezone.now(), Period.HOUR) + LENGTH[Period.HOUR]
+    end = floor(timezone.now(), Period.HOUR) + PERIOD_LENGTH[Period.HOUR]
     span = Span(Period.HOUR, end - _DAY, end, models=[model])
     return tiles_over(span)
 

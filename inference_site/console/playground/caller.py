@@ -14,7 +14,7 @@ from rest_framework.request import Request
 
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.api.staff import StaffSession
+from inference_site.api.authentication import StaffSession
 from inference_site.errors.api_errors import ForbiddenError
 
 _NAME = "playground"

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from completions.models import StoredCompletion
-from inference_site.api.staff import StaffSession
+from inference_site.api.authentication import StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
 from inference_site.site_settings.current import site_settings

@@ -9,8 +9,8 @@ from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_site.api.authentication import StaffSession
 from inference_site.api.payload import WireRequest, parse
-from inference_site.api.staff import StaffSession
 from inference_site.api.views import ApiView
 from inference_site.console.playground.models import LONGEST_CONTENT, LONGEST_NAME, Preset
 from inference_site.errors.api_errors import ConflictError, NotFoundError

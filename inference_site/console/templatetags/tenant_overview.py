@@ -19,7 +19,7 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.generations.models import Generation
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, floor
+from inference_site.usage.queries import PERIOD_LENGTH, Span, floor
 
 register = template.Library()
 
@@ -62,7 +62,7 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
 
 def _tiles(tenant: ApiKey | Project) -> list[Tile]:
     """Return the usage of the last 30 days."""
-    end = floor(timezone.now(), Period.DAY) + LENGTH[Period.DAY]
+    end = floor(timezone.now(), Period.DAY) + PERIOD_LENGTH[Period.DAY]
     keys, projects = ([tenant.pk], None) if isinstance(tenant, ApiKey) else (None, [tenant.pk])
     span = Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys)
     return tiles_over(span)

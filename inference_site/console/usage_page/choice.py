@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.http import QueryDict
 
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, floor
+from inference_site.usage.queries import PERIOD_LENGTH, Span, floor
 
 CUSTOM = "custom"
 GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
@@ -113,7 +113,7 @@ def chosen(query: QueryDict, now: dt.datetime) -> Choice:
 
 
 def _until_now(range_: Range, now: dt.datetime) -> tuple[Period, dt.datetime, dt.datetime]:
-    end = floor(now, range_.period) + LENGTH[range_.period]
+    end = floor(now, range_.period) + PERIOD_LENGTH[range_.period]
     return range_.period, end - range_.span, end
 
 
@@ -134,7 +134,11 @@ def _custom(query: QueryDict, now: dt.datetime) -> tuple[Period, dt.datetime, dt
     else:
         period = Period.DAY
     last = floor(end, period)
-    return period, floor(start, period), end if end == last > start else last + LENGTH[period]
+    return (
+        period,
+        floor(start, period),
+        end if end == last > start else last + PERIOD_LENGTH[period],
+    )
 
 
 def _moment(query: QueryDict, name: str) -> dt.datetime | None:

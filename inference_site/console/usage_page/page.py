@@ -29,7 +29,6 @@ from inference_site.console.usage_page.tiles import (
     tiles_now,
     tiles_of,
 )
-from inference_site.usage.csv_export import usage_rows
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure
 from inference_site.usage.queries import (
@@ -37,9 +36,10 @@ from inference_site.usage.queries import (
     Span,
     Usage,
     histograms,
-    reading,
     total_by,
     usage_by,
+    usage_rows,
+    without_table_scans,
 )
 
 PERMISSION = "usage.view_usagerollup"
@@ -53,7 +53,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     if not request.user.has_perm(PERMISSION):
         return {"may_see_usage": False}
     choice = chosen(request.GET, timezone.now())
-    with reading():
+    with without_table_scans():
         read, latencies = usage_by(choice.span), histograms(choice.span)
         table = _table(choice.span, choice.group)
     buckets = [read.get((start, ()), Usage()) for start in choice.span.starts()]
@@ -94,7 +94,7 @@ def usage_csv(request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(PERMISSION):
         raise PermissionDenied
     choice = chosen(request.GET, timezone.now())
-    with reading():
+    with without_table_scans():
         usage = usage_by(choice.span, "project_id", "api_key_id", "model")
     name = f"usage-{choice.range}-{timezone.now():%Y%m%d-%H%M}.csv"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -17,7 +17,14 @@ from inference_site.fleet.leases import live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure
-from inference_site.usage.queries import Histograms, Span, Usage, histograms, reading, total_by
+from inference_site.usage.queries import (
+    Histograms,
+    Span,
+    Usage,
+    histograms,
+    total_by,
+    without_table_scans,
+)
 
 LATEST = 5_000
 """Generations among which pages look for those that failed."""
@@ -54,7 +61,7 @@ def summed(usages: Iterable[Usage]) -> Usage:
 
 def tiles_over(span: Span) -> list[Tile]:
     """Return tiles of the usage in a span."""
-    with reading():
+    with without_table_scans():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
         models = span.models or by_model
         return tiles_of(summed(by_model.values()), histograms(span), models)

@@ -20,7 +20,7 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.web.http_headers import Headers
 
-from inference_site.accounts.keys import given_secret, known_caller
+from inference_site.accounts.keys import cached_caller, read_secret
 from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
@@ -179,8 +179,8 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
     def onConnect(self, request: Any) -> Any:  # Autobahn's name.
         """Begin a handshake; refuse it at once if its project is known and has too many sockets."""
         try:
-            secret = given_secret(*(request.headers.get(name, "") for name in _KEY_HEADERS))
-            caller, _ = known_caller(secret)
+            secret = read_secret(*(request.headers.get(name, "") for name in _KEY_HEADERS))
+            caller, _ = cached_caller(secret)
             if caller is not None:
                 self.room.count_for(caller.project_id)
         except RateLimitError as exc:

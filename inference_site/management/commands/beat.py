@@ -21,7 +21,8 @@ from inference_site.process_lifecycle import handle_stop_signals, notify, notify
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.storage.pooled_connection import limit_statements, statements_within
-from inference_site.usage.periodic import account_ended, prune_old
+from inference_site.usage.accounting import account_ended
+from inference_site.usage.pruning import prune_old
 
 _STOP_S = 10.0
 """How long a run that is going on is waited for at the end."""

@@ -7,8 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.accounts.keys import create_key
-from inference_site.accounts.models import Project, Scope
-from inference_site.accounts.models.tenants import default_scopes
+from inference_site.accounts.models import Project, Scope, default_scopes
 
 
 class Command(BaseCommand):

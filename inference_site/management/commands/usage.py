@@ -10,10 +10,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from inference_site.usage import reconciliation
-from inference_site.usage.csv_export import usage_rows
+from inference_site.usage.accounting import settle
 from inference_site.usage.models import Period
-from inference_site.usage.queries import Span, usage_by
-from inference_site.usage.settlement import settle
+from inference_site.usage.queries import Span, usage_by, usage_rows
 
 _MOST_DAYS = 3660
 

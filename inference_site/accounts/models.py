@@ -1,0 +1,240 @@
+"""Projects (tenants) and API keys with their scopes, limits, budgets and retention."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from decimal import Decimal
+from typing import Literal
+
+from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils import timezone
+
+from inference_site.admin_pages.labels import money
+from inference_site.site_settings.current import site_settings
+from inference_site.site_settings.models import retention_field
+
+
+class Scope(models.TextChoices):
+    """What a key may do. All scopes but ``MODELS`` and ``ADMIN`` cover the key's project only."""
+
+    INFERENCE = "inference", "inference"  # Generate; read, change and delete stored objects.
+    USAGE = "usage:read", "usage:read"  # Read the usage of the key's project.
+    DEBUG = "debug", "debug"  # Render chat templates to prompts.
+    MODELS = "models:write", "models:write"  # Load, unload, pull: for the whole site.
+    ADMIN = "admin", "admin"  # Read the usage of all projects.
+
+
+def default_scopes() -> list[str]:
+    """Return the scopes of a key that is created without naming any."""
+    return [Scope.INFERENCE, Scope.USAGE]
+
+
+_RETENTION_HELP = "How long they are kept. Leave empty to use that of the site's settings."
+_AT_LEAST_ONE = [MinValueValidator(1)]
+
+
+class Limited(models.Model):
+    """Limits of a project or a key; an empty field means no limit."""
+
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, validators=_AT_LEAST_ONE
+    )
+    tokens_per_minute = models.PositiveIntegerField(null=True, blank=True, validators=_AT_LEAST_ONE)
+    concurrent_runs = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=_AT_LEAST_ONE,
+        help_text="Waiting and running generations at one time.",
+    )
+
+    class Meta:
+        abstract = True
+
+
+class Project(Limited):
+    """A tenant: every key, generation and stored object belongs to exactly one project."""
+
+    name = models.CharField(max_length=100, unique=True)
+    is_active = models.BooleanField(
+        default=True, help_text="Keys of an inactive project are refused."
+    )
+    disconnect_grace_s = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        verbose_name="disconnect grace (s)",
+        help_text=(
+            "How long a stored response continues after its client has disconnected, so that a "
+            "client can read it again. Leave empty to use that of the site's settings."
+        ),
+    )
+    responses_days = retention_field("responses (days)", _RETENTION_HELP)
+    conversations_days = retention_field("conversations (days)", _RETENTION_HELP)
+    completions_days = retention_field("chat completions (days)", _RETENTION_HELP)
+    # The one project to which the playground's usage is accounted, whatever its name.
+    is_playground = models.BooleanField(default=False, db_default=False, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["is_playground"],
+                condition=models.Q(is_playground=True),
+                name="project_one_playground",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ApiKey(Limited):
+    """A credential of one project, with scopes and limits."""
+
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
+    name = models.CharField(max_length=100)
+    # Set for playground keys only: the user's session replaces the secret.
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="playground_key",
+    )
+    # The first characters of the newest secret, for display.
+    prefix = models.CharField(max_length=16, editable=False)
+    scopes = ArrayField(
+        models.CharField(max_length=32, choices=Scope.choices),
+        verbose_name="permissions",
+        default=default_scopes,
+        blank=True,
+    )
+    allowed_models = ArrayField(
+        models.CharField(max_length=200),
+        default=list,
+        blank=True,
+        help_text="Model ids, separated by commas. Leave empty to allow all models.",
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    # Written at most once a minute.
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+    revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "API key"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+
+class KeySecret(models.Model):
+    """A secret of a key, stored as its SHA-256 only.
+
+    A key has one secret; during a rotation two, of which the old one is valid until ``expires_at``.
+    """
+
+    api_key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="secrets")
+    digest = models.CharField(max_length=64, unique=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["api_key"],
+                condition=models.Q(expires_at__isnull=True),
+                name="key_secret_one_current",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"Secret of key {self.api_key_id}"
+
+
+class Budget(models.Model):
+    """A bound on the usage of a project, or of one of its keys, in a day or month of UTC."""
+
+    class Unit(models.TextChoices):
+        TOKENS = "tokens", "tokens"  # Input and output together.
+        COST = "cost", "money"  # In the currency of the catalogue's prices.
+
+    class Every(models.TextChoices):
+        DAY = "day", "day"
+        MONTH = "month", "month"
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="budgets")
+    api_key = models.ForeignKey(
+        ApiKey,
+        on_delete=models.CASCADE,
+        related_name="budgets",
+        null=True,
+        blank=True,
+        verbose_name="API key",
+        help_text="Leave empty to count all keys of the project together.",
+    )
+    unit = models.CharField(max_length=8, choices=Unit.choices)
+    every = models.CharField(max_length=8, choices=Every.choices)
+    amount = models.DecimalField(
+        max_digits=20, decimal_places=9, validators=[MinValueValidator(Decimal(0))]
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["project", "api_key", "unit", "every"],
+                nulls_distinct=False,
+                name="budget_once",
+            ),
+            models.CheckConstraint(condition=models.Q(amount__gte=0), name="budget_amount"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.shown(self.amount)} a {self.every}"
+
+    def shown(self, amount: Decimal) -> str:
+        """Return an amount of this budget with its unit."""
+        return money(amount) if self.unit == self.Unit.COST else f"{amount:,.0f} tokens"
+
+
+class BudgetSpend(models.Model):
+    """The amounts spent and reserved of a budget in one of its periods.
+
+    The amounts are derived from the usage log; ``manage.py usage --check`` compares them.
+    """
+
+    budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="spends")
+    start = models.DateField()
+    spent = models.DecimalField(max_digits=24, decimal_places=9, default=0)
+    reserved = models.DecimalField(max_digits=24, decimal_places=9, default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["budget", "start"], name="budget_spend_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.budget.shown(self.spent)} since {self.start}"
+
+
+StoredKind = Literal["responses_days", "conversations_days", "completions_days"]
+
+
+def retention_cutoffs(kind: StoredKind) -> list[tuple[int, dt.datetime]]:
+    """Return (project id, cutoff) of each project with a retention; older objects may be deleted.
+
+    A project's own retention takes precedence over the site's. The order is random, so that no
+    project is always the last when a deletion run ends early.
+    """
+    now, site_days = timezone.now(), getattr(site_settings(), kind)
+    rows = list(Project.objects.values_list("pk", kind))
+    random.shuffle(rows)
+    days = ((pk, site_days if own is None else own) for pk, own in rows)
+    return [(pk, now - dt.timedelta(days=count)) for pk, count in days if count is not None]

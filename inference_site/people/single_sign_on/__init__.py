@@ -1,1 +1,0 @@
-"""Signing in with OpenID Connect."""
