@@ -25,15 +25,12 @@ from inference_site.request_fields.capabilities import (
     require_grammars,
     require_media,
 )
-from inference_site.request_fields.constraint import (
-    of_response_format,
-    text_constraint,
-    to_constraint,
-)
+from inference_site.request_fields.constraint import of_response_format, to_constraint
 from inference_site.request_fields.mapping import (
     ToolPlan,
     only,
     require_stream_for_options,
+    text_constraint,
     to_choices,
     to_grammar,
     to_reasoning_budget,
@@ -42,7 +39,7 @@ from inference_site.request_fields.mapping import (
     to_template_vars,
     with_token_report,
 )
-from inference_site.request_fields.wire.tools import NestedGrammarInput
+from inference_site.request_fields.wire import NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
 
 

@@ -25,8 +25,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.generations.models import Generation
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, Remake
 
 _LEFT_OUT = b": left out\n\n"
 _FRAME_BYTES = 300

@@ -15,7 +15,7 @@ from inference_site.api.head import look_at  # noqa: E402  # Needs Django set up
 from inference_site.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.access import accounted  # noqa: E402  # As above.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
-from inference_site.gateway.http_answers import Receive, Send  # noqa: E402  # As above.
+from inference_site.gateway.delivery import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 

@@ -12,7 +12,7 @@ from inference_site.domain.deltas import Delta, Finish, TextDelta, Usage
 from inference_site.domain.errors import Cancelled
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.whole_answer import cancelled, failure
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending
 from inference_site.streams.request_documents import Assembly
 
 INFILL = "infill"

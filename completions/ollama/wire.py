@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from completions.wire.chat import ChatCompletionRequest
 from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire.request import ManyStopTexts
+from inference_site.request_fields.wire import ManyStopTexts
 
 _Seconds = float | int | str | None
 

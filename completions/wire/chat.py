@@ -19,16 +19,18 @@ from completions.wire.tools import (
     ToolChoice,
 )
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
-from inference_site.request_fields.wire.request import (
+from inference_site.request_fields.wire import (
+    ConstraintFields,
     EndUser,
     Metadata,
     ReasoningEffort,
+    ResponseFormat,
+    SamplingFields,
     ServiceTier,
     StopTexts,
+    TokenReportFields,
+    officially_named,
 )
-from inference_site.request_fields.wire.sampling import SamplingFields, TokenReportFields
-from inference_site.request_fields.wire.second_names import officially_named
 
 # --- Request -------------------------------------------------------------------------------------
 

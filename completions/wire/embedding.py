@@ -8,7 +8,7 @@ from pydantic import Field
 
 from completions.wire.completion import Prompt
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.request import EndUser
+from inference_site.request_fields.wire import EndUser
 
 
 class EmbeddingRequest(WireRequest):

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from completions.wire.chat import Timings
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.request import ManyStopTexts
-from inference_site.request_fields.wire.sampling import SamplingFields
+from inference_site.request_fields.wire import ManyStopTexts, SamplingFields
 
 _MOST_EXTRAS = 1000
 

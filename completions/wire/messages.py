@@ -8,7 +8,7 @@ from pydantic import Field
 
 from completions.wire.tools import RequestFunctionCall, RequestToolCall
 from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire.content import Content
+from inference_site.request_fields.wire import Content
 
 
 class InstructionMessage(WireRequest):

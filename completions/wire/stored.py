@@ -11,8 +11,7 @@ from completions.wire.chat import ChatCompletion
 from completions.wire.tools import RequestToolCall
 from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireObject
-from inference_site.request_fields.wire.content import Part
-from inference_site.request_fields.wire.request import Metadata
+from inference_site.request_fields.wire import Metadata, Part
 
 
 class StoredQuery(PageQuery):

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.shapes import nested_tool
-from inference_site.request_fields.wire.tools import FunctionName, NestedCustomFormat
+from inference_site.request_fields.wire import FunctionName, NestedCustomFormat, nested_tool
 
 
 class FunctionDefinition(WireRequest):

@@ -25,7 +25,7 @@ from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
 from inference_site.model_store.entries import fault_of_entry
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
-from inference_site.submission.loading import loading_of
+from inference_site.submission.model_access import loading_of
 
 _PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"

@@ -18,10 +18,9 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.gateway.access import Application
-from inference_site.gateway.delivery import ClientGone
+from inference_site.gateway.connections import close_websocket, open_websocket
+from inference_site.gateway.delivery import ClientGone, Receive, Send, send_response
 from inference_site.gateway.head import length_of_body, require_no_nul, too_large
-from inference_site.gateway.http_answers import Receive, Send, send_response
-from inference_site.gateway.project_connections import close_websocket, open_websocket
 
 ROOM_KEY = "inference_site.message_room"
 """In the scope of a WebSocket: its ``MessageRoom``."""

@@ -1,15 +1,31 @@
-"""Delivery: what comes to a follower goes to its client, over SSE, as JSON or over a WebSocket."""
+"""Delivery: what comes to a follower goes to its client, over SSE, as JSON or over a WebSocket.
+
+What a client gets over HTTP: a stream as SSE, one JSON body, or a response as it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
+import orjson
+import redis.exceptions
+from django import db
+from django.conf import settings
+from django.http.response import HttpResponseBase
+
+from inference_site.errors.api_errors import InternalError
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import hub
+from inference_site.streams.batches import Batch, Ending
+
+logger = logging.getLogger(__name__)
+
 
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0
@@ -80,3 +96,180 @@ class Delivery:
                 continue
             ending = batches[-1].ending if batches else None
             await self._sink.write(batches, ending)
+
+
+EVENTS = "inference_site.events"
+"""An extension of ASGI, and the type of its message: ``events`` are written as if each came with a
+message of its own, which each is for a server without it."""
+
+SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+"""Headers of every answer that does not say otherwise: browsers guess no type, nobody keeps it."""
+
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_FIRST_PING_S = 0.9
+"""When nothing has come by then, the headers and a comment go out: within the first second."""
+_COMMENT_S = 0.5
+"""A comment that takes longer is not waited for."""
+_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
+"""Apart from all others: what they ask may hang."""
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+
+
+class JsonSink(Sink):
+    """One JSON body, with the status of the ending.
+
+    ``headers`` are those of the view's response; ``started_at`` is of the monotonic clock.
+    """
+
+    def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
+        self._send, self._headers, self._started_at = send, headers, started_at
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        if ending is None:
+            return
+        headers = list(_JSON_HEADERS)
+        if ending.retry_after_s is not None:
+            headers.append((b"retry-after", str(ending.retry_after_s).encode()))
+        await self._begin(ending.status, headers)
+        # A failure that found no words of its own has an empty body.
+        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        await self._write(body, more=False)
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
+        timing = (b"openai-processing-ms", str(elapsed_ms).encode())
+        headers, self._headers = [*self._headers, *headers, timing], []  # They are sent once.
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class SseSink(JsonSink):
+    """Server-sent events, with comments while nothing comes.
+
+    ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
+    failure is answered as JSON, with the status of the failure, if it ``may_be_status``. With
+    ``takes_events`` the server has the extension ``EVENTS``. ``comment`` returns what is said while
+    nothing has come yet, and ``closing`` is what a stream without frames has (see ``HandOff``).
+    """
+
+    _form: Headers = _SSE_HEADERS
+    _silence = _PING
+
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        started_at: float,
+        opening: Sequence[bytes] = (),
+        *,
+        may_be_status: bool = True,
+        takes_events: bool = False,
+        comment: Callable[[], bytes] | None = None,
+        closing: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(send, headers, started_at)
+        self._comment, self._closing = comment, closing
+        self._opening, self._may_be_status = opening, may_be_status
+        self._takes_events = takes_events
+        self._has_begun = False
+
+    @property
+    def quiet_s(self) -> float:
+        interval_s: float = settings.KEEP_ALIVE_INTERVAL / 1000
+        return interval_s if self._has_begun else min(_FIRST_PING_S, interval_s)
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        if ending is not None and self._failed_early(ending, batches):
+            await super().write(batches, ending)
+            return
+        frames = [frame for batch in batches for frame in batch.frames]
+        if not self._has_begun:
+            self._has_begun = True
+            await self._begin(200, self._form)
+            frames = [*self._opening, *frames]
+        if ending is not None and ending.error_code and not ending.body:
+            frames += self._unknown_failure()
+        if batches:
+            self._comment = None
+        if frames:
+            self._closing = ()
+        elif ending is not None:
+            frames += self._closing
+        await self._write_events(frames or [await self._said_in_silence()])
+        if ending is not None:
+            await self._write(b"", more=False)
+
+    async def _said_in_silence(self) -> bytes:
+        if self._comment is None or not self._silence:
+            return self._silence
+        try:
+            async with asyncio.timeout(_COMMENT_S):
+                running = asyncio.get_running_loop().run_in_executor(_threads, self._comment)
+                return await running or self._silence
+        except (TimeoutError, redis.exceptions.RedisError, db.Error):
+            return self._silence
+        except Exception:  # The comment is not worth a stream.
+            logger.warning("a comment could not be made", exc_info=True)
+            return self._silence
+
+    async def _write_events(self, events: Sequence[bytes]) -> None:
+        """Write each as a part of its own: some clients forget an event that arrives in two."""
+        if self._takes_events and len(events) > 1:
+            await self._send({"type": EVENTS, "events": events, "more_body": True})
+            return
+        for event in events:
+            await self._write(event, more=True)
+
+    def _unknown_failure(self) -> list[bytes]:
+        return [b"data: " + InternalError().body + b"\n\n", _DONE]
+
+    def _failed_early(self, ending: Ending, batches: Sequence[Batch]) -> bool:
+        is_first = len(batches) == 1 and batches[0].first == len(self._opening)
+        return ending.is_early and not self._has_begun and is_first and self._may_be_status
+
+
+class LinesSink(SseSink):
+    """Lines of JSON, as Ollama streams them. They have no comments: silence is only the headers."""
+
+    _form = [(b"content-type", b"application/x-ndjson"), *_SSE_HEADERS[1:]]
+    _silence = b""
+
+    def _unknown_failure(self) -> list[bytes]:
+        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
+
+
+async def send_response(response: HttpResponseBase, send: Send) -> None:
+    """Send a response that is complete."""
+    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": [
+                *_encoded((k, v) for k, v in response.items() if k.lower() != "content-length"),
+                (b"content-length", str(len(body)).encode()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def own_headers(response: HttpResponseBase) -> Headers:
+    """Return the headers of the view's response that also belong to the relayed one."""
+    replaced = {"content-type", "content-length", "openai-processing-ms"}
+    return [(k, v) for k, v in _encoded(response.items()) if k.decode() not in replaced]
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    return [(key.lower().encode("ascii"), value.encode("latin-1")) for key, value in headers]

@@ -1,4 +1,6 @@
-"""The relay: the ASGI application of /v1, between the server and Django.
+"""Requests for a queue without room a moment ago: refused before they wait for a thread.
+
+The relay: the ASGI application of /v1, between the server and Django.
 
 It decides on the head, reads the body, has Django answer on a pooled thread, and sends that answer;
 or, when the view has left a hand-off, follows the generation's frames and sends them as SSE or as
@@ -17,37 +19,65 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import ApiError, UnavailableError
+from inference_site.errors.exceptions import api_error
 from inference_site.gateway.bodies import body_room, read_body
-from inference_site.gateway.delivery import ClientGone, Delivery, Sink
-from inference_site.gateway.full_queues import refuse_if_full
-from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
-from inference_site.gateway.head import LookAt, length_of_body
-from inference_site.gateway.http_answers import (
+from inference_site.gateway.connections import OpenRequest
+from inference_site.gateway.delivery import (
     EVENTS,
+    ClientGone,
+    Delivery,
     JsonSink,
     LinesSink,
     Receive,
     Send,
+    Sink,
     SseSink,
     own_headers,
     send_response,
 )
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.project_connections import OpenRequest
-from inference_site.gateway.thread_shares import Share
-from inference_site.gateway.view_pool import ViewPool
-from inference_site.gateway.waiting import Attempt, answer_of
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.handler import ApiHandler
+from inference_site.gateway.handoff import SCOPE_KEY, Attempt, HandOff, Outcome, answer_of
+from inference_site.gateway.head import LookAt, length_of_body
+from inference_site.gateway.hub import hub
+from inference_site.gateway.view_pool import Share, ViewPool
+from inference_site.generations.places import crowds
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, Remake
 
 logger = logging.getLogger(__name__)
+
+
+_LARGEST = 64 * 1024
+"""Bytes of a body that is decoded on the event loop; the view looks into a larger one."""
+
+
+def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -> None:
+    """Raise what the view would raise if it finds the queue full, or the project's share of it.
+
+    A request that may be a repeated one is left to the view, which may know its answer.
+    """
+    if not crowds.any_refused() or len(body) > _LARGEST:
+        return
+    if any(name == b"idempotency-key" for name, _ in scope["headers"]):
+        return
+    try:
+        asked = orjson.loads(body)
+    except ValueError:
+        return
+    model = asked.get("model", settings.DEFAULT_MODEL) if isinstance(asked, dict) else None
+    if not isinstance(model, str):
+        return
+    is_background = asked.get("background") is True or asked.get("service_tier") == "flex"
+    refusal = crowds.refusal(model, project_id, is_background=is_background)
+    if refusal is not None:
+        raise api_error(refusal)
+
 
 Answer = tuple[HttpResponseBase, Outcome]
 

@@ -19,8 +19,7 @@ from typing import Any, Generic, Protocol
 from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
-from inference_site.streams.batches import Remake, Sent
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending, Remake, Sent
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 

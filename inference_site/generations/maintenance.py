@@ -72,7 +72,7 @@ from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
 from inference_site.storage.repeated import repeated
 from inference_site.streams.event_log import is_cancel_requested
-from inference_site.streams.held import long_open, release_expired, seen_alive
+from inference_site.streams.redis_memory import long_open, release_expired, seen_alive
 from inference_site.streams.request_documents import drop_document
 
 logger = logging.getLogger(__name__)

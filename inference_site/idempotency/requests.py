@@ -34,8 +34,7 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.hub.past_streams import attach
+from inference_site.gateway.hub import attach, hub
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.idempotency.models import (

@@ -13,8 +13,7 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint import STRUCTURAL_TAG
-from inference_site.request_fields.wire.constraint import ConstraintFields
-from inference_site.request_fields.wire.sampling import ServerFields
+from inference_site.request_fields.wire import ConstraintFields, ServerFields
 from inference_site.submission.model_access import ResolvedModel
 
 LOGPROBS = "message.output_text.logprobs"

@@ -1,23 +1,120 @@
-"""From the fields that several endpoints have in common to the domain."""
+"""From the content of a message to text, or to parts when there is more than text in it.
+
+From the fields that several endpoints have in common to the domain.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
+from inference_site.domain import messages as domain
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import check_tools
-from inference_site.request_fields.wire.sampling import (
+from inference_site.request_fields.constraint import check_tools
+from inference_site.request_fields.wire import (
+    AudioPart,
+    Content,
+    FilePart,
+    GrammarDefinition,
+    ImagePart,
+    InputFile,
     LoraAdapter,
+    Part,
+    RefusalPart,
     SamplingFields,
     ServerFields,
+    TextPart,
     TokenReportFields,
 )
-from inference_site.request_fields.wire.tools import GrammarDefinition
+
+
+def to_content(content: Content, where: str) -> tuple[str | None, tuple[domain.Part, ...]]:
+    """Return the text, or None and the parts. ``where`` is the content's place in the request.
+
+    Raise InvalidRequestError for files that are neither text nor an image.
+    """
+    if isinstance(content, str):
+        return content, ()
+    return joined([to_part(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def joined(parts: Sequence[domain.Part]) -> tuple[str | None, tuple[domain.Part, ...]]:
+    """Return the text of parts, or None and the parts when there is more than text in them."""
+    texts = [part.text for part in parts if isinstance(part, domain.TextPart)]
+    return ("".join(texts), ()) if len(texts) == len(parts) else (None, tuple(parts))
+
+
+def to_part(part: Part, where: str) -> domain.Part:
+    """Return one part. Raise InvalidRequestError."""
+    match part:
+        case TextPart():
+            return domain.TextPart(part.text)
+        case RefusalPart():
+            return domain.TextPart(part.refusal)
+        case ImagePart():
+            return to_image(part.image_url.url, f"{where}.image_url.url")
+        case AudioPart():
+            sound = part.input_audio
+            return domain.AudioPart(sound.data, sound.format, f"{where}.input_audio.data")
+        case FilePart():
+            return to_file(part.file, f"{where}.file")
+
+
+def to_image(url: str, where: str) -> domain.ImagePart:
+    """Return the image. Raise InvalidRequestError for a URL that nothing may be fetched from."""
+    try:
+        scheme = urlsplit(url).scheme.lower()
+    except ValueError:
+        scheme = ""
+    if scheme not in ("http", "https", "data"):
+        raise InvalidRequestError(
+            f"Invalid '{where}': expected an http(s) URL or a 'data:' URL.",
+            param=where,
+            code="invalid_image_url",
+        )
+    return domain.ImagePart(url, where)
+
+
+def to_file(file: InputFile, where: str) -> domain.Part:
+    """Return the text of a file, under its name, or its image. Raise InvalidRequestError."""
+    if file.file_id is not None:
+        raise InvalidRequestError(
+            f"Invalid '{where}.file_id': there is no file '{file.file_id[:100]}'.",
+            param=f"{where}.file_id",
+        )
+    if file.file_data is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{where}.file_data'.",
+            param=f"{where}.file_data",
+            code="missing_required_parameter",
+        )
+    where = f"{where}.file_data"
+    if file.file_data.startswith("data:image/"):
+        return to_image(file.file_data, where)
+    return domain.TextPart(_named(file.filename, _decode(file.file_data, where)))
+
+
+def _decode(data: str, where: str) -> str:
+    encoded = data.partition(",")[2] if data.startswith("data:") else data
+    try:
+        return base64.b64decode(encoded, validate=True).decode("utf-8")
+    except ValueError as exc:  # No base64, or no UTF-8.
+        raise InvalidRequestError(
+            f"Invalid '{where}': expected base64 of a text in UTF-8, or of an image with its type "
+            "in a 'data:' URL.",
+            param=where,
+            code="unsupported_file",
+        ) from exc
+
+
+def _named(name: str | None, text: str) -> str:
+    return f"{name}:\n{text}\n" if name else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +302,19 @@ def to_template_vars(
     if effort is not None:
         merged["enable_thinking"] = effort != "none"
     return merged | {name: value for name, value in switches.items() if value is not None}
+
+
+def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """Return what the text must match: nothing, in an answer that must be a call.
+
+    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
+    InvalidRequestError for a constraint of another field, which would be meant for the call.
+    """
+    if constraint is None or not plan.must_call:
+        return constraint
+    if not constraint.param.startswith(("response_format", "text.format")):
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
+    return None

@@ -1,16 +1,88 @@
-"""Batches of frames: what the entries of an event log hold, and how they are encoded."""
+"""The value that ends a stream.
+
+Long texts that the frames and the document of one generation have in common, kept once.
+
+The events of a response repeat its instructions and tools. The first entry of the event log has
+these texts; in documents and frames a reference stands for each: data without references is stored
+as it is, other data as a list of pieces and of the numbers of texts.
+
+Batches of frames: what the entries of an event log hold, and how they are encoded.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import msgpack
 
-from inference_site.streams.ending import Ending
-from inference_site.streams.shared_text import TextsUnknown, restore, shorten
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a stream: its last frames, and the response to a client that does not stream.
+
+    With ``is_early``, ``status`` and ``body`` also answer a streaming client, because the stream
+    contains only a failure. ``error_code`` is empty unless the generation failed, ``finish_reason``
+    unless it completed. ``retry_after_s`` is the ``Retry-After`` of a 429, 503 or 504. With
+    ``begins_log`` the log was empty when a stream was ended in place of its worker: what a reader
+    has was in a log that is lost.
+    """
+
+    frames: Sequence[bytes]
+    status: int
+    body: bytes
+    finish_reason: str = ""
+    error_code: str = ""
+    is_early: bool = False
+    retry_after_s: int | None = None
+    begins_log: bool = False
+
+
+Stored = bytes | list[bytes | int]
+_LONG = 4096
+"""Bytes of a text from which on it is stored once."""
+
+
+class TextsUnknown(Exception):
+    """The data refers to texts that are not at hand."""
+
+
+def long_texts(texts: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return those of the texts that are to be stored once, the longest first."""
+    return tuple(sorted({text for text in texts if len(text) >= _LONG}, key=len, reverse=True))
+
+
+def shorten(data: bytes, texts: Sequence[bytes]) -> Stored:
+    """Return the data with references in place of the texts."""
+    pieces: list[bytes | int] = [data]
+    for number, text in enumerate(texts):
+        if len(text) <= len(data):
+            pieces = list(chain.from_iterable(_cut(piece, text, number) for piece in pieces))
+    return data if len(pieces) == 1 else pieces
+
+
+def _cut(piece: bytes | int, text: bytes, number: int) -> Iterator[bytes | int]:
+    if isinstance(piece, int):
+        yield piece
+        return
+    first, *others = piece.split(text)
+    yield first
+    for other in others:
+        yield number
+        yield other
+
+
+def restore(stored: Stored, texts: Sequence[bytes]) -> bytes:
+    """Return the data that was shortened with these texts. Raise TextsUnknown if there are none."""
+    if isinstance(stored, bytes):
+        return stored
+    if not texts:
+        raise TextsUnknown
+    return b"".join(piece if isinstance(piece, bytes) else texts[piece] for piece in stored)
+
 
 LAST_ID = b"18446744073709551615-0"
 """The greatest id of an entry, which that of an ending has."""

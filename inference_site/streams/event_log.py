@@ -1,4 +1,12 @@
-"""The event log: all frames of a stream, in a Redis Stream that outlives its readers.
+"""Channel layer messages that a script sends from within Redis, with what it has written.
+
+Who follows a stream, only its log's server knows, so a message that the writer sends comes a round
+trip later. How a message looks is channels_redis' own affair, and known here alone: it is published
+under its channel's name, in msgpack.
+
+The scripts that write event logs in Redis, and the names of the keys of a stream.
+
+The event log: all frames of a stream, in a Redis Stream that outlives its readers.
 
 One entry holds the frames of one tick. Its id is ``<number of its last frame + 1>-0``, so a reader
 finds any frame by its number, and Redis refuses an append that is repeated after a lost reply. The
@@ -11,49 +19,254 @@ The log is the source of truth; messages over the channel layer are hints that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.storage.full_redis import SET_WHEN_FULL
+from inference_site.storage.full_redis import FIRST_WRITE, SET_WHEN_FULL
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.batches import (
     LAST_ID,
     Batch,
+    Ending,
     Entries,
     Sent,
+    TextsUnknown,
     batches_of,
     decoded,
     sent_so_far,
     span_of,
     texts_of,
 )
-from inference_site.streams.ending import Ending
-from inference_site.streams.held import kept_ms
-from inference_site.streams.log_scripts import (
-    APPEND,
-    BEGIN_ATTEMPT,
-    CLOSE,
-    FOLLOW,
-    LOOK,
-    READ,
-    Appended,
-    LogState,
-    Write,
-    append_arguments,
-    attempt_key,
-    cancel_key,
-    document_key,
-    followers_key,
-    log_key,
-    parse_appended,
+from inference_site.streams.redis_memory import HELD, kept_ms
+
+SEND = """
+local messages = {}
+local function add_message(channel, stream, payload)
+  local streams = messages[channel] or {}
+  messages[channel] = streams
+  streams[#streams + 1] = "\\146" .. cmsgpack.pack(stream) .. struct.pack(">BI4", 198, #payload)
+  streams[#streams + 1] = payload
+end
+local function send_messages()
+  for channel, streams in pairs(messages) do
+    local head = "\\130" .. cmsgpack.pack("type", "stream.frames", "streams")
+    local count = struct.pack(">BI4", 221, #streams / 2)
+    redis.call("PUBLISH", channel, head .. count .. table.concat(streams))
+  end
+end
+"""
+"""Lua for ``event_log.channel_message``: arrays and byte strings with lengths of four bytes."""
+
+
+def can_send(url: str) -> bool:
+    """Whether the channel layer's messages go through this server, and through no other."""
+    return [url] == settings.CHANNEL_LAYER_URLS
+
+
+class LogState(IntEnum):
+    """The state of a log, as an append returns it to the writer."""
+
+    OPEN = 0
+    CLOSED = 1  # The stream was ended, or given to another attempt; stop writing.
+    CANCELLED = 2  # The cancel flag is set; stop the generation.
+    LOST = 3  # Redis has lost the log; nothing was appended. Send all of it again.
+
+
+# KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
+# ARGV: "1" to tell the followers, which are not returned then; time to live of an unfinished log,
+# of a finished one, and of one that can be resumed (ms); then, for each stream, the id of the entry
+# ("" to append nothing, the greatest id to end the stream), its payload, its attempt, "1" if it
+# ends the stream with a refusal, and "1" if the log is known to have frames.
+APPEND = (
+    FIRST_WRITE
+    + HELD
+    + SEND
+    + """
+local replies = {}
+for i = 1, #KEYS / 5 do
+  local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
+  local id, payload, latest = ARGV[5*i], ARGV[5*i+1], redis.call("GET", KEYS[5*i])
+  local is_refusal, goes_on = ARGV[5*i+3] == "1", ARGV[5*i+4] == "1"
+  local state, last = 0, id == "18446744073709551615-0"
+  local followers = redis.call("SMEMBERS", follow)
+  if redis.call("EXISTS", cancel) == 1 then state = 2 end
+  if latest and tonumber(latest) > tonumber(ARGV[5*i+2]) then
+    state = 1
+  elseif goes_on and redis.call("EXISTS", log) == 0 then
+    state = 3
+  elseif id ~= "" then
+    local added = redis.pcall("XADD", log, id, "b", payload)
+    if type(added) == "table" and added.err then
+      if not string.find(added.err, "equal or smaller", 1, true) then return added end
+      local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
+      if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
+    elseif last then
+      keep_ended(log, is_refusal, ARGV[3], ARGV[4])
+      redis.call("DEL", cancel, follow, document)
+    elseif redis.call("XLEN", log) == 1 then
+      redis.call("PEXPIRE", log, ARGV[2])
+    end
+  end
+  if ARGV[1] == "1" then
+    for _, channel in ipairs(id ~= "" and state ~= 1 and state ~= 3 and followers or {}) do
+      add_message(channel, string.sub(log, 2, -6), payload)
+    end
+    followers = {}
+  end
+  replies[i] = {state, followers}
+end
+send_messages()
+return replies
+"""
 )
-from inference_site.streams.shared_text import TextsUnknown
+
+
+# KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
+BEGIN_ATTEMPT = (
+    FIRST_WRITE
+    + """
+if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
+  redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
+end
+"""
+)
+
+
+# KEYS: log, cancel flag, followers, request document of one stream.
+# ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
+# knows; payload of the ending.
+CLOSE = (
+    FIRST_WRITE
+    + HELD
+    + """
+local last = "18446744073709551615-0"
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+local id = tail[1] and tail[1][1] or ""
+if id ~= ARGV[3] then return nil end
+local followers = redis.call("SMEMBERS", KEYS[3])
+if id ~= last then
+  redis.call("XADD", KEYS[1], last, "b", ARGV[4])
+  keep_ended(KEYS[1], false, ARGV[1], ARGV[2])
+  redis.call("DEL", KEYS[2], KEYS[3], KEYS[4])
+end
+return followers
+"""
+)
+
+
+# KEYS: log, followers, request document of one stream. ARGV: channel; time to live of who follows a
+# stream, and of who follows one of which there is nothing, so that nothing may ever end it (s).
+FOLLOW = (
+    FIRST_WRITE
+    + """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
+if tail[1] and tail[1][1] == "18446744073709551615-0" then return end
+local is_known = tail[1] or redis.call("EXISTS", KEYS[3]) == 1
+redis.call("SADD", KEYS[2], ARGV[1])
+redis.call("EXPIRE", KEYS[2], is_known and ARGV[2] or ARGV[3])
+"""
+)
+
+
+# KEYS: log. ARGV: id from which on a reader reads.
+# Returns the id of the last entry, then id and beginning of the payload of the first to be read.
+LOOK = """
+local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)[1]
+if not tail then return {} end
+local first = redis.call("XRANGE", KEYS[1], ARGV[1], "+", "COUNT", 1)[1]
+if not first then return {tail[1]} end
+return {tail[1], first[1], string.sub(first[2][2], 1, 32)}
+"""
+
+
+# KEYS: log. ARGV: id from which on it is read; the most entries; bytes after which no more is read.
+READ = """
+local found, size, from = {}, 0, ARGV[1]
+while #found < tonumber(ARGV[2]) and size < tonumber(ARGV[3]) do
+  local entry = redis.call("XRANGE", KEYS[1], from, "+", "COUNT", 1)[1]
+  if not entry then break end
+  found[#found + 1], size, from = entry, size + #entry[2][2], "(" .. entry[1]
+end
+return found
+"""
+
+
+class Write(NamedTuple):
+    """An append to one log by one attempt; an empty ``entry_id`` only reads the state.
+
+    A refusal ends a stream that nobody will want to read again. With ``goes_on`` the log has frames
+    already: if it is empty, Redis has lost it.
+    """
+
+    generation_id: str
+    entry_id: bytes
+    payload: bytes
+    attempt: int = 1
+    is_refusal: bool = False
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The result of an append: the log's state, and the channels of followers to be told of it."""
+
+    state: LogState
+    followers: list[str]
+
+
+def log_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:log"
+
+
+def cancel_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:cancel"
+
+
+def followers_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:followers"
+
+
+def document_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:document"
+
+
+def attempt_key(generation_id: str) -> str:
+    return f"{{{generation_id}}}:attempt"
+
+
+def append_arguments(writes: Iterable[Write], *, tells_followers: bool) -> tuple[int, list[Any]]:
+    """Return the number of keys, then the keys and arguments, of the append script.
+
+    ``tells_followers``: it sends them what it appends, and does not return them.
+    """
+    keys: list[Any] = []
+    arguments: list[Any] = [int(tells_followers), settings.RUN_TTL_S * 1000, *kept_ms()]
+    for generation_id, entry_id, payload, attempt, is_refusal, goes_on in writes:
+        keys += (
+            log_key(generation_id),
+            cancel_key(generation_id),
+            followers_key(generation_id),
+            document_key(generation_id),
+            attempt_key(generation_id),
+        )
+        arguments += (entry_id, payload, attempt, int(is_refusal), int(goes_on))
+    return len(keys), keys + arguments
+
+
+def parse_appended(reply: list[Any]) -> list[Appended]:
+    """Decode the script's reply: one result for each write, in order."""
+    return [
+        Appended(LogState(state), [channel.decode() for channel in followers])
+        for state, followers in reply
+    ]
+
 
 MOST_READ = 64
 """Entries of a log that are read at once,"""

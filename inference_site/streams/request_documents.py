@@ -19,12 +19,24 @@ from pydantic import TypeAdapter
 from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
-from inference_site.streams.batches import Batch, Sent, batches_of, sent_so_far, texts_of
-from inference_site.streams.event_log import add_attempt
-from inference_site.streams.held import HELD
-from inference_site.streams.log_scripts import cancel_key, document_key, followers_key, log_key
-from inference_site.streams.room import require_room
-from inference_site.streams.shared_text import TextsUnknown, restore, shorten
+from inference_site.streams.batches import (
+    Batch,
+    Sent,
+    TextsUnknown,
+    batches_of,
+    restore,
+    sent_so_far,
+    shorten,
+    texts_of,
+)
+from inference_site.streams.event_log import (
+    add_attempt,
+    cancel_key,
+    document_key,
+    followers_key,
+    log_key,
+)
+from inference_site.streams.redis_memory import HELD, require_room
 
 # KEYS: request document, followers, log of a stream; a list that is counted, if any. ARGV: id;
 # project; whether its stream can be resumed; the most bytes that the project may hold; time to live

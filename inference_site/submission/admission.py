@@ -27,8 +27,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import QuotaError, RateLimitError
 from inference_site.generations.queue import WithRow
-from inference_site.submission.model_access import unknown_model
-from inference_site.submission.routing import BYTES_PER_TOKEN
+from inference_site.submission.model_access import BYTES_PER_TOKEN, unknown_model
 
 _TOKENS_PER_MESSAGE = 10
 _GENERATES = ("chat", "complete")

@@ -12,9 +12,9 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
+from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
@@ -27,7 +27,7 @@ from inference_site.storage.connections import lent_connection
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.submission.context_bound import fitted
-from inference_site.submission.loading import loading_comment
+from inference_site.submission.model_access import loading_comment
 from inference_site.usage.settlement import settle_for_request
 
 

@@ -16,8 +16,8 @@ from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import ignored_fields
 from inference_site.request_fields.mapping import require_stream_for_options
+from inference_site.streams.batches import long_texts
 from inference_site.streams.request_documents import Document
-from inference_site.streams.shared_text import long_texts
 from inference_site.submission.context_bound import ContextBound, fitted
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission

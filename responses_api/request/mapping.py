@@ -8,19 +8,15 @@ from typing import Any
 
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import require_fields, require_media
-from inference_site.request_fields.constraint import (
-    of_json_object,
-    of_json_schema,
-    text_constraint,
-    to_constraint,
-)
+from inference_site.request_fields.constraint import of_json_object, of_json_schema, to_constraint
 from inference_site.request_fields.mapping import (
+    text_constraint,
     to_reasoning_budget,
     to_sampled_request,
     to_stop,
     to_template_vars,
 )
-from inference_site.request_fields.wire.constraint import JsonObjectFormat
+from inference_site.request_fields.wire import JsonObjectFormat
 from inference_site.submission.model_access import ResolvedModel
 from responses_api.request.messages import to_messages
 from responses_api.request.tools import to_tool_plan

@@ -6,7 +6,7 @@ from inference_site.domain import request as domain
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.mapping import ToolPlan, only, to_grammar
-from inference_site.request_fields.wire.tools import GrammarInput
+from inference_site.request_fields.wire import GrammarInput
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,

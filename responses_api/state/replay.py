@@ -11,8 +11,7 @@ from django.db.models import Func, QuerySet, Sum, TextField
 from django.db.models.functions import Cast
 from pydantic_core import to_json
 
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, Remake
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE, encode, error_event, opening, terminal
 from responses_api.output.item_events import ItemEvents

@@ -31,12 +31,11 @@ from inference_site.errors.api_errors import (
 from inference_site.errors.exceptions import api_error
 from inference_site.gateway.bodies import ROOM_KEY, MessageRoom
 from inference_site.gateway.delivery import Delivery, Sink
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.waiting import Attempt, answer_of
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.handoff import Attempt, answer_of
+from inference_site.gateway.hub import hub
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.batches import Batch, frames_of
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, frames_of
 from inference_site.submission.submit import follow, submit
 from responses_api.output.events import DONE, decode
 from responses_api.request.creation import Creation, create

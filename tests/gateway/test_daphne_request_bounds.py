@@ -9,8 +9,8 @@ import pytest
 from daphne import server as daphne_server
 from twisted.internet.defer import Deferred
 
-from inference_site.gateway.server.draining import DrainingServer
-from inference_site.gateway.server.request_bounds import BoundedRequest
+from inference_site.gateway.daphne_protocols import BoundedRequest
+from inference_site.gateway.daphne_server import DrainingServer
 
 
 class Endpoint:

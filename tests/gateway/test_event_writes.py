@@ -9,10 +9,9 @@ from unittest.mock import Mock
 import pytest
 from twisted.internet.testing import StringTransport
 
-from inference_site.gateway.http_answers import EVENTS
-from inference_site.gateway.server.bounded_channel import BoundedChannel
-from inference_site.gateway.server.paced_server import _parts
-from inference_site.gateway.server.request_bounds import BoundedRequest
+from inference_site.gateway.daphne_protocols import BoundedChannel, BoundedRequest
+from inference_site.gateway.daphne_server import _parts
+from inference_site.gateway.delivery import EVENTS
 
 _LARGE = b"data: " + b"x" * 70_000 + b"\n\n"
 _EVENTS = [b"data: 1\n\n", b"", b"data: two\n\n", _LARGE, b": ping\n\n", b"data: 3\n\n"]

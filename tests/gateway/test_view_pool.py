@@ -12,10 +12,9 @@ from django.http import HttpResponse
 from pytest_django.fixtures import Settings
 
 from inference_site.errors.api_errors import UnavailableError
-from inference_site.gateway import thread_shares
+from inference_site.gateway import view_pool
 from inference_site.gateway.handler import error_response
-from inference_site.gateway.thread_shares import Share, ThreadShares
-from inference_site.gateway.view_pool import ViewPool
+from inference_site.gateway.view_pool import Share, ThreadShares, ViewPool
 
 
 def answer(status: int = 200) -> Callable[[], HttpResponse]:
@@ -221,7 +220,7 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
 def test_a_project_rests_after_a_large_body_while_others_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(thread_shares, "_REST", 1e6)
+    monkeypatch.setattr(view_pool, "_REST", 1e6)
     own = Share(1, is_large=True)
 
     async def main() -> None:
@@ -239,8 +238,8 @@ def test_a_project_rests_after_a_large_body_while_others_ask(
 
 
 def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_REST", 1e6)
-    monkeypatch.setattr(thread_shares, "_ALONE_S", -1.0)
+    monkeypatch.setattr(view_pool, "_REST", 1e6)
+    monkeypatch.setattr(view_pool, "_ALONE_S", -1.0)
     own = Share(1, is_large=True)
 
     async def main() -> None:
@@ -252,7 +251,7 @@ def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_pace_of_large_bodies_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+    monkeypatch.setattr(view_pool, "_LATEST", 1.0)
 
     async def main() -> None:
         shares, large = ThreadShares(2, 1), Share(1, is_large=True)
@@ -261,8 +260,8 @@ def test_the_pace_of_large_bodies_is_not_that_of_others(monkeypatch: pytest.Monk
         for _ in range(2):
             await asyncio.sleep(0.05)
             shares.give_back(large)
-        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.0)
-        monkeypatch.setattr(thread_shares, "_LONGEST_LARGE_S", 0.0)
+        monkeypatch.setattr(view_pool, "_LONGEST_S", 0.0)
+        monkeypatch.setattr(view_pool, "_LONGEST_LARGE_S", 0.0)
         with pytest.raises(UnavailableError):
             shares.require_room(large)
         assert shares.take(Share(2)) is None
@@ -296,7 +295,7 @@ def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
 
 
 def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_MOST_WAITING", 10)
+    monkeypatch.setattr(view_pool, "_MOST_WAITING", 10)
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
@@ -313,7 +312,7 @@ def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.1)
+    monkeypatch.setattr(view_pool, "_LONGEST_S", 0.1)
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
@@ -330,7 +329,7 @@ def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.Monkey
 
 
 def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+    monkeypatch.setattr(view_pool, "_LATEST", 1.0)
 
     async def main() -> None:
         shares, own, other = ThreadShares(1, 1), Share(1), Share(2)
@@ -339,7 +338,7 @@ def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPa
         for _ in range(2):  # Between two threads lies a time.
             await asyncio.sleep(0.05)
             shares.give_back(own)
-        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.5)
+        monkeypatch.setattr(view_pool, "_LONGEST_S", 0.5)
         with pytest.raises(UnavailableError):
             shares.take(own)
         assert shares.take(other) is not None
@@ -349,7 +348,7 @@ def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_until_the_pace_is_known_few_of_a_project_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_AT_FIRST", 5)
+    monkeypatch.setattr(view_pool, "_AT_FIRST", 5)
 
     async def main() -> None:
         pool, stuck, own = ViewPool(1), Stuck(), Share(1)

@@ -9,7 +9,7 @@ import pytest
 
 from inference_site.domain.request import Constraint, ConstraintKind, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import checked
+from inference_site.request_fields.constraint import checked
 from inference_site.request_fields.mapping import ToolPlan
 
 VALUES = {"enum": list(range(1_001))}

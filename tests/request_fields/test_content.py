@@ -17,7 +17,7 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
-from inference_site.request_fields.content import to_content
+from inference_site.request_fields.mapping import to_content
 from inference_site.submission.model_access import resolved
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.

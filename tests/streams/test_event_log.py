@@ -18,28 +18,25 @@ from completions.assemblers.chat import ChatAssembly
 from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
-from inference_site.streams.batches import Batch, Sent, hinted, is_whole, sent_so_far, trim
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, Sent, hinted, is_whole, sent_so_far, trim
 from inference_site.streams.event_log import (
+    Appended,
     AsyncEventLog,
+    LogState,
     Look,
+    Write,
+    cancel_key,
     close_log,
+    document_key,
     follow,
+    followers_key,
     is_part,
+    log_key,
     look,
     read_log,
     take_log,
 )
-from inference_site.streams.held import release_expired
-from inference_site.streams.log_scripts import (
-    Appended,
-    LogState,
-    Write,
-    cancel_key,
-    document_key,
-    followers_key,
-    log_key,
-)
+from inference_site.streams.redis_memory import release_expired
 from inference_site.streams.request_documents import (
     Loaded,
     Opening,

@@ -12,9 +12,14 @@ from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import new_async_clients
-from inference_site.streams.event_log import AsyncEventLog, channel_message, follow
-from inference_site.streams.log_scripts import LogState, Write
-from inference_site.streams.script_messages import can_send
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    LogState,
+    Write,
+    can_send,
+    channel_message,
+    follow,
+)
 
 
 def heard(sent: list[tuple[str, bytes]], *, by_script: bool) -> tuple[Any, list[list[str]]]:

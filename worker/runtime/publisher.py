@@ -29,11 +29,15 @@ from django.conf import settings
 
 from inference_site.observability.metrics import EVENT_LOG_LAG
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import AsyncEventLog, channel_message
-from inference_site.streams.log_scripts import Appended, LogState, Write
-from inference_site.streams.script_messages import can_send
+from inference_site.streams.batches import Batch, Ending
+from inference_site.streams.event_log import (
+    Appended,
+    AsyncEventLog,
+    LogState,
+    Write,
+    can_send,
+    channel_message,
+)
 
 logger = logging.getLogger(__name__)
 

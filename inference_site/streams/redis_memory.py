@@ -4,14 +4,24 @@ On each event log server, ``held`` has for each generation its project, its byte
 stream can be resumed; ``held-by-project`` has the sums. ``held-open`` has the generations that have
 not ended, by the time at which they were last seen alive; ``held-ended`` has the others, by the
 time at which their log expires. Only scripts write these keys, so they agree with each other.
+
+Whether an event log server has room for new requests.
+
+The last part of ``maxmemory`` is reserved for what runs: its logs, leases and cancel flags.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import redis
+import redis.exceptions
 from django.conf import settings
+
+from inference_site.domain.errors import RedisFull
+from inference_site.storage.redis_clients import client_for, memory_of, shard_of
 
 HELD = """
 local function milliseconds()
@@ -92,3 +102,31 @@ def seen_alive(client: Any, generation_ids: Sequence[str]) -> None:
     """Note that these have not ended."""
     if generation_ids:
         client.eval(_SEEN_ALIVE, 0, *generation_ids)
+
+
+_FOR_REQUESTS = 0.85
+"""The part of ``maxmemory`` above which new requests are refused."""
+_CACHED_S = 0.5
+
+_rooms: dict[int, tuple[float, float]] = {}
+"""For each server the time of the last look, and how many bytes were left for requests."""
+
+
+def require_room(generation_id: str, size_bytes: int) -> None:
+    """Return if the generation's server has room for so many bytes. Raise RedisFull."""
+    shard, now = shard_of(generation_id), time.monotonic()
+    looked_at, left = _rooms.get(shard, (0.0, 0.0))
+    if now - looked_at > _CACHED_S:
+        looked_at, left = now, _left(client_for(generation_id))
+    _rooms[shard] = looked_at, left - size_bytes  # Until the next look.
+    if left < size_bytes:
+        raise RedisFull
+
+
+def _left(client: redis.Redis) -> float:
+    """Return how many bytes are left for requests; infinity where nothing says so."""
+    try:
+        used, limit = memory_of(client)
+    except redis.exceptions.ResponseError:  # A server that does not allow the command.
+        return float("inf")
+    return limit * _FOR_REQUESTS - used if limit else float("inf")

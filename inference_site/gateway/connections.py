@@ -4,23 +4,31 @@ A connection takes a file descriptor, and a process that has none left can accep
 file and reach no database. So some descriptors stay free, and a client that opens connections
 without sending requests takes no room from others: the oldest connection on which no request runs
 is closed when a new one needs its place, first one of the address that has most of them.
+
+How many requests and WebSockets of one project a web process has open at a time.
+
+Each takes a connection, and memory for as long as it is open, which may be an hour.
 """
 
 from __future__ import annotations
 
+import collections
 import ipaddress
 import logging
 import time
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from django.conf import settings
 from prometheus_client import Counter, Gauge
 from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
+from inference_site.errors.api_errors import RateLimitError
 from inference_site.open_files import connection_room
 
 logger = logging.getLogger(__name__)
+
 
 _MOST_REFUSED = 16
 """Refused connections that may be open until their clients have read why; more are just closed."""
@@ -165,3 +173,72 @@ def _is_trusted(address: str) -> bool:
         return True
     parsed = ipaddress.ip_address(address)
     return any(parsed in network for network in settings.TRUSTED_PROXIES)
+
+
+_requests: collections.Counter[int] = collections.Counter()
+_websockets: collections.Counter[int] = collections.Counter()
+
+
+class OpenRequest:
+    """A request that counts for its project from the moment that this is known, until its end.
+
+    For the event loop's thread only.
+    """
+
+    __slots__ = ("_project_id",)
+
+    def __init__(self) -> None:
+        self._project_id: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._project_id is not None:
+            _end(_requests, self._project_id)
+            self._project_id = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known whose request it is."""
+        return self._project_id is not None
+
+    def count_for(self, project_id: int | None) -> None:
+        """Count for this project, once. Raise RateLimitError if that has too many open."""
+        if project_id is None or self._project_id is not None:
+            return
+        most = settings.CONNECTIONS_PER_PROJECT or connection_room() // 2
+        if _requests[project_id] >= most:
+            raise RateLimitError(
+                f"This project has {most} requests open in this server process, which is the most "
+                "that one may have. Please try again when some of them have ended."
+            )
+        _requests[project_id] += 1
+        self._project_id = project_id
+
+
+def open_websocket(project_id: int) -> None:
+    """Count a WebSocket of this project. Raise RateLimitError if it may have no more."""
+    most = settings.WEBSOCKETS_PER_PROJECT
+    if _websockets[project_id] >= most:
+        raise RateLimitError(
+            f"This project has {most} WebSockets open in this server process, which is the most "
+            "that one may have."
+        )
+    _websockets[project_id] += 1
+
+
+def close_websocket(project_id: int) -> None:
+    """Count a WebSocket of this project no more."""
+    _end(_websockets, project_id)
+
+
+def _end(counter: collections.Counter[int], project_id: int) -> None:
+    counter[project_id] -= 1
+    if not counter[project_id]:
+        del counter[project_id]

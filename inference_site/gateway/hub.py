@@ -1,13 +1,18 @@
-"""The hub: one channel for each web process, and the followers that wait on it.
+"""The disconnect grace, as the process of the readers sees it.
+
+The hub: one channel for each web process, and the followers that wait on it.
 
 Workers send the frames of every stream that this process follows to its channel. For a follower
 that starts late, sees a gap, or receives nothing for a second, the event log is read.
+
+Streams that began before their reader came: from the event log, or made anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import logging
 import threading
 import time
@@ -16,26 +21,58 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
+import redis.asyncio
 import redis.exceptions
 from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django import db
 from django.conf import settings
 from django.db.models.functions import Now
+from django.utils import timezone
 from prometheus_client import Counter
 
-from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
-from inference_site.gateway.hub.grace import keep_from_cancelling
-from inference_site.gateway.hub.lost_streams import end_lost, replay_to, runs_of, stored_among
-from inference_site.gateway.hub.shared_batches import SharedBatches
+from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
+from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
 from inference_site.generations.cancel import cancel_waiting, flag_writes
-from inference_site.generations.models import TERMINAL
+from inference_site.generations.disconnect_grace import tell_attended
+from inference_site.generations.models import TERMINAL, Generation
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.batches import Batch, hinted, is_beyond
-from inference_site.streams.event_log import AsyncEventLog, channel_message, is_part
+from inference_site.streams.batches import Batch, Ending, hinted, is_beyond
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    Look,
+    channel_message,
+    follow,
+    is_part,
+    look,
+)
 
 logger = logging.getLogger(__name__)
+
+
+_INTERVAL_S = 0.5
+
+
+async def keep_from_cancelling(
+    readers: Callable[[], Iterable[Follower]], client: redis.asyncio.Redis
+) -> None:
+    """Store again and again which generations with a grace are read, and which no longer are."""
+    known: dict[str, int] = {}
+    while True:
+        await asyncio.sleep(_INTERVAL_S)
+        read = {f.generation_id: f.grace_s for f in readers() if f.grace_s}
+        left = {id_: grace_s for id_, grace_s in known.items() if id_ not in read}
+        known |= read
+        if not known:
+            continue
+        try:
+            await tell_attended(client, read, left)
+        except redis.exceptions.RedisError as exc:
+            logger.warning("hub: cannot store who is read: %s", exc)
+        else:
+            known = read
+
 
 _SILENCE_S = 1.0
 _RETRY_S = 0.5
@@ -395,3 +432,41 @@ def _cancel_queued(ids: set[str]) -> None:
 
 hub = Hub()
 """The hub of this process."""
+
+
+_LOG_CLOSES_S = 5
+"""Within this time of its end a stream is closed in the log, unless Redis is away."""
+
+
+def attach(follower: Follower, *, has_ended: bool) -> Sequence[Batch] | None:
+    """Have a reader begin with what the log has, and go on live; return what else it is to read.
+
+    That is an end without frames, when it knows all of them. Return None when the generation
+    ``has_ended``, and its log has not the frame that the reader needs, or will never have the end.
+    A hole that comes later in the log is found by who reads it. For views. Raise RedisError.
+    """
+    public_id, number = follower.generation_id, follower.next_number
+    found = look(public_id, number)
+    if has_ended and _is_lost(public_id, found, number):
+        return None
+    if found.has_ended and found.next is not None and found.next < number < ENDING_ONLY:
+        return [Batch(number, (), Ending((), 200, b""))]
+    if not found.has_ended:  # Its generation may have, and its log be closed only soon.
+        follow(public_id, hub.channel)
+    follower.is_behind = True
+    return ()
+
+
+def _is_lost(public_id: str, found: Look, number: int) -> bool:
+    """Whether the log of one that has ended lacks what a reader needs from this frame on."""
+    if found.is_empty or (found.first is not None and found.first > number):
+        return True
+    return not found.has_ended and _is_cut_off(public_id)
+
+
+def _is_cut_off(public_id: str) -> bool:
+    """Whether the log of one that has ended will never say so: its worker died just before that,
+    or Redis was away."""
+    patience = dt.timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _LOG_CLOSES_S)
+    ended = Generation.objects.filter(public_id=public_id)
+    return ended.filter(finished_at__lt=timezone.now() - patience).exists()

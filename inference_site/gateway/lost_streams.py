@@ -15,7 +15,7 @@ from operator import attrgetter
 from asgiref.sync import sync_to_async
 
 from inference_site.errors.api_errors import StreamLostError
-from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.follower import Follower
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import lent_connection

@@ -1,4 +1,11 @@
-"""Daphne that runs the application at a request's head, and paces what it reads and writes.
+"""The pace of a connection: no more is read than is taken, nor written than the client reads.
+
+A connection that is closed when no request comes, and says so when a head is too long.
+
+Twisted closes a connection whose head is too long without a word, so that a proxy or a client
+reports a failure of the server. And it takes a head for as long as a byte of it comes each minute.
+
+Daphne that runs the application at a request's head, and paces what it reads and writes.
 
 Daphne collects a whole body before it runs the application, so that whoever sends one, with a key
 or without, fills memory or the disk (https://github.com/django/daphne/issues/483); and it keeps
@@ -9,7 +16,9 @@ most of what was written before. Once Daphne does both, this module can go.
 
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -17,22 +26,198 @@ from typing import Any
 from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
+from django.conf import settings
 from twisted.internet import reactor
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel
 from twisted.web.http_headers import Headers
 
 from inference_site.accounts.keys import given_secret, known_caller
 from inference_site.errors.api_errors import (
     ApiError,
+    HeadersTooLargeError,
     InternalError,
     InvalidRequestError,
     RateLimitError,
+    UnavailableError,
+    UriTooLongError,
 )
 from inference_site.gateway.bodies import MessageRoom
-from inference_site.gateway.http_answers import EVENTS, SAFE_HEADERS
-from inference_site.gateway.server.bounded_channel import BoundedChannel
-from inference_site.gateway.server.pacing import Paced
+from inference_site.gateway.connections import ClientConnections, dropped_without_head
+from inference_site.gateway.delivery import EVENTS, SAFE_HEADERS
 
-_LINGER_S = 30.0
+logger = logging.getLogger(__name__)
+
+
+_MOST_UNTAKEN = 256 * 1024
+"""Bytes that may wait for the application before the connection is read no further."""
+
+
+class Paced:
+    """What a connection's protocol adds up; Twisted tells it when the buffer of writes is full.
+
+    The transport takes 64 KiB and what one write goes beyond that, then calls ``pauseProducing``.
+    """
+
+    transport: Any
+    untaken = 0
+    _is_paused = False
+    _drained: asyncio.Future[None] | None = None
+
+    def has_come(self, size: int) -> None:
+        """Count bytes that were passed to the application; stop reading when it has too many."""
+        self.untaken += size
+        if self.untaken > _MOST_UNTAKEN and not self._is_paused:
+            self._is_paused = True
+            self.transport.pauseProducing()
+
+    def was_taken(self, size: int) -> None:
+        """Count bytes that the application has taken; go on reading when few are left."""
+        self.untaken -= size
+        if self._is_paused and self.untaken <= _MOST_UNTAKEN // 2:
+            self._is_paused = False
+            self.transport.resumeProducing()
+
+    def pauseProducing(self) -> None:  # Twisted's name, as the next two.
+        """Note that the client does not read what was written."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+
+    def resumeProducing(self) -> None:
+        """Note that all is written."""
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def stopProducing(self) -> None:
+        """Note that nothing can be written any more."""
+        self.resumeProducing()
+
+    async def drained(self) -> None:
+        """Return when there is room to write; drop a client that reads nothing for too long."""
+        if self._drained is None:
+            return
+        done, _ = await asyncio.wait({self._drained}, timeout=settings.READER_TIMEOUT_S)
+        if not done:
+            logger.info("a client that reads nothing is dropped")
+            self.transport.abortConnection()
+
+
+_LINGER_S = 5
+"""For how long what the client still sends is dropped: if the connection were closed before, the
+client would lose the answer."""
+
+
+class BoundedChannel(HTTPChannel):
+    """Twisted's connection, whose heads may have ``totalHeadersSize`` bytes.
+
+    ``HEAD_TIMEOUT_S`` runs from the connection to the end of its first head, then from the first
+    byte of each further request to the end of its head. Between requests Twisted's own time-out,
+    a minute, holds.
+    """
+
+    transport: Any
+    callLater: Any
+    has_room = True
+    """False: there are too many connections, and this one is only told so."""
+    _head_bytes = 0
+    _is_refused = False
+    _head_timer: Any = None
+    _runs = False
+
+    @property
+    def _clients(self) -> ClientConnections:
+        clients: ClientConnections = self.factory.server.clients
+        return clients
+
+    def connectionMade(self) -> None:  # Twisted's name, as those below.
+        """Count the connection, and have it send a head in time, or refuse it."""
+        super().connectionMade()  # type: ignore[no-untyped-call]  # Twisted's.
+        self._clients.add(self.transport, is_refused=not self.has_room)
+        if self.has_room:
+            self._expect_head()
+        else:
+            self._refuse(UnavailableError("The server has too many open connections."))
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take what comes, unless it is what is left of a request that was refused."""
+        if self._is_refused:
+            return
+        if not self._runs and self._head_timer is None:
+            self._expect_head()
+        super().dataReceived(data)  # type: ignore[no-untyped-call]  # Twisted's.
+
+    def lineReceived(self, line: bytes) -> None:
+        """Take a line of a head."""
+        if self._is_refused:
+            return
+        is_first = not self._head_bytes
+        self._head_bytes = self._head_bytes + len(line) if line else 0
+        if self._head_bytes > self.totalHeadersSize:
+            self._refuse(UriTooLongError() if is_first else HeadersTooLargeError())
+        else:
+            super().lineReceived(line)  # type: ignore[no-untyped-call]  # Twisted's.
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Refuse a line that is too long, of which only a part has come."""
+        if not self._is_refused:
+            self._refuse(HeadersTooLargeError() if self._head_bytes else UriTooLongError())
+
+    def head_has_come(self) -> None:
+        """Note that a request runs from now on."""
+        self._stop_head_timer()
+        self._runs = True
+        self._clients.is_busy(self.transport)
+
+    def only_lingers(self) -> None:
+        """Note that the request is answered, and only the rest of its body may still come."""
+        self._clients.is_idle(self.transport)
+
+    def requestDone(self, request: Any) -> None:
+        """End a request; the connection may wait for the next one."""
+        self._runs = False
+        self._clients.is_idle(self.transport)
+        super().requestDone(request)  # type: ignore[no-untyped-call]  # Twisted's.
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Forget the connection."""
+        self._stop_head_timer()
+        self._clients.remove(self.transport)
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]  # Twisted's.
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.callLater(settings.HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        dropped_without_head()
+        self.transport.abortConnection()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        self._is_refused = True
+        self._stop_head_timer()
+        logger.info("a request is refused: %s", error.message)
+        status = HTTPStatus(error.status)
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(error.body)),
+            "Connection": "close",
+            **SAFE_HEADERS,
+            **error.headers,
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *map(": ".join, headers.items())]
+        self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + error.body)
+        self.transport.loseWriteConnection()
+        self.setTimeout(_LINGER_S)  # type: ignore[no-untyped-call]  # Twisted's.
+
+
+_BODY_LINGER_S = 30.0
 """For how long a body that was answered without being taken is read and dropped: a client that
 still sends would lose the answer if the connection were closed."""
 _KEY_HEADERS = ("authorization", "x-api-key")
@@ -138,7 +323,7 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             self._is_answered = True
             self.was_taken(self.untaken)
             self.channel.only_lingers()
-            self._timer = _later.callLater(_LINGER_S, self.channel.forceAbortClient)
+            self._timer = _later.callLater(_BODY_LINGER_S, self.channel.forceAbortClient)
 
     def basic_error(self, status: int, status_text: bytes, body: str) -> None:  # Daphne's name.
         """Answer what no application answers: a head that is none, or a failure of Daphne's."""
