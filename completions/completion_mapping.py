@@ -8,7 +8,7 @@ from completions.wire.completion import CompletionRequest, Prompt
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_endpoint, require_fields
-from inference_site.request_fields.constraint import of_response_format, to_constraint
+from inference_site.request_fields.constraint import response_format_constraint, to_constraint
 from inference_site.request_fields.mapping import (
     require_stream_for_options,
     to_choices,
@@ -42,7 +42,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
             body.best_of or body.n, model.spec, "n" if body.best_of is None else "best_of"
         ),
         top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
-        constraint=to_constraint(body, of_response_format(body.response_format)),
+        constraint=to_constraint(body, response_format_constraint(body.response_format)),
         echo=body.reads_prompt,
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )

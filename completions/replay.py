@@ -25,14 +25,14 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.generations.models import Generation
-from inference_site.streams.batches import Batch, Ending, Remake
+from inference_site.streams.batches import Batch, Ending, StoredStream
 
 _LEFT_OUT = b": left out\n\n"
 _FRAME_BYTES = 300
 """Bytes of a chunk beside its text."""
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
+def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
     """Return how, by the completion's id; None when it is not stored, or was deleted.
 
     Also None for a stream of which it is unknown how it was cut.
@@ -45,7 +45,7 @@ def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
         return None
     deltas = sum(len(run[2]) for run in (stored.streamed or {}).get("deltas", ()))
     size = 2 * len(str(stored.completion)) + _FRAME_BYTES * deltas
-    return Remake(size, partial(replay, stored))
+    return StoredStream(size, partial(replay, stored))
 
 
 def _was_streamed(public_id: str) -> bool:

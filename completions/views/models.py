@@ -35,7 +35,7 @@ from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import hand_feed
 from inference_site.generations.places import waiting_for
 from inference_site.model_store.adapters import added_view
-from inference_site.submission.model_access import loading_of, may_use
+from inference_site.submission.model_access import load_progress, may_use
 
 _BEST_FIRST = ("loaded", "loading", "failed", "unloaded")
 
@@ -183,7 +183,7 @@ def _wire_model(
 
 
 def _loading(spec: ModelSpec, live: Sequence[LiveWorker], waiting: int) -> ModelLoading:
-    found = loading_of(spec.id, live)
+    found = load_progress(spec.id, live)
     return ModelLoading(
         expected_s=found.expected_s,
         progress=found.progress,

@@ -29,7 +29,7 @@ from inference_site.request_fields.wire import (
     ServiceTier,
     StopTexts,
     TokenReportFields,
-    officially_named,
+    apply_aliases,
 )
 
 # --- Request -------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     def _officially_named(self) -> Self:
         if self.n_choices is None:
             return self
-        return officially_named(self, {"n_choices": ("n", self.n_choices)})
+        return apply_aliases(self, {"n_choices": ("n", self.n_choices)})
 
 
 # --- Answer --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rest_framework.utils.mediatypes import media_type_matches
 from inference_site.accounts.keys import given_secret, known_caller
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
-from inference_site.gateway.head import Head, length_of_body, resolved
+from inference_site.gateway.head import Head, length_of_body, resolve_cached
 from inference_site.storage.connections import lent_connection
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -53,7 +53,7 @@ def _known(headers: dict[bytes, str]) -> tuple[Any, bool]:
 
 def _view(scope: dict[str, Any]) -> Any:
     """Return the class of the view; None when there is none."""
-    match = resolved(scope["path"].rstrip("/"))
+    match = resolve_cached(scope["path"].rstrip("/"))
     return None if match is None else getattr(match.func, "cls", None)
 
 

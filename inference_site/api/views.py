@@ -13,7 +13,7 @@ from rest_framework.views import APIView
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import caller_of
 from inference_site.api.counting import counted
-from inference_site.idempotency.requests import HEADER, once
+from inference_site.idempotency.requests import HEADER, answer_once
 
 _OF_ITSELF = ("head", "post", "response")
 """Attributes by which a view refers to itself: Django's, those below, and DRF's."""
@@ -52,7 +52,9 @@ class ApiView(APIView):
             self.headers = counted(caller_of(request))  # DRF adds them to the answer.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
             # An attribute of this one view, which serves one request, goes before the method.
-            vars(self)["post"] = partial(once, self.post, caller_of(request), self.counts_writes)
+            vars(self)["post"] = partial(
+                answer_once, self.post, caller_of(request), self.counts_writes
+            )
 
     @property
     def default_response_headers(self) -> dict[str, str]:

@@ -1,17 +1,15 @@
-"""The pace of a connection: no more is read than is taken, nor written than the client reads.
+"""Daphne's connections, requests and WebSockets with bounds: the subclasses of its protocols.
 
-A connection that is closed when no request comes, and says so when a head is too long.
+Daphne collects a whole body before it runs the application, so anybody, with or without a key, can
+fill memory or the disk (https://github.com/django/daphne/issues/483). It also keeps what a client
+does not read in memory, without bound. Here the application runs at the end of the request's head:
+it reads the body as it comes, or answers without it. A connection is read no faster than the
+application takes its data, and a write ends when the client has read most of what was written
+before. Once Daphne does this, ``BoundedRequest``, ``BoundedSocket`` and ``FlowControl`` can go.
 
-Twisted closes a connection whose head is too long without a word, so that a proxy or a client
-reports a failure of the server. And it takes a head for as long as a byte of it comes each minute.
-
-Daphne that runs the application at a request's head, and paces what it reads and writes.
-
-Daphne collects a whole body before it runs the application, so that whoever sends one, with a key
-or without, fills memory or the disk (https://github.com/django/daphne/issues/483); and it keeps
-what a client does not read in memory, without bound. Here the application runs when the head has
-come: it takes the body as it comes, or answers without it. A write ends when the client has read
-most of what was written before. Once Daphne does both, this module can go.
+Twisted closes a connection whose head is too long without an answer, so that a proxy or a client
+reports a failure of the server; and it waits for a head for as long as a byte of it comes each
+minute. ``BoundedChannel`` answers such a head, and closes a connection that sends none in time.
 """
 
 from __future__ import annotations
@@ -43,21 +41,29 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UriTooLongError,
 )
-from inference_site.gateway.bodies import MessageRoom
+from inference_site.gateway.bodies import SocketMemory
 from inference_site.gateway.connections import ClientConnections, dropped_without_head
 from inference_site.gateway.delivery import EVENTS, SAFE_HEADERS
 
 logger = logging.getLogger(__name__)
 
-
 _MOST_UNTAKEN = 256 * 1024
 """Bytes that may wait for the application before the connection is read no further."""
+_REFUSAL_LINGER_S = 5
+_BODY_LINGER_S = 30.0
+"""How long a connection is read and its data dropped after a refusal, or after an answer to a body
+that still comes: if it were closed at once, the client would lose the answer."""
+_KEY_HEADERS = ("authorization", "x-api-key")
+_TRY_AGAIN_LATER = 1013
+"""A close code of WebSockets (IANA's registry)."""
+_reactor: Any = reactor  # Its class is chosen at run time.
 
 
-class Paced:
-    """What a connection's protocol adds up; Twisted tells it when the buffer of writes is full.
+class FlowControl:
+    """Stops reading a connection when the application is slow, and writing when the client is.
 
-    The transport takes 64 KiB and what one write goes beyond that, then calls ``pauseProducing``.
+    Twisted buffers 64 KiB of writes, and what one write goes beyond that; then it calls
+    ``pauseProducing``.
     """
 
     transport: Any
@@ -65,37 +71,37 @@ class Paced:
     _is_paused = False
     _drained: asyncio.Future[None] | None = None
 
-    def has_come(self, size: int) -> None:
-        """Count bytes that were passed to the application; stop reading when it has too many."""
+    def note_received(self, size: int) -> None:
+        """Count bytes that wait for the application; stop reading when they are too many."""
         self.untaken += size
         if self.untaken > _MOST_UNTAKEN and not self._is_paused:
             self._is_paused = True
             self.transport.pauseProducing()
 
-    def was_taken(self, size: int) -> None:
-        """Count bytes that the application has taken; go on reading when few are left."""
+    def note_taken(self, size: int) -> None:
+        """Count bytes that the application has taken; read again when few are left."""
         self.untaken -= size
         if self._is_paused and self.untaken <= _MOST_UNTAKEN // 2:
             self._is_paused = False
             self.transport.resumeProducing()
 
     def pauseProducing(self) -> None:  # Twisted's name, as the next two.
-        """Note that the client does not read what was written."""
+        """The buffer of writes is full: the client does not read."""
         if self._drained is None:
             self._drained = asyncio.get_running_loop().create_future()
 
     def resumeProducing(self) -> None:
-        """Note that all is written."""
+        """The buffer of writes is empty."""
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
 
     def stopProducing(self) -> None:
-        """Note that nothing can be written any more."""
+        """Nothing can be written any more."""
         self.resumeProducing()
 
     async def drained(self) -> None:
-        """Return when there is room to write; drop a client that reads nothing for too long."""
+        """Return when there is room to write; disconnect a client that reads nothing in time."""
         if self._drained is None:
             return
         done, _ = await asyncio.wait({self._drained}, timeout=settings.READER_TIMEOUT_S)
@@ -104,27 +110,22 @@ class Paced:
             self.transport.abortConnection()
 
 
-_LINGER_S = 5
-"""For how long what the client still sends is dropped: if the connection were closed before, the
-client would lose the answer."""
-
-
 class BoundedChannel(HTTPChannel):
-    """Twisted's connection, whose heads may have ``totalHeadersSize`` bytes.
+    """A connection, whose request heads may have ``totalHeadersSize`` bytes.
 
-    ``HEAD_TIMEOUT_S`` runs from the connection to the end of its first head, then from the first
-    byte of each further request to the end of its head. Between requests Twisted's own time-out,
-    a minute, holds.
+    ``HEAD_TIMEOUT_S`` counts from the connection to the end of its first head, then from the first
+    byte of each further request to the end of its head. Between requests Twisted's own timeout of a
+    minute holds.
     """
 
     transport: Any
     callLater: Any
     has_room = True
-    """False: there are too many connections, and this one is only told so."""
+    """False if there are too many connections: this one only gets a refusal."""
     _head_bytes = 0
     _is_refused = False
     _head_timer: Any = None
-    _runs = False
+    _has_request = False
 
     @property
     def _clients(self) -> ClientConnections:
@@ -132,24 +133,24 @@ class BoundedChannel(HTTPChannel):
         return clients
 
     def connectionMade(self) -> None:  # Twisted's name, as those below.
-        """Count the connection, and have it send a head in time, or refuse it."""
+        """Count the connection; start the timeout of its head, or refuse it."""
         super().connectionMade()  # type: ignore[no-untyped-call]  # Twisted's.
         self._clients.add(self.transport, is_refused=not self.has_room)
         if self.has_room:
-            self._expect_head()
+            self._start_head_timer()
         else:
             self._refuse(UnavailableError("The server has too many open connections."))
 
     def dataReceived(self, data: bytes) -> None:
-        """Take what comes, unless it is what is left of a request that was refused."""
+        """Pass data on, unless it belongs to a refused request."""
         if self._is_refused:
             return
-        if not self._runs and self._head_timer is None:
-            self._expect_head()
+        if not self._has_request and self._head_timer is None:
+            self._start_head_timer()
         super().dataReceived(data)  # type: ignore[no-untyped-call]  # Twisted's.
 
     def lineReceived(self, line: bytes) -> None:
-        """Take a line of a head."""
+        """Pass on a line of a head; refuse a head that is too long."""
         if self._is_refused:
             return
         is_first = not self._head_bytes
@@ -160,23 +161,23 @@ class BoundedChannel(HTTPChannel):
             super().lineReceived(line)  # type: ignore[no-untyped-call]  # Twisted's.
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        """Refuse a line that is too long, of which only a part has come."""
+        """Refuse a line that is too long, of which a part has come."""
         if not self._is_refused:
             self._refuse(HeadersTooLargeError() if self._head_bytes else UriTooLongError())
 
-    def head_has_come(self) -> None:
-        """Note that a request runs from now on."""
+    def head_received(self) -> None:
+        """The head is complete: a request runs."""
         self._stop_head_timer()
-        self._runs = True
+        self._has_request = True
         self._clients.is_busy(self.transport)
 
     def only_lingers(self) -> None:
-        """Note that the request is answered, and only the rest of its body may still come."""
+        """The request is answered; only the rest of its body may still come."""
         self._clients.is_idle(self.transport)
 
     def requestDone(self, request: Any) -> None:
         """End a request; the connection may wait for the next one."""
-        self._runs = False
+        self._has_request = False
         self._clients.is_idle(self.transport)
         super().requestDone(request)  # type: ignore[no-untyped-call]  # Twisted's.
 
@@ -186,13 +187,13 @@ class BoundedChannel(HTTPChannel):
         self._clients.remove(self.transport)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]  # Twisted's.
 
-    def _expect_head(self) -> None:
-        self._head_timer = self.callLater(settings.HEAD_TIMEOUT_S, self._head_is_late)
+    def _start_head_timer(self) -> None:
+        def late() -> None:
+            self._head_timer = None
+            dropped_without_head()
+            self.transport.abortConnection()
 
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        dropped_without_head()
-        self.transport.abortConnection()
+        self._head_timer = self.callLater(settings.HEAD_TIMEOUT_S, late)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -200,6 +201,7 @@ class BoundedChannel(HTTPChannel):
             self._head_timer = None
 
     def _refuse(self, error: ApiError) -> None:
+        """Answer without a request object, and close the connection after a while."""
         self._is_refused = True
         self._stop_head_timer()
         logger.info("a request is refused: %s", error.message)
@@ -214,38 +216,29 @@ class BoundedChannel(HTTPChannel):
         lines = [f"HTTP/1.1 {status.value} {status.phrase}", *map(": ".join, headers.items())]
         self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + error.body)
         self.transport.loseWriteConnection()
-        self.setTimeout(_LINGER_S)  # type: ignore[no-untyped-call]  # Twisted's.
+        self.setTimeout(_REFUSAL_LINGER_S)  # type: ignore[no-untyped-call]  # Twisted's.
 
 
-_BODY_LINGER_S = 30.0
-"""For how long a body that was answered without being taken is read and dropped: a client that
-still sends would lose the answer if the connection were closed."""
-_KEY_HEADERS = ("authorization", "x-api-key")
-_TRY_AGAIN_LATER = 1013
-"""The code with which a WebSocket is closed (IANA's registry of close codes)."""
-_later: Any = reactor  # Its class is chosen at run time.
-
-
-class _NotKept(io.BytesIO):
-    """Daphne reads no body out of a file that is closed."""
+class _StreamedBody(io.BytesIO):
+    """The content of a request whose body is streamed: Daphne reads no closed file."""
 
     closed = True
 
 
-class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no types.
-    """A request whose application runs from the end of its head on."""
+class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne has no types.
+    """A request whose application starts at the end of its head."""
 
     _is_streamed = _is_answered = _expects_continue = False
     _has_ended = True
     _timer: Any = None
 
     def __init__(self, channel: Any, queued: bool = False) -> None:
-        # Forms are none of Twisted's business: it would parse them on the event loop.
+        # Twisted would parse forms on the event loop.
         super().__init__(channel, queued, parsePOSTFormSubmission=False)
 
     def gotLength(self, length: int | None) -> None:  # Twisted's name: the head is complete.
         """Run the application, unless there is no body: then Daphne does."""
-        self.channel.head_has_come()
+        self.channel.head_received()
         super().gotLength(0)
         if length == 0:
             return
@@ -253,13 +246,13 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
         self._expects_continue = expectation[0].lower() == "100-continue"
         self.requestHeaders.removeHeader("Expect")  # Twisted would ask for the body now.
         self.requestHeaders.removeHeader("Upgrade")  # Daphne would keep the body.
-        self.content = _NotKept()
+        self.content = _StreamedBody()
         self._is_streamed, self._has_ended = True, False
         channel = self.channel
         super().requestReceived(channel._command, channel._path, channel._version)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Note the end of the body. Twisted's name."""
+        """The body is complete. Twisted's name."""
         if not self._is_streamed:
             super().requestReceived(command, path, version)
             return
@@ -270,12 +263,12 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             self.application_queue.put_nowait({"type": "http.request", "more_body": False})
 
     def handleContentChunk(self, data: bytes) -> None:  # Twisted's name.
-        """Pass on what comes of the body; drop what comes after the answer."""
+        """Pass on a part of the body; drop it after the answer."""
         if self.application_queue is not None and not self._is_answered:
             self.application_queue.put_nowait(
                 {"type": "http.request", "body": data, "more_body": True}
             )
-            self.has_come(len(data))
+            self.note_received(len(data))
 
     async def receive(self, receive: Any) -> Any:
         """Return the next message for the application; ask for the body if the client waits."""
@@ -283,7 +276,7 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             self._expects_continue = False
             self.channel.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         message = await receive()
-        self.was_taken(len(message.get("body", b"")))
+        self.note_taken(len(message.get("body", b"")))
         return message
 
     def handle_reply(self, message: dict[str, Any]) -> None:
@@ -302,7 +295,7 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
         """Write each event as a chunk of its own, all of them with one call."""
         if self.finished or self.channel is None:
             return
-        if not self.startedWriting:  # The head goes out with the first.
+        if not self.startedWriting:  # The head is written with the first.
             self.write(events[0])
             events = events[1:]
         if self.chunked and not self._disconnected:
@@ -313,7 +306,7 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             self.write(b"".join(events))
 
     def finish(self) -> None:
-        """End the answer; before the body has come, read and drop the rest of that for a while."""
+        """End the answer; if the body still comes, read and drop it for a while."""
         if self.producer is not None:
             self.unregisterProducer()
         if self._has_ended:
@@ -321,12 +314,12 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
             super().finish()
         elif not self._is_answered:
             self._is_answered = True
-            self.was_taken(self.untaken)
+            self.note_taken(self.untaken)
             self.channel.only_lingers()
-            self._timer = _later.callLater(_BODY_LINGER_S, self.channel.forceAbortClient)
+            self._timer = _reactor.callLater(_BODY_LINGER_S, self.channel.forceAbortClient)
 
     def basic_error(self, status: int, status_text: bytes, body: str) -> None:  # Daphne's name.
-        """Answer what no application answers: a head that is none, or a failure of Daphne's."""
+        """Answer a malformed head, or a failure of Daphne's, in place of an application."""
         error: ApiError = InternalError()
         if status == HTTPStatus.BAD_REQUEST:
             error = InvalidRequestError(f"{body}.")
@@ -352,22 +345,22 @@ class BoundedRequest(Paced, WebRequest):  # type: ignore[misc]  # Daphne has no 
         self._timer = None
 
 
-class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above.
-    """A WebSocket that is read and written at the pace of the application and the client."""
+class BoundedSocket(FlowControl, WebSocketProtocol):  # type: ignore[misc]  # As above.
+    """A WebSocket whose messages take memory that is reserved for them."""
 
     _is_denied = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.room = MessageRoom()
+        self.memory = SocketMemory()
 
     def onConnect(self, request: Any) -> Any:  # Autobahn's name.
-        """Begin a handshake; refuse it at once if its project is known and has too many sockets."""
+        """Begin a handshake; refuse it if the project is known and has too many sockets."""
         try:
             secret = given_secret(*(request.headers.get(name, "") for name in _KEY_HEADERS))
             caller, _ = known_caller(secret)
             if caller is not None:
-                self.room.count_for(caller.project_id)
+                self.memory.count_for(caller.project_id)
         except RateLimitError as exc:
             self._is_denied = True
             raise ConnectionDeny(exc.status, exc.message) from exc  # type: ignore[no-untyped-call]  # Autobahn's.
@@ -376,13 +369,13 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
         return super().onConnect(request)
 
     def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.
-        """Hold room for what comes, or close the socket: the client may try again later."""
+        """Reserve memory for a frame, or close the socket: the client may try again later."""
         super().onMessageFrameBegin(length)
-        if not self.failedByMe and not self.room.takes(length):
+        if not self.failedByMe and not self.memory.try_reserve(length):
             self._fail_connection(_TRY_AGAIN_LATER, "Too many large messages are being received.")
 
     def onOpen(self) -> None:  # Autobahn's name.
-        """Take the place of the HTTP connection that the socket was."""
+        """Replace the HTTP connection as the producer of the transport."""
         self.transport.unregisterProducer()
         self.transport.registerProducer(self, True)
         super().onOpen()
@@ -390,18 +383,18 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
     def onMessage(self, payload: bytes, isBinary: bool) -> None:  # Autobahn's name.
         """Pass a message on."""
         super().onMessage(payload, isBinary)
-        self.has_come(len(payload))
+        self.note_received(len(payload))
 
     async def receive(self, receive: Any) -> Any:
         """Return the next message for the application."""
         message = await receive()
-        self.was_taken(len(message.get("bytes") or (message.get("text") or "").encode()))
+        self.note_taken(len(message.get("bytes") or (message.get("text") or "").encode()))
         return message
 
     def connectionLost(self, reason: Any) -> None:  # Twisted's name.
-        """Forget the connection, which this protocol took over from that of HTTP."""
+        """Forget the connection, which the HTTP channel had counted."""
         self.factory.server_class.clients.remove(self.transport)
-        self.room.end()
+        self.memory.end()
         super().connectionLost(reason)
 
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # Autobahn's name.
@@ -412,7 +405,7 @@ class BoundedSocket(Paced, WebSocketProtocol):  # type: ignore[misc]  # As above
 
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
-    """Makes connections of such requests."""
+    """Makes bounded connections."""
 
     protocol = BoundedChannel
 
@@ -428,11 +421,11 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
         return protocol
 
     def log(self, request: Any) -> None:  # Twisted's name.
-        """Do nothing: ``gateway.access`` logs, and Twisted would write a line for nobody."""
+        """Do nothing: ``gateway.access`` has the access log."""
 
 
 def bounded_sockets(factory: WebSocketFactory) -> WebSocketFactory:
-    """Have a factory make such sockets; they tell why they are closed, as with 1009 (too big)."""
+    """Have a factory make bounded sockets that tell why they are closed, as with 1009 (too big)."""
     factory.protocol = BoundedSocket
     factory.setProtocolOptions(failByDrop=False, closeHandshakeTimeout=30)
     return factory

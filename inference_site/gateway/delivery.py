@@ -1,7 +1,4 @@
-"""Delivery: what comes to a follower goes to its client, over SSE, as JSON or over a WebSocket.
-
-What a client gets over HTTP: a stream as SSE, one JSON body, or a response as it is.
-"""
+"""Delivery: writes the frames of a follower to its client: SSE, JSON lines or one JSON body."""
 
 from __future__ import annotations
 
@@ -22,13 +19,36 @@ from django.http.response import HttpResponseBase
 from inference_site.errors.api_errors import InternalError
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
-from inference_site.streams.batches import Batch, Ending
+from inference_site.streams.batches import Batch, Ending, frames_of
 
 logger = logging.getLogger(__name__)
 
+EVENTS = "inference_site.events"
+"""An ASGI extension, and the type of its message: the server writes each of ``events`` as if it
+came in a message of its own. For a server without the extension each does."""
+
+SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+"""Headers of every answer that does not set them itself."""
+
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0
+_FIRST_PING_S = 0.9
+"""A stream without a frame by then gets its headers and a comment: within the first second."""
+_COMMENT_S = 0.5
+"""How long the comment of a hand-off may take to make."""
+_comment_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
+"""Threads of their own: what a comment asks for may hang."""
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 class ClientGone(Exception):
@@ -36,22 +56,22 @@ class ClientGone(Exception):
 
 
 class Sink(ABC):
-    """How a client is written to."""
+    """Writes to one client."""
 
     @property
     def quiet_s(self) -> float:
-        """For how long the client may be left without a write."""
+        """The longest time without a ``write``."""
         return _IDLE_S
 
     @abstractmethod
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
-        """Send what has come: nothing after ``quiet_s``; ``ending`` is that of the last batch."""
+        """Send new batches, none after ``quiet_s``; ``ending`` is that of the last batch."""
 
 
 class Delivery:
-    """What comes to a follower is written to a sink.
+    """Writes a follower's batches to a sink until the ending.
 
-    With ``cancels`` the generation is cancelled when its client leaves before the ending.
+    With ``cancels`` the generation is cancelled when its client leaves before that.
     """
 
     def __init__(self, follower: Follower, sink: Sink, *, cancels: bool) -> None:
@@ -59,7 +79,7 @@ class Delivery:
         self._is_gone = False
 
     async def run(self, leaving: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Deliver everything, unless the client leaves first: then ``leaving`` returns."""
+        """Deliver everything. ``leaving`` returns when the client leaves, which stops it."""
         watcher = None if leaving is None else asyncio.create_task(self._watch(leaving))
         try:
             await self._deliver()
@@ -67,7 +87,7 @@ class Delivery:
             if self._cancels:
                 hub.cancel(self._follower.generation_id)
         except BaseException:
-            # The server stops, or sending failed: wait until the worker's side of it is stored.
+            # The server stops, or a write failed: wait until the cancel flag is stored.
             if self._cancels:
                 stored = hub.cancel(self._follower.generation_id)
                 await asyncio.wait({stored}, timeout=_CANCEL_S)
@@ -87,7 +107,7 @@ class Delivery:
         while ending is None:
             if self._follower.is_behind and not self._is_gone:
                 await hub.read_on(self._follower)
-            if not self._is_gone:  # It may have left during a write, when nothing could be woken.
+            if not self._is_gone:  # The client may leave during a write, when nothing waits.
                 await self._follower.wait(self._sink.quiet_s)
             if self._is_gone:
                 raise ClientGone
@@ -98,36 +118,10 @@ class Delivery:
             await self._sink.write(batches, ending)
 
 
-EVENTS = "inference_site.events"
-"""An extension of ASGI, and the type of its message: ``events`` are written as if each came with a
-message of its own, which each is for a server without it."""
-
-SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-"""Headers of every answer that does not say otherwise: browsers guess no type, nobody keeps it."""
-
-Headers = list[tuple[bytes, bytes]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-_FIRST_PING_S = 0.9
-"""When nothing has come by then, the headers and a comment go out: within the first second."""
-_COMMENT_S = 0.5
-"""A comment that takes longer is not waited for."""
-_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
-"""Apart from all others: what they ask may hang."""
-_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
-_SSE_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
-
-
 class JsonSink(Sink):
     """One JSON body, with the status of the ending.
 
-    ``headers`` are those of the view's response; ``started_at`` is of the monotonic clock.
+    ``headers`` are those of the view's response; ``started_at`` is a time of the monotonic clock.
     """
 
     def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
@@ -140,7 +134,7 @@ class JsonSink(Sink):
         if ending.retry_after_s is not None:
             headers.append((b"retry-after", str(ending.retry_after_s).encode()))
         await self._begin(ending.status, headers)
-        # A failure that found no words of its own has an empty body.
+        # A failure without a message of its own has an empty body.
         body = InternalError().body if ending.error_code and not ending.body else ending.body
         await self._write(body, more=False)
 
@@ -157,10 +151,9 @@ class JsonSink(Sink):
 class SseSink(JsonSink):
     """Server-sent events, with comments while nothing comes.
 
-    ``opening`` are frames to be sent before the first that comes. A stream that has nothing but a
-    failure is answered as JSON, with the status of the failure, if it ``may_be_status``. With
-    ``takes_events`` the server has the extension ``EVENTS``. ``comment`` returns what is said while
-    nothing has come yet, and ``closing`` is what a stream without frames has (see ``HandOff``).
+    ``opening``, ``comment`` and ``closing`` are those of ``HandOff``. With ``may_be_status`` a
+    stream that consists of a failure is answered as JSON, with the status of the failure. With
+    ``takes_events`` the server has the extension ``EVENTS``.
     """
 
     _form: Headers = _SSE_HEADERS
@@ -190,11 +183,12 @@ class SseSink(JsonSink):
         return interval_s if self._has_begun else min(_FIRST_PING_S, interval_s)
 
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
-        if ending is not None and self._failed_early(ending, batches):
-            await super().write(batches, ending)
-            return
-        frames = [frame for batch in batches for frame in batch.frames]
+        frames = frames_of(batches)
         if not self._has_begun:
+            is_first = len(batches) == 1 and batches[0].first == len(self._opening)
+            if ending is not None and ending.is_early and is_first and self._may_be_status:
+                await super().write(batches, ending)
+                return
             self._has_begun = True
             await self._begin(200, self._form)
             frames = [*self._opening, *frames]
@@ -206,25 +200,27 @@ class SseSink(JsonSink):
             self._closing = ()
         elif ending is not None:
             frames += self._closing
-        await self._write_events(frames or [await self._said_in_silence()])
+        await self._write_events(frames or [await self._keep_alive()])
         if ending is not None:
             await self._write(b"", more=False)
 
-    async def _said_in_silence(self) -> bytes:
+    async def _keep_alive(self) -> bytes:
+        """Return the comment to send while nothing comes."""
         if self._comment is None or not self._silence:
             return self._silence
         try:
             async with asyncio.timeout(_COMMENT_S):
-                running = asyncio.get_running_loop().run_in_executor(_threads, self._comment)
-                return await running or self._silence
+                loop = asyncio.get_running_loop()
+                comment = await loop.run_in_executor(_comment_threads, self._comment)
+                return comment or self._silence
         except (TimeoutError, redis.exceptions.RedisError, db.Error):
             return self._silence
-        except Exception:  # The comment is not worth a stream.
+        except Exception:  # A comment must not end a stream.
             logger.warning("a comment could not be made", exc_info=True)
             return self._silence
 
     async def _write_events(self, events: Sequence[bytes]) -> None:
-        """Write each as a part of its own: some clients forget an event that arrives in two."""
+        """Write each event as one part: some clients lose an event that arrives in two."""
         if self._takes_events and len(events) > 1:
             await self._send({"type": EVENTS, "events": events, "more_body": True})
             return
@@ -234,13 +230,9 @@ class SseSink(JsonSink):
     def _unknown_failure(self) -> list[bytes]:
         return [b"data: " + InternalError().body + b"\n\n", _DONE]
 
-    def _failed_early(self, ending: Ending, batches: Sequence[Batch]) -> bool:
-        is_first = len(batches) == 1 and batches[0].first == len(self._opening)
-        return ending.is_early and not self._has_begun and is_first and self._may_be_status
-
 
 class LinesSink(SseSink):
-    """Lines of JSON, as Ollama streams them. They have no comments: silence is only the headers."""
+    """JSON lines, as Ollama streams them. Without comments: only the headers are sent early."""
 
     _form = [(b"content-type", b"application/x-ndjson"), *_SSE_HEADERS[1:]]
     _silence = b""
@@ -250,7 +242,7 @@ class LinesSink(SseSink):
 
 
 async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a response that is complete."""
+    """Send a complete Django response."""
     body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
     await send(
         {
@@ -266,7 +258,7 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
 
 
 def own_headers(response: HttpResponseBase) -> Headers:
-    """Return the headers of the view's response that also belong to the relayed one."""
+    """Return the headers of a view's response without those that the relayed answer sets itself."""
     replaced = {"content-type", "content-length", "openai-processing-ms"}
     return [(k, v) for k, v in _encoded(response.items()) if k.decode() not in replaced]
 

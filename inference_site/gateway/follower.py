@@ -1,10 +1,4 @@
-"""Followers: the readers of a stream, inside this process.
-
-Batches that were read from the event log for one reader, shared with the others of its stream.
-
-A batch is kept while any reader holds it. So what the readers of one stream hold, of which none
-reads, is held once.
-"""
+"""Followers: the readers of streams inside this process, and the batches that they share."""
 
 from __future__ import annotations
 
@@ -16,17 +10,17 @@ from weakref import WeakValueDictionary
 from inference_site.streams.batches import Batch, trim
 
 _MOST_HELD = 256 * 1024
-"""Bytes of frames that a reader may leave unread in memory, beside one batch."""
+"""Bytes of unread frames that a follower holds in memory, beside one more batch."""
 ENDING_ONLY = 2**62
-"""Follows what comes after this frame, which no stream has: its ending."""
+"""A frame number that no stream reaches: who follows after it gets the ending only."""
 
 
 class Follower:
     """One reader's position in one stream.
 
-    What its client does not read is held up to a bound; then it ``is_behind``, takes nothing more,
-    and whoever takes what it holds has the hub read on in the log. With ``grace_s`` the generation
-    goes on for so long when nobody reads it any more (see ``generations.disconnect_grace``).
+    It holds what its client has not read, up to a bound. Then ``is_behind`` is set and it takes
+    nothing more; once its batches are taken, the hub reads on in the event log. ``grace_s`` is how
+    long the generation goes on after its last reader left (see ``generations.disconnect_grace``).
     """
 
     __slots__ = (
@@ -53,13 +47,13 @@ class Follower:
         self._ended = False
         self.is_behind = False
         self.waits_for_end = False
-        """Whether frames before its next one are lost, but will be stored when the stream ends."""
+        """Frames that it needs are lost, but will be stored when the stream ends."""
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, batch: Batch) -> bool:
-        """Take a batch; False when frames before it are missing and nobody is to read them yet.
+        """Take a batch without the frames that are known already; ignore it after the ending.
 
-        What is known already is cut; after the ending nothing is taken any more.
+        Return False when frames before it are missing, so the log must be read now.
         """
         if self._ended:
             return True
@@ -83,7 +77,7 @@ class Follower:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as much as it may."""
+        """Whether it takes nothing more before its batches are taken."""
         return self._held > _MOST_HELD
 
     def wake(self) -> None:
@@ -92,12 +86,12 @@ class Follower:
             self._waiter.set_result(None)
 
     def take(self) -> list[Batch]:
-        """Return what has come, in order, and forget it."""
+        """Return the batches that have come, in order, and hold them no longer."""
         batches, self._batches, self._held = self._batches, [], 0
         return batches
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when something has come, when woken, or after the timeout."""
+        """Return when a batch has come, when woken, or after the timeout."""
         if self._batches:
             return
         loop = asyncio.get_running_loop()
@@ -111,25 +105,29 @@ class Follower:
 
 
 class SharedBatches:
-    """What is held of the streams that are read here. For the event loop's thread only."""
+    """Batches read from the event log for one reader, for the other readers of its stream.
+
+    A batch is kept as long as any reader holds it, so slow readers of one stream hold its frames
+    once. For the event loop's thread only.
+    """
 
     def __init__(self) -> None:
         self._batches: WeakValueDictionary[tuple[str, int], Batch] = WeakValueDictionary()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def turn(self, generation_id: str) -> asyncio.Lock:
-        """Return what lets one reader of a stream after the other read on in its log."""
-        return self._turns.setdefault(generation_id, asyncio.Lock())
+    def lock(self, generation_id: str) -> asyncio.Lock:
+        """Return the lock under which the readers of a stream read on in its log."""
+        return self._locks.setdefault(generation_id, asyncio.Lock())
 
-    def note(self, generation_id: str, batches: Iterable[Batch]) -> None:
-        """Remember what was read."""
+    def add(self, generation_id: str, batches: Iterable[Batch]) -> None:
+        """Share batches that were read."""
         for batch in batches:
             self._batches[generation_id, batch.first] = batch
 
-    def give(self, follower: Follower) -> bool:
-        """Offer a reader what others hold of what comes next for it; return whether there was any.
+    def offer_to(self, follower: Follower) -> bool:
+        """Offer the next batches that other readers hold; return whether there were any.
 
-        There may be more in the log then.
+        If there were, the log may have more: the follower ``is_behind``.
         """
         began_at = follower.next_number
         while not (follower.is_full or follower.has_ended):

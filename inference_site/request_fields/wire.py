@@ -1,24 +1,9 @@
-"""Fields that requests of chat completions and of responses share.
+"""Wire models of the fields that several endpoints share. The API apps import them.
 
-Sampler fields on the wire, the same for every endpoint that generates.
-
-``temperature``, ``top_p``, the presence and frequency penalties, ``logit_bias`` and ``seed`` are
-the API reference's; the others are extensions, named as local engines and their clients do.
-
-Constrained output on the wire: ``response_format`` and the extension ``grammar``.
-
-Source: API reference, "Structured outputs"; ``grammar`` as mistral.rs and llama.cpp have it.
-
-The shapes in which tools and parts of contents come: chat's, which nests, and that of responses.
-
-Clients send one where the other is meant. Each function takes what it knows to the shape of its
-name, and leaves everything else as it is, for the wire models to refuse.
-
-Content parts of messages. Source: API reference, "Chat completions", ``messages``.
-
-Fields of tools that chat completions and responses share.
-
-Fields under a second name: chat's in a response, and those of other servers.
+Sources: the API reference, "Chat completions" and "Structured outputs"; for extensions, the server
+that a model names. Clients send tools and content parts in the shape of chat completions, which
+nests, where the flat shape of responses is meant, and the other way round: ``flat_tool`` and the
+functions beside it convert what they know and leave everything else for the models to refuse.
 """
 
 from __future__ import annotations
@@ -32,11 +17,14 @@ from inference_site.api.payload import WireRequest
 from inference_site.catalogue.sampler_fields import Bias, SamplerFields
 from inference_site.errors.api_errors import InvalidRequestError
 
+RequestT = TypeVar("RequestT", bound=WireRequest)
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def _stop_kind(value: object) -> str:
-    return "texts" if isinstance(value, list) else "text"
+def _text_or_list(value: object) -> str:
+    """The discriminator of fields that are a text or a list."""
+    return "list" if isinstance(value, list) else "text"
 
 
 _StopText = Annotated[str, Field(min_length=1)]
@@ -44,16 +32,16 @@ _StopText = Annotated[str, Field(min_length=1)]
 
 StopTexts = Annotated[
     Annotated[_StopText, Tag("text")]
-    | Annotated[list[_StopText], Field(max_length=4), Tag("texts")],
-    Discriminator(_stop_kind),
+    | Annotated[list[_StopText], Field(max_length=4), Tag("list")],
+    Discriminator(_text_or_list),
 ]
 
 ManyStopTexts = Annotated[
     Annotated[_StopText, Tag("text")]
-    | Annotated[list[_StopText], Field(max_length=16), Tag("texts")],
-    Discriminator(_stop_kind),
+    | Annotated[list[_StopText], Field(max_length=16), Tag("list")],
+    Discriminator(_text_or_list),
 ]
-"""Of endpoints whose clients send more than OpenAI's four: evaluation harnesses, Ollama's."""
+"""For endpoints whose clients (evaluation harnesses, Ollama's) send more than OpenAI's four."""
 
 
 Metadata = Annotated[
@@ -66,17 +54,17 @@ Metadata = Annotated[
 
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
-"""``flex`` waits behind all others; the rest are one."""
+"""``flex`` waits behind all others, which are alike."""
 
 
 EndUser = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
-"""Who the caller asks for; kept on the generation, where PostgreSQL takes no NUL."""
+"""The end user whom the client names. It is stored in PostgreSQL, which accepts no NUL."""
 
 
 class LoraAdapter(WireRequest):
-    """``lora[]``: one of the model's adapters, and how much of it is applied.
+    """``lora[]``: one of the model's adapters, and the scale with which it is applied.
 
-    It is named, or has the number of ``GET /lora-adapters``, as in llama-server.
+    It has its name, or its number in ``GET /lora-adapters``, as in llama-server.
     """
 
     name: str | None = None
@@ -84,14 +72,9 @@ class LoraAdapter(WireRequest):
     scale: float = 1.0
 
 
-def _lora_kind(value: object) -> str:
-    return "adapters" if isinstance(value, list) else "name"
-
-
 LoraField = Annotated[
-    Annotated[str, Tag("name")]
-    | Annotated[list[LoraAdapter], Field(max_length=16), Tag("adapters")],
-    Discriminator(_lora_kind),
+    Annotated[str, Tag("text")] | Annotated[list[LoraAdapter], Field(max_length=16), Tag("list")],
+    Discriminator(_text_or_list),
 ]
 
 
@@ -99,7 +82,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_leng
 
 
 class ServerFields(WireRequest):
-    """Fields of vLLM's that are passed on to servers which have them."""
+    """Fields of vLLM that are passed on to model servers which have them."""
 
     logprob_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -116,7 +99,7 @@ class ServerFields(WireRequest):
 
 
 class TokenReportFields(WireRequest):
-    """Fields of vLLM's that ask for the tokens of an answer and of its prompt.
+    """Fields of vLLM that ask for the tokens of an answer and of its prompt.
 
     ``return_tokens_as_token_ids`` names the tokens of log probabilities ``token_id:ID``.
     """
@@ -127,7 +110,12 @@ class TokenReportFields(WireRequest):
 
 
 class SamplingFields(SamplerFields, ServerFields):
-    """Omitted values come from the model's record, then the site's; an explicit 0 is honoured."""
+    """Sampler fields of every endpoint that generates.
+
+    ``temperature``, ``top_p``, the presence and frequency penalties, ``logit_bias`` and ``seed``
+    are the API reference's; the others are extensions, named as local engines name them. Omitted
+    values come from the model's entry, then from the site's settings; an explicit 0 is honoured.
+    """
 
     logit_bias: dict[str, Bias] | None = None
     stop_token_ids: (
@@ -174,7 +162,7 @@ ResponseFormat = Annotated[
 
 
 class Grammar(WireRequest):
-    """``grammar``: ``value`` is text, or an object for ``json_schema`` and ``llguidance``."""
+    """``grammar`` of mistral.rs; ``value`` is an object for ``json_schema`` and ``llguidance``."""
 
     type: Literal["regex", "lark", "gbnf", "json_schema", "llguidance"]
     value: str | dict[str, Any]
@@ -193,7 +181,7 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=1_000)]
 
 
 class StructuredOutputs(WireRequest):
-    """``structured_outputs`` as vLLM has it; one of its fields is given."""
+    """``structured_outputs`` of vLLM; exactly one of its fields is given."""
 
     json_schema: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     regex: str | None = None
@@ -204,7 +192,11 @@ class StructuredOutputs(WireRequest):
 
 
 class ConstraintFields(WireRequest):
-    """Extensions that bind the answer's text; at most one is given, and no format beside it."""
+    """Extensions that constrain the answer's text; at most one, and none beside a format.
+
+    ``grammar`` is that of mistral.rs and llama.cpp, ``json_schema`` that of llama.cpp; the others
+    are vLLM's.
+    """
 
     grammar: GrammarField | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -223,7 +215,7 @@ _TEXTS = ("input_text", "output_text")
 def flat_tool(tool: Any) -> Any:
     """Return ``{"type": "function", "function": {…}}`` as a tool of responses.
 
-    So it does with ``tool_choice``, with ``allowed_tools`` and with the format of a custom tool.
+    It also converts ``tool_choice``, ``allowed_tools`` and the format of a custom tool.
     """
     if not isinstance(tool, dict):
         return tool
@@ -235,7 +227,7 @@ def flat_tool(tool: Any) -> Any:
 
 
 def nested_tool(tool: Any) -> Any:
-    """Return ``{"type": "function", "name": …}`` as a tool of chats, like ``flat_tool``."""
+    """Return ``{"type": "function", "name": …}`` as a tool of chats, as ``flat_tool`` inverted."""
     if not isinstance(tool, dict):
         return tool
     kind = tool.get("type")
@@ -246,7 +238,7 @@ def nested_tool(tool: Any) -> Any:
 
 
 def response_part(part: Any) -> Any:
-    """Return a part of a content as responses have it."""
+    """Return a content part as a part of responses."""
     match part:
         case {"type": _}:
             pass
@@ -264,7 +256,7 @@ def response_part(part: Any) -> Any:
 
 
 def chat_part(part: Any) -> Any:
-    """Return a part of a content as chats have it."""
+    """Return a content part as a part of chats."""
     match part:
         case {"type": str(kind), "text": text} if kind in _TEXTS:
             return {"type": "text", "text": text}
@@ -291,7 +283,7 @@ class TextPart(WireRequest):
 
 
 class RefusalPart(WireRequest):
-    """A content part of type ``refusal``: what an assistant said instead of an answer."""
+    """A content part of type ``refusal``, which an assistant gave instead of an answer."""
 
     type: Literal["refusal"]
     refusal: str
@@ -347,13 +339,9 @@ Part = Annotated[
 ]
 
 
-def _content_kind(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
-
-
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")],
-    Discriminator(_content_kind),
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")],
+    Discriminator(_text_or_list),
 ]
 
 
@@ -367,20 +355,20 @@ class TextInput(WireRequest):
 
 
 class GrammarDefinition(WireRequest):
-    """A grammar of what a custom tool takes: llguidance's Lark, or a regular expression."""
+    """The grammar of a custom tool's input: llguidance's Lark, or a regular expression."""
 
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class GrammarInput(GrammarDefinition):
-    """``format`` of a custom tool of responses that takes texts of a grammar."""
+    """``format`` of a custom tool with a grammar, in responses."""
 
     type: Literal["grammar"]
 
 
 class NestedGrammarInput(WireRequest):
-    """The same of chats."""
+    """``format`` of a custom tool with a grammar, in chats."""
 
     type: Literal["grammar"]
     grammar: GrammarDefinition
@@ -394,22 +382,19 @@ NestedCustomFormat = Annotated[
 ]
 
 
-RequestT = TypeVar("RequestT", bound=WireRequest)
-
-
-def officially_named(
+def apply_aliases(
     body: RequestT,
-    meant: Mapping[str, tuple[str, Any]],
+    aliases: Mapping[str, tuple[str, Any]],
     objects: Mapping[str, WireRequest] | None = None,
 ) -> RequestT:
-    """Return the body with its second names taken to the official ones.
+    """Return the body with the values of alias fields moved to the official fields.
 
-    ``meant`` has for each second name the path of the official field and what it is to be; None
-    where nothing was sent. ``objects`` are those of a path that was not sent. Raise
-    InvalidRequestError where both were sent and differ.
+    ``aliases`` has for each alias the path of the official field and its value, None if the alias
+    was not sent. ``objects`` are the objects to create for paths whose outer field was not sent.
+    Raise InvalidRequestError if both were sent and differ.
     """
     fields: dict[str, Any] = {}
-    for name, (path, value) in meant.items():
+    for name, (path, value) in aliases.items():
         if value is None:
             continue
         field, _, inner = path.partition(".")
@@ -421,6 +406,6 @@ def officially_named(
             )
         holder = given or (objects or {}).get(field)
         fields[field] = holder.model_copy(update={inner: value}) if inner and holder else value
-    named = body.model_copy(update={**dict.fromkeys(meant), **fields})
-    named.model_fields_set.difference_update(meant)
+    named = body.model_copy(update={**dict.fromkeys(aliases), **fields})
+    named.model_fields_set.difference_update(aliases)
     return named

@@ -1,13 +1,12 @@
-"""Bytes of Redis that each project holds: requests that have not ended, and logs that are kept.
+"""The memory of the event log servers: what each project holds, and what is left for requests.
 
-On each event log server, ``held`` has for each generation its project, its bytes and whether its
-stream can be resumed; ``held-by-project`` has the sums. ``held-open`` has the generations that have
-not ended, by the time at which they were last seen alive; ``held-ended`` has the others, by the
-time at which their log expires. Only scripts write these keys, so they agree with each other.
+A project holds its requests that have not ended, and the logs that are kept of those that have. On
+each server, ``held`` has for each generation its project, its bytes and whether its stream can be
+resumed; ``held-by-project`` has the sums. ``held-open`` has the generations that have not ended, by
+the time when they were last seen alive; ``held-ended`` has the others, by the time when their log
+expires. Only scripts write these keys, so they are consistent with each other.
 
-Whether an event log server has room for new requests.
-
-The last part of ``maxmemory`` is reserved for what runs: its logs, leases and cancel flags.
+The last part of ``maxmemory`` is reserved for what runs: logs, leases and cancel flags.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from django.conf import settings
 from inference_site.domain.errors import RedisFull
 from inference_site.storage.redis_clients import client_for, memory_of, shard_of
 
-HELD = """
+HELD_LUA = """
 local function milliseconds()
   local time = redis.call("TIME")
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -65,22 +64,28 @@ end
 """
 """Functions for the scripts that begin and end a stream."""
 
-_RELEASE_EXPIRED = HELD + 'release_expired(ARGV[1]) return redis.call("HLEN", "held")'
-_LONG_OPEN = (
-    HELD
+_RELEASE_EXPIRED = HELD_LUA + 'release_expired(ARGV[1]) return redis.call("HLEN", "held")'
+_OPEN_SINCE = (
+    HELD_LUA
     + """
 local before = milliseconds() - ARGV[1]
 return redis.call("ZRANGEBYSCORE", "held-open", "-inf", before, "LIMIT", 0, ARGV[2])
 """
 )
-_SEEN_ALIVE = (
-    HELD
+_MARK_ALIVE = (
+    HELD_LUA
     + """
 for _, id in ipairs(ARGV) do redis.call("ZADD", "held-open", "XX", milliseconds(), id) end
 """
 )
 _MOST = 1000
-"""How many generations are looked at in one script."""
+"""Generations that one script handles."""
+_FOR_REQUESTS = 0.85
+"""The part of ``maxmemory`` above which new requests are refused."""
+_CACHED_S = 0.5
+
+_free: dict[int, tuple[float, float]] = {}
+"""For each server, when its memory was read, and the bytes that were left for requests."""
 
 
 def kept_ms() -> tuple[int, int]:
@@ -89,44 +94,33 @@ def kept_ms() -> tuple[int, int]:
 
 
 def release_expired(client: Any) -> None:
-    """Count the logs that have expired on this server no longer."""
+    """Stop counting the logs that have expired on this server."""
     client.eval(_RELEASE_EXPIRED, 0, _MOST)
 
 
-def long_open(client: Any, age_s: float) -> list[str]:
-    """Return generations that have not ended on this server and were last seen so long ago."""
-    return [id_.decode() for id_ in client.eval(_LONG_OPEN, 0, int(age_s * 1000), _MOST)]
+def open_since(client: Any, age_s: float) -> list[str]:
+    """Return generations of this server that have not ended and were last seen so long ago."""
+    return [id_.decode() for id_ in client.eval(_OPEN_SINCE, 0, int(age_s * 1000), _MOST)]
 
 
-def seen_alive(client: Any, generation_ids: Sequence[str]) -> None:
-    """Note that these have not ended."""
+def mark_alive(client: Any, generation_ids: Sequence[str]) -> None:
+    """Note that these generations were seen alive now."""
     if generation_ids:
-        client.eval(_SEEN_ALIVE, 0, *generation_ids)
-
-
-_FOR_REQUESTS = 0.85
-"""The part of ``maxmemory`` above which new requests are refused."""
-_CACHED_S = 0.5
-
-_rooms: dict[int, tuple[float, float]] = {}
-"""For each server the time of the last look, and how many bytes were left for requests."""
+        client.eval(_MARK_ALIVE, 0, *generation_ids)
 
 
 def require_room(generation_id: str, size_bytes: int) -> None:
-    """Return if the generation's server has room for so many bytes. Raise RedisFull."""
+    """Raise RedisFull if the generation's server has no memory left for a request of this size."""
     shard, now = shard_of(generation_id), time.monotonic()
-    looked_at, left = _rooms.get(shard, (0.0, 0.0))
-    if now - looked_at > _CACHED_S:
-        looked_at, left = now, _left(client_for(generation_id))
-    _rooms[shard] = looked_at, left - size_bytes  # Until the next look.
+    read_at, left = _free.get(shard, (0.0, 0.0))
+    if now - read_at > _CACHED_S:
+        read_at, left = now, float("inf")
+        try:
+            used, limit = memory_of(client_for(generation_id))
+        except redis.exceptions.ResponseError:  # A server that does not allow the command.
+            limit = 0
+        if limit:
+            left = limit * _FOR_REQUESTS - used
+    _free[shard] = read_at, left - size_bytes  # An estimate until the memory is read again.
     if left < size_bytes:
         raise RedisFull
-
-
-def _left(client: redis.Redis) -> float:
-    """Return how many bytes are left for requests; infinity where nothing says so."""
-    try:
-        used, limit = memory_of(client)
-    except redis.exceptions.ResponseError:  # A server that does not allow the command.
-        return float("inf")
-    return limit * _FOR_REQUESTS - used if limit else float("inf")

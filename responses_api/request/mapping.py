@@ -8,7 +8,11 @@ from typing import Any
 
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import require_fields, require_media
-from inference_site.request_fields.constraint import of_json_object, of_json_schema, to_constraint
+from inference_site.request_fields.constraint import (
+    json_object_constraint,
+    json_schema_constraint,
+    to_constraint,
+)
 from inference_site.request_fields.mapping import (
     text_constraint,
     to_reasoning_budget,
@@ -75,9 +79,9 @@ def to_counting_request(
 def _formatted(body: ResponseRequest) -> Constraint | None:
     match body.text.format if body.text else None:
         case JsonObjectFormat() as given:
-            return of_json_object(given, "text.format")
+            return json_object_constraint(given, "text.format")
         case JsonSchemaFormat() as given:
-            return of_json_schema(given.json_schema, "text.format.schema", given)
+            return json_schema_constraint(given.json_schema, "text.format.schema", given)
         case _:
             return None
 

@@ -139,7 +139,7 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
         follower,
         stream=True,
         known=known or (),
-        remake=remake,
+        replay=remake,
         cancels=False,
         closing=[DONE] if settings.RESPONSES_SEND_DONE else (),
     )

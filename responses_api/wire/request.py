@@ -28,8 +28,8 @@ from inference_site.request_fields.wire import (
     ServiceTier,
     StopTexts,
     TextFormat,
+    apply_aliases,
     flat_tool,
-    officially_named,
 )
 from inference_site.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
 from responses_api.wire.chat_messages import InputItems
@@ -234,7 +234,7 @@ class ChatNames(WireRequest):
     def _officially_named(self) -> Self:
         if not self.model_fields_set.isdisjoint(self._second_names()):
             objects = {"text": TextField(), "reasoning": Reasoning()}
-            return officially_named(self, self._second_names(), objects)
+            return apply_aliases(self, self._second_names(), objects)
         return self
 
     def _second_names(self) -> dict[str, tuple[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.testing import StringTransport
 
 from inference_site.gateway.daphne_protocols import BoundedChannel, BoundedRequest
-from inference_site.gateway.daphne_server import _parts
+from inference_site.gateway.daphne_server import pieces_of
 from inference_site.gateway.delivery import EVENTS
 
 _LARGE = b"data: " + b"x" * 70_000 + b"\n\n"
@@ -46,7 +46,7 @@ def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
     head = [(b"content-type", b"text/event-stream"), (b"date", b"now")]
     request.handle_reply({"type": "http.response.start", "status": 200, "headers": head})
     for message in messages:
-        for part in _parts(message):
+        for part in pieces_of(message):
             request.handle_reply(part)
     channel.setTimeout(None)
     written: bytes = transport.value()
@@ -67,7 +67,7 @@ def test_events_of_one_message_are_written_like_those_of_many(version: bytes) ->
 
 
 def test_what_is_written_at_once_is_bounded_and_nothing_is_left_out() -> None:
-    [*parts] = _parts({"type": EVENTS, "events": _EVENTS * 9, "more_body": True})
+    [*parts] = pieces_of({"type": EVENTS, "events": _EVENTS * 9, "more_body": True})
     sizes = [sum(map(len, part.get("events", [part.get("body", b"")]))) for part in parts]
     assert max(sizes) <= 64 * 1024
     pieces = [piece for part in parts for piece in part.get("events", [part.get("body", b"")])]

@@ -288,7 +288,7 @@ def test_a_body_past_the_limit_is_refused_before_any_view(run: Run, settings: Se
 def test_no_body_is_taken_of_who_would_be_refused_a_thread(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_pool, "_AT_FIRST", 0)
+    monkeypatch.setattr(view_pool, "_MOST_AT_FIRST", 0)
     client = FakeClient(b"{}")
     client.receive = None  # type: ignore[method-assign,assignment]  # Who asks for it fails.
     exchange = run(just_wait, client=client)

@@ -16,9 +16,9 @@ from inference_site.streams.event_log import (
     AsyncEventLog,
     LogState,
     Write,
-    can_send,
     channel_message,
     follow,
+    script_can_send,
 )
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_appended_is_not_sent() -> None:
 
 def test_a_script_sends_only_through_the_one_server_of_all_messages(settings: Settings) -> None:
     settings.CHANNEL_LAYER_URLS = ["redis://one"]
-    assert can_send("redis://one")
-    assert not can_send("redis://two")
+    assert script_can_send("redis://one")
+    assert not script_can_send("redis://two")
     settings.CHANNEL_LAYER_URLS = ["redis://one", "redis://two"]
-    assert not can_send("redis://one")
+    assert not script_can_send("redis://one")

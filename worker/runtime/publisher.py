@@ -35,8 +35,8 @@ from inference_site.streams.event_log import (
     AsyncEventLog,
     LogState,
     Write,
-    can_send,
     channel_message,
+    script_can_send,
 )
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,9 @@ class Publisher:
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
             urls = zip(clients, settings.EVENT_LOG_URLS, strict=True)
-            logs = [AsyncEventLog(client, tells_followers=can_send(url)) for client, url in urls]
+            logs = [
+                AsyncEventLog(client, tells_followers=script_can_send(url)) for client, url in urls
+            ]
             # Once what each flush does, for nobody: the first frame comes later, and does not wait.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))
