@@ -12,7 +12,7 @@ from inference_site.streams.batches import Batch, trim
 _MOST_HELD = 256 * 1024
 """Bytes of unread frames that a follower holds in memory, beside one more batch."""
 ENDING_ONLY = 2**62
-"""A frame number that no stream reaches: who follows after it gets the ending only."""
+"""A frame number that no stream reaches: a follower from there on gets the ending only."""
 
 
 class Follower:

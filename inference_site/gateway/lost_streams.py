@@ -1,5 +1,4 @@
-"""Readers of streams whose event log is lost: it expired before they reached its end, or Redis lost
-it.
+"""Readers of lost streams: the event log expired before they reached its end, or Redis lost it.
 
 If the generation has ended and its result is stored, the reader gets the rest from the database.
 If it still runs and its result will be stored, the reader waits for its end. Every other reader

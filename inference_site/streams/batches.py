@@ -23,7 +23,7 @@ TEXTS_FIELD = b"t"
 _LONG_TEXT = 4096
 """Bytes from which on a text is stored once."""
 _LOST_FRAMES = 1_000_000
-"""More frames than any stream has had whose log was lost."""
+"""More frames than any stream has."""
 
 Shortened = bytes | list[bytes | int]
 Entries = list[tuple[bytes, dict[bytes, bytes]]]

@@ -79,7 +79,7 @@ def submit(
 ) -> dict[str, str]:
     """Admit and commit the generation, and wake its model's workers; return headers for the answer.
 
-    ``follower`` reads its stream, and exists before a worker can send anything; None when nobody
+    ``follower`` reads its stream, and exists before a worker can send anything; None when no client
     waits. It leaves the hub if this raises. ``is_wanted`` is asked just before the commit.
     """
     try:
