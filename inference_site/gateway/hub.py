@@ -63,7 +63,7 @@ _CLOSING_S = 5.0
 
 _LOG_READS = Counter(
     "inference_log_reads",
-    "Looks of a reader into the event log, because frames were missing or nothing came.",
+    "Reads of the event log for a reader: frames were missing, or nothing came.",
     ["reason"],
 )
 for _reason in ("gap", "silence"):
